@@ -11,9 +11,9 @@ __version__ = "0.1.0"
 
 
 def _read_stub() -> dict[str, tuple[str, str]]:
-    """Return public name → its module, and its name there, from the type stub beside this file.
+    """Return public name → (module, name in that module), parsed from the type stub `__init__.pyi`.
 
-    A name is imported when it is first used, so that `fvflops --help` need not wait for torch.
+    Names are imported on first use, so that `fvflops --help` does not import torch.
     """
     path = os.path.join(os.path.dirname(__file__), "__init__.pyi")
     stub = __loader__.get_data(path).decode()  # type: ignore[name-defined]

@@ -1,4 +1,4 @@
-"""The public names, each with the module that it is imported from when it is first used."""
+"""Public names, each with the module from which it is imported on first use."""
 
 from fvflops.analysis import ActivationCountAnalysis as ActivationCountAnalysis
 from fvflops.analysis import FlopCountAnalysis as FlopCountAnalysis

@@ -7,25 +7,24 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Pauses at whose end the collector is switched on again.
+# Pauses in progress that enable the collector again at their end.
 _PAUSES: set[object] = set()
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause the garbage collector: a burst of allocations would trigger it, and it traverses all of torch (50+ ms)."""
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     pause = object()
     try:
-        if collects:
+        if was_enabled:
             _PAUSES.add(pause)
         gc.disable()
         yield
     finally:
-        if collects:
+        if was_enabled:
             try:
-                # Pending objects would trigger a collection at once, a full one if due: collect the youngest generation
-                # only.
+                # Enabling would trigger a collection, a full one if due: collect the youngest generation only.
                 if gc.get_count()[0] > gc.get_threshold()[0] > 0:
                     gc.collect(0)
             finally:

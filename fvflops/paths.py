@@ -54,18 +54,18 @@ def check_writable(path: str) -> None:
         raise OSError(f"{path} cannot be written: fvflops:// is read-only; choose another path")
     if "://" in path:
         return
-    made: list[str] = []
+    created: list[str] = []
     try:
         if _is_special(path):  # opening a pipe blocks until it has a reader
             if not os.access(path, os.W_OK):
                 raise PermissionError("permission denied")
             return
-        made = _list_missing(os.path.dirname(path))
+        created = _list_missing(os.path.dirname(path))
         target = os.path.realpath(path)
-        was_there = os.path.exists(target)
+        existed = os.path.exists(target)
         make_folder(os.path.dirname(path) or ".")
         open_text(path, "a").close()
-        if not was_there:
+        if not existed:
             os.remove(target)
     except (OSError, ValueError) as error:  # a name with a NUL or a lone surrogate raises ValueError
         reason = (error.strerror if isinstance(error, OSError) else None) or error
@@ -73,20 +73,20 @@ def check_writable(path: str) -> None:
             reason = f"{error.filename} is not a folder"
         raise OSError(f"{path} cannot be written: {reason}; choose another path") from None
     finally:
-        for folder in made:
+        for folder in created:
             with suppress(OSError):  # it was not created, or another process has added a file
                 os.rmdir(folder)
 
 
-def write_text(path: str, pieces: str | Iterable[str]) -> None:
+def write_text(path: str, text: str | Iterable[str]) -> None:
     """Write a text file atomically: on an error the old file is unchanged, and readers never see a partial file.
 
-    Missing folders are created. A symbolic link is kept and its target replaced, unless that is read-only. A device, a
-    pipe, a URI, and a file in a read-only folder are written in place. A lone surrogate, which UTF-8 cannot encode, is
-    written as its escape.
+    Missing folders are created. Of a symbolic link the target is replaced, unless it is read-only. A device, a pipe, a
+    URI, and a file in a read-only folder are written in place. A lone surrogate, which UTF-8 cannot encode, is written
+    as its escape.
     """
     with _replacing(path, "w") as file:
-        file.writelines([pieces] if isinstance(pieces, str) else pieces)
+        file.writelines([text] if isinstance(text, str) else text)
 
 
 def write_bytes(path: str, data: bytes) -> None:
@@ -116,7 +116,7 @@ def _adding_file_name(path: str) -> Iterator[None]:
 
 @contextmanager
 def _replacing(path: str, mode: str) -> Iterator[Any]:
-    """Open a temporary file in the same folder, and move it to `path` when it is complete."""
+    """Open a temporary file in the same folder, and move it to `path` once it is complete."""
     if path.startswith(SCHEME) or "://" in path or _is_special(path):
         with _adding_file_name(path), _open(path, mode) as file:
             yield file
@@ -124,7 +124,7 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
     make_folder(os.path.dirname(path) or ".")
     target = os.path.realpath(path)
     if os.path.exists(target):
-        _open(path, "a").close()  # replacing needs the folder's permissions: check the file's too
+        _open(path, "a").close()  # replacing needs write permission for the folder only: check that of the file too
     # Other machines may write to the folder too: the name is globally unique.
     temporary = os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
     try:
@@ -152,17 +152,17 @@ def _open(path: str, mode: str) -> Any:
         if mode != "r":
             raise PermissionError(f"{path} is shipped with fvflops and read-only: choose another path")
         return open(_shipped(path), encoding="utf-8")
-    coding = None if "b" in mode else "utf-8"
+    encoding = None if "b" in mode else "utf-8"
     # Importing iopath takes 90 ms, more than recording a ResNet-50: it is imported only for URIs.
     if "://" in path:
-        return path_manager().open(path, mode, encoding=coding) if coding else path_manager().open(path, mode)
-    return open(path, mode, encoding=coding, errors="backslashreplace" if coding and mode != "r" else None)
+        return path_manager().open(path, mode, encoding=encoding) if encoding else path_manager().open(path, mode)
+    return open(path, mode, encoding=encoding, errors="backslashreplace" if encoding and mode != "r" else None)
 
 
 def _is_special(path: str) -> bool:
     """Return whether a path is a device, a pipe, a socket, or an open file of a process."""
-    there = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-    return there or path.startswith(("/dev/fd/", "/dev/std", "/proc/"))
+    is_other = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    return is_other or path.startswith(("/dev/fd/", "/dev/std", "/proc/"))
 
 
 def _list_missing(folder: str) -> list[str]:
@@ -216,7 +216,7 @@ def shipped_files() -> list[str]:
 
 
 def join(base: str, relative: str) -> str:
-    """Resolve a path written in the file `base`: absolute paths and URIs are kept, others are relative to its folder.
+    """Resolve a path written in the file `base`: one that is no absolute path or URI is relative to its folder.
 
     >>> join("tables/mine.yaml", "ours.yaml"), join("s3://bucket/mine.yaml", "ours.yaml")
     ('tables/ours.yaml', 's3://bucket/ours.yaml')

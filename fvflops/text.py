@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-_LONGEST = 120  # characters of an attribute or a class
+_MAX_PART = 120  # characters of an attribute or class name
 
 
 def printable(name: str) -> str:
@@ -16,24 +16,24 @@ def printable(name: str) -> str:
     """
     if name.isprintable():
         return name
-    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in name)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in name)
 
 
 def printable_short(name: str) -> str:
-    """Return a printable name for a row of a table, with each part between dots cut to 120 characters.
+    """Return a printable name for a table, with each part between dots truncated to 120 characters.
 
     The number of parts is not limited: names with many parts may have a long common prefix.
 
     >>> print(printable_short("layer.0"), len(printable_short("x" * 10_000)))
     layer.0 121
     """
-    if len(name) > _LONGEST:
-        name = ".".join(truncate(part, _LONGEST) for part in name.split("."))
+    if len(name) > _MAX_PART:
+        name = ".".join(truncate(part, _MAX_PART) for part in name.split("."))
     return printable(name)
 
 
 def truncate(text: str, limit: int = 60) -> str:
-    """Return a text; if longer than `limit` characters, cut to these and ….
+    """Return a text, truncated to `limit` characters and … if it is longer.
 
     >>> truncate("aten::mm"), len(truncate("x" * 900_000))
     ('aten::mm', 61)
@@ -42,7 +42,7 @@ def truncate(text: str, limit: int = 60) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the closest match among known names, or ""; with cutoff=0 there always is one, unless `known` is empty.
+    """Return the closest match among known names, or ""; with cutoff=0 the closest one in any case.
 
     >>> nearest("flps", ("macs", "flops")), nearest("x", ("macs", "flops"))
     ('flops', '')
@@ -50,18 +50,18 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     return "".join(get_close_matches(name, list(known), n=1, cutoff=cutoff))
 
 
-def suggest(name: str, known: Iterable[str], *, lead: str = ": ", quote: bool = True, cutoff: float = 0.6) -> str:
+def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bool = True, cutoff: float = 0.6) -> str:
     """Return "did you mean" with the closest known name, as the end of a message; "" where none is close.
 
     With quote=False the name is unquoted, as in messages about a table's formulas.
 
-    >>> suggest("flps", ("macs", "flops")), suggest("flps", ("macs", "flops"), lead="; ", quote=False)
+    >>> suggest("flps", ("macs", "flops")), suggest("flps", ("macs", "flops"), separator="; ", quote=False)
     (": did you mean 'flops'?", '; did you mean flops?')
-    >>> suggest("x", ("macs", "flops")) or ": there are macs, flops"
-    ': there are macs, flops'
+    >>> suggest("x", ("macs", "flops")) or ": available are macs, flops"
+    ': available are macs, flops'
     """
     near = nearest(name, known, cutoff=cutoff)
-    return f"{lead}did you mean {repr(near) if quote else near}?" if near else ""
+    return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
 def require_int(name: str, value: object, *, least: int) -> int:

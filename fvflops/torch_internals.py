@@ -3,12 +3,13 @@
     from fvflops.torch_internals import current_autograd_node
 
 Not part of `capture`: formulas, features and commands need such names too, and formulas may not import from capture.
-torch is imported with the first name, and a name's own module (triton's wrapper, the fake process group) with that
+torch is imported with the first name, and the module of a name (triton's wrapper, the fake process group) with that
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
-name is then None: some supported versions of torch do not have it.
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning; one that is
+newer than the oldest supported torch, by `older`, which does the same there. An `optional` name is then None: some
+supported versions of torch do not have it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Internal:
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
     fallback: Callable[..., Any] | None = None
+    older: Callable[..., Any] | None = None
 
     @property
     def path(self) -> str:
@@ -85,16 +87,16 @@ class Internal:
             value = self.find()
             if self.kind == "value":
                 return value
-            holder = Internal(self.module, owner, self.lost).find()
+            parent = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
-            if self.optional:
-                return None
+            if self.optional or self.older is not None:
+                return self.older
             if self.fallback is not None:
                 warnings.warn(str(error), stacklevel=3)
                 return self.fallback
             missing = Missing(str(error))
             return (missing, attribute) if self.kind == "target" else missing
-        return (holder, attribute) if self.kind == "target" else partial(getattr, holder, attribute)
+        return (parent, attribute) if self.kind == "target" else partial(getattr, parent, attribute)
 
 
 class Missing:
@@ -141,6 +143,14 @@ _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
+
+
+def _clear_cached_shardings() -> None:
+    """Clear DTensor's sharding cache, where torch has no function for it (2.10)."""
+    from torch.distributed.tensor import DTensor
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+
 
 INTERNALS: Mapping[str, Internal] = {
     # Calls of modules, functions and backward passes
@@ -254,7 +264,9 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "default_process_group": Internal("torch.distributed.distributed_c10d", "_get_default_group", _PLAN),
     "FakeStore": Internal("torch.testing._internal.distributed.fake_pg", "FakeStore", _PLAN),
-    "clear_sharding_cache": Internal("torch.distributed.tensor.debug", "_clear_sharding_prop_cache", _PLAN),
+    "clear_sharding_cache": Internal(
+        "torch.distributed.tensor.debug", "_clear_sharding_prop_cache", _PLAN, older=_clear_cached_shardings
+    ),
     "all_gather_with_gradient": Internal(
         "torch.distributed._functional_collectives", "all_gather_tensor_autograd", "plan of context parallelism"
     ),

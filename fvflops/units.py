@@ -15,11 +15,11 @@ from numbers import Integral
 _SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 _ELEMENTS = ((1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
 
-# DeepSpeed's prefixes. A number is in the largest unit that is not larger than it, or in the smallest.
+# DeepSpeed's prefixes; a number has the largest one that is not larger than it, or else the smallest.
 _PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
 
 # Suffixes of numbers in input; Ki is 1024.
-_WRITTEN = {
+_SUFFIXES = {
     "": 1,
     **{suffix: 1000**power for power, suffix in enumerate("KMGTPE", start=1)},
     **{f"{suffix}i": 1024**power for power, suffix in enumerate("KMGTPE", start=1)},
@@ -60,7 +60,7 @@ def format_short(count: float) -> str:
 
 
 def format_signed(difference: float) -> str:
-    """Return a difference as `format_short` writes it, with its sign.
+    """Return a signed difference in the format of `format_short`.
 
     >>> format_signed(50_331_648), format_signed(-43_000), format_signed(0)
     ('+50.3M', '-43K', '0')
@@ -83,7 +83,7 @@ def format_parameters(count: float) -> str:
 
 
 def format_in(count: float, power: int) -> str:
-    """Return a count in the unit 10**power, with three significant digits, or all before the point, if it has so many.
+    """Return a count in units of 10**power, with three significant digits and all digits before the point.
 
     >>> format_in(25557032, 6), format_in(4089184256, 9), format_in(405853388800, 6)
     ('25.6', '4.09', '405,853')
@@ -92,11 +92,11 @@ def format_in(count: float, power: int) -> str:
     """
     if not count:
         return "0"
-    whole = isinstance(count, Integral)
-    number = Decimal(int(count) if whole else float(count)).scaleb(-power)
-    places = max(2 - Context(prec=3).plus(number).adjusted(), 0)
+    is_integer = isinstance(count, Integral)
+    number = Decimal(int(count) if is_integer else float(count)).scaleb(-power)
+    decimals = max(2 - Context(prec=3).plus(number).adjusted(), 0)
     # An integer count has no digits below 1.
-    return f"{number:,.{min(places, power) if whole else places}f}"
+    return f"{number:,.{min(decimals, power) if is_integer else decimals}f}"
 
 
 def format_elements(count: int) -> str:
@@ -114,7 +114,7 @@ def format_elements(count: int) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """Return a share as a percentage with one decimal; "<0.1%" if it would round to 0, "" if `whole` is 0.
+    """Return `part` as a percentage of `whole` with one decimal; "<0.1%" if it rounds to 0, "" if `whole` is 0.
 
     >>> format_percent(1, 3), format_percent(0, 3), format_percent(1, 10**6), format_percent(0, 0)
     ('33.3%', '0.0%', '<0.1%', '')
@@ -128,7 +128,7 @@ def format_percent(part: float, whole: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Return a share of a whole as `format_percent` writes it.
+    """Return a fraction as a percentage with one decimal; "<0.1%" if it rounds to 0.
 
     >>> format_share(1 / 3), format_share(0), format_share(1e-6)
     ('33.3%', '0.0%', '<0.1%')
@@ -137,7 +137,7 @@ def format_share(share: float) -> str:
 
 
 def format_change(share: float) -> str:
-    """Return a relative difference as a percentage with three digits, those before the point all kept, and its sign.
+    """Return a relative difference as a signed percentage with three significant digits and all before the point.
 
     >>> format_change(0.5), format_change(-0.00168), format_change(1099.4), format_change(0)
     ('+50%', '-0.168%', '+109,940%', '0%')
@@ -153,12 +153,12 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(75.3164), format_seconds(0.05), format_seconds(3.2e-6), format_seconds(1234.5)
     ('75.3 s', '50 ms', '3.2 µs', '1,230 s')
     """
-    unit, name = next((step for step in _TIMES if seconds >= step[0]), _TIMES[-1])
+    unit, name = next((entry for entry in _TIMES if seconds >= entry[0]), _TIMES[-1])
     return f"{float(f'{seconds / unit:.3g}'):,.12g} {name}"
 
 
 def format_ratio(ratio: float) -> str:
-    """Return a ratio with three significant digits, or all before the point.
+    """Return a ratio with three significant digits and all digits before the point.
 
     >>> format_ratio(0.08333), format_ratio(45.23), format_ratio(1234.5), format_ratio(float("inf"))
     ('0.0833', '45.2', '1,234', '∞')
@@ -178,7 +178,7 @@ def format_thousands(count: int) -> str:
 
 
 def format_quantity(count: int, noun: str) -> str:
-    """Return a number with its noun, with plural s, or es after s, x, ch and sh.
+    """Return a number with its noun in singular or plural; the plural ends in s, or es after s, x, ch and sh.
 
     >>> format_quantity(1, "call"), format_quantity(1024, "output element"), format_quantity(2, "class")
     ('1 call', '1,024 output elements', '2 classes')
@@ -207,11 +207,11 @@ def parse_size(text: str) -> int:
     Traceback (most recent call last):
     ValueError: '1.0005K' is not an integer
     """
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text[:60]!r} is not a number such as 25_557_032, 1.2G or 120MiB")
-    whole, part, suffix = found.groups()
-    number = Fraction(whole.replace("_", "").replace(",", "") + (part or "")) * _WRITTEN[suffix or ""]
+    integer, decimals, suffix = match.groups()
+    number = Fraction(integer.replace("_", "").replace(",", "") + (decimals or "")) * _SUFFIXES[suffix or ""]
     if number.denominator != 1:
         raise ValueError(f"{text[:60]!r} is not an integer")
     return int(number)
@@ -223,10 +223,10 @@ def parse_share(text: str) -> Fraction:
     >>> parse_share("1%"), parse_share("0.5")
     (Fraction(1, 100), Fraction(1, 2))
     """
-    found = _SHARE.fullmatch(text.strip())
-    if found is None:
+    match = _SHARE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text[:60]!r} is not a share such as 1% or 0.01")
-    return Fraction(found[1]) / (100 if found[2] else 1)
+    return Fraction(match[1]) / (100 if match[2] else 1)
 
 
 def number_to_string(number: float, units: str | None = None, precision: int = 2) -> str:
@@ -243,7 +243,7 @@ def number_to_string(number: float, units: str | None = None, precision: int = 2
     if units is None:
         units = next((name for name, size in _PREFIXES.items() if abs(number) >= size), "u") if number else ""
     if units not in _PREFIXES:
-        raise ValueError(f"units is one of {', '.join(map(repr, _PREFIXES))} or None, not {units!r}")
+        raise ValueError(f"units must be None or one of {', '.join(map(repr, _PREFIXES))}; got {units!r}")
     return f"{round(number / _PREFIXES[units], precision):g} {units}"
 
 

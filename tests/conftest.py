@@ -13,6 +13,7 @@ import torch
 from hypothesis import settings
 
 from tests.support import random_cases  # noqa: F401  its profiles
+from tests.support.old_torch import forget_later_formulas
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 # Workers share the cores: with as many threads each as there are cores, they spend more time waiting than computing.
@@ -21,6 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 define_torchvision_schemas()
+forget_later_formulas()
 settings.load_profile("fixed")  # before the tests are imported; --hypothesis-profile is read later and wins
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -42,6 +42,7 @@ NAMESPACES = (
     "debug_mode_ops",
     "debugprims",
     "export",
+    "flex_gemm",
     "flex_lib",
     "fsdp",
     "inductor",
@@ -75,7 +76,11 @@ IMPORTS = (
 )
 # Namespaces whose ops no model runs.
 SET_ASIDE = {
+    "_native_aot": "questions about kernels",
     "_test": "torch's own tests of its dispatcher",
+    "coor": "questions about the current device",
+    "cuda": "TorchScript's streams and devices",
+    "mempool": "marks in a graph that is compiled",
     "onnx": "marks in a graph that is exported",
     "onnx_symbolic": "marks in a graph that is exported",
     "prim": "TorchScript's own statements",
@@ -83,10 +88,13 @@ SET_ASIDE = {
 }
 
 _TESTS = "one of torch's own tests of its dispatcher"
+_POLAR = "its algorithm, a singular value decomposition or iterations of products, is the device's"
 _SPARSE = "its weight is packed in an object, which hides how many blocks are not zero"
 # What no table has a row for, and why.
 UNKNOWN = {
     "aten::_cslt_sparse_mm_search": "it times kernels on the GPU, as many as the library has",
+    "_native::linalg_polar_native_2": _POLAR,
+    "_native::linalg_polar_out_native_3": _POLAR,
     "aten::_foobar": _TESTS,
     "aten::_slow_conv2d_backward": "its three outputs are there whether or not they were asked for",
     "aten::_spsolve": "it factorises a sparse matrix, at a cost that depends on where its elements stand",
@@ -99,11 +107,14 @@ UNKNOWN = {
     "aten::_test_optional_intlist": _TESTS,
     "aten::_test_parallel_materialize": _TESTS,
     "aten::_test_warn_in_autograd": _TESTS,
+    "aten::linalg_matrix_sqrth": "its algorithm is the device's",
+    "aten::linalg_polar": _POLAR,
     "mkldnn_prepacked::conv2d_run": "its weight is packed in an object, which hides the kernel's size",
     "sparse::qlinear": _SPARSE,
     "sparse::qlinear_dynamic": _SPARSE,
     "sparse::qlinear_relu": _SPARSE,
     "sparse::qlinear_relu_dynamic": _SPARSE,
+    "torchvision::box_iou_rotated": "the corners of each intersection depend on the boxes' values",
 }
 
 

@@ -28,7 +28,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from fvflops import KernelProfile, record  # noqa: E402
-from fvflops.capture.instrument.module_clock import clock_modules  # noqa: E402
+from fvflops.capture.instrument.module_clock import time_modules  # noqa: E402
 from fvflops.counting.timing import read_times  # noqa: E402
 from fvflops.trace.kernel_events import KernelEvent  # noqa: E402
 from fvflops.zoo import build  # noqa: E402
@@ -83,7 +83,7 @@ def compare_modules(model: nn.Module, images: torch.Tensor, rounds: int) -> Pair
     measured: dict[str, list[int]] = defaultdict(list)
     for _ in range(rounds):
         with stopwatch(model, watched):
-            trace = clock_modules(model, (images,), {}, gradients=False)
+            trace = time_modules(model, (images,), {}, gradients=False)
         for name, timing in read_times(trace).modules["forward"].items():
             measured[name].append(timing.total)
     medians = {name: (median(times), median(measured[name])) for name, times in watched.items()}

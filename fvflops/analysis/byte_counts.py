@@ -49,10 +49,10 @@ class ByteCountAnalysis(ModelAnalysis):
         super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume, warn=warn)
         TrafficCostModel(part)  # raises for an unknown part
         self._part = part
-        self._kernels = resolve_table(table)
+        self._kernel_table = resolve_table(table)
 
     def counts(self) -> Counts:
-        """Return the counts of the model's run in bytes; an op without traffic is free."""
+        """Return the counts of the model's run in bytes; an op without traffic is zero-cost."""
         if self._counts is None:
             trace, cost_model = split_by_aliasing(self.trace(), self._part)
             self._counts = count(trace, self._with_handles(cost_model), "bytes")
@@ -60,10 +60,10 @@ class ByteCountAnalysis(ModelAnalysis):
         return self._counts
 
     def _cost_model(self) -> CostModel:
-        return self._with_handles(TrafficCostModel(self._part, stops_at=self._kernels.stops_at))
+        return self._with_handles(TrafficCostModel(self._part, stops_at=self._kernel_table.stops_at))
 
     def _missing_stops(self, trace: Trace) -> list[str]:
-        """Return the ops with a handle that the trace has decomposed; without handles any trace will do."""
+        """Return the ops with a handle that the trace has decomposed; without handles there are none."""
         stops = self._with_handles(TrafficCostModel(self._part)).stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 

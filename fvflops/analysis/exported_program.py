@@ -57,16 +57,16 @@ def record_program(
     """
     if inputs is None and kwargs is None:
         if program.example_inputs is None:
-            raise ValueError("the exported program has no example inputs: give inputs")
+            raise ValueError("the exported program has no example inputs: pass inputs")
         inputs, kwargs = program.example_inputs
     module, classes = _unflatten(program)
     flops = FlopCountAnalysis(module, inputs, kwargs=kwargs, table=table, **options)
     trace = flops.trace()
-    places = {
-        name: replace(place, class_name=classes.get(name, place.class_name))
-        for name, place in trace.modules.by_name.items()
+    by_name = {
+        name: replace(module_info, class_name=classes.get(name, module_info.class_name))
+        for name, module_info in trace.modules.by_name.items()
     }
-    return replace(trace, modules=ModuleTree(places))
+    return replace(trace, modules=ModuleTree(by_name))
 
 
 def _unflatten(program: Any) -> tuple[nn.Module, dict[str, str]]:

@@ -27,22 +27,22 @@ def prepare_export(path: str | os.PathLike[str], format: str | None = None, weig
     >>> prepare_export("fvflops.svg")
     Traceback (most recent call last):
     ValueError: fvflops.svg has no known file extension: use .speedscope.json, .json, .txt or .folded, or \
-give a format, one of chrome-trace, speedscope, flame-graph
+pass format, one of chrome-trace, speedscope, flame-graph
     """
     name = os.fspath(path)
     formats = ", ".join(EXPORTS)
     if format is None:
-        format = next((known for ending, known in ENDINGS.items() if name.lower().endswith(ending)), None)
+        format = next((value for ending, value in ENDINGS.items() if name.lower().endswith(ending)), None)
         if format is None:
             *endings, last = ENDINGS
             raise ValueError(
                 f"{name} has no known file extension: use {', '.join(endings)} or {last}, "
-                f"or give a format, one of {formats}"
+                f"or pass format, one of {formats}"
             )
     if format not in EXPORTS:
-        raise ValueError(f"unknown export format {format!r}: it is one of {formats}")
+        raise ValueError(f"export format must be one of {formats}; got {format!r}")
     if weight is not None and weight not in WEIGHTS:
-        raise ValueError(f"unknown weight {weight!r}: it is one of {', '.join(WEIGHTS)}")
+        raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}; got {weight!r}")
     paths.check_writable(name)
     return format
 

@@ -29,8 +29,8 @@ def bind_inputs(
     if isinstance(inputs, Mapping):
         duplicates = sorted(inputs.keys() & extra.keys())
         if duplicates:
-            raise TypeError(f"{', '.join(map(repr, duplicates))} is in both inputs and kwargs: give it once")
-        if not _takes(model, (), {**inputs, **extra}) and _takes(model, (inputs,), extra):
+            raise TypeError(f"{', '.join(map(repr, duplicates))} is in both inputs and kwargs: pass it once")
+        if not _accepts(model, (), {**inputs, **extra}) and _accepts(model, (inputs,), extra):
             return (inputs,), extra
         return (), {**inputs, **extra}
     # A named tuple is a single structured argument, not a list of arguments.
@@ -44,15 +44,15 @@ def check_repeatable(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
     >>> check_repeatable((), {"batches": iter([1, 2])})
     Traceback (most recent call last):
-    ValueError: input 'batches' is a list_iterator, which the first of several runs would exhaust: give a list
+    ValueError: input 'batches' is a list_iterator, which the first of several runs would exhaust: pass a list
     """
     for name, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, Iterator):
             kind = type(value).__name__
-            raise ValueError(f"input {name!r} is a {kind}, which the first of several runs would exhaust: give a list")
+            raise ValueError(f"input {name!r} is a {kind}, which the first of several runs would exhaust: pass a list")
 
 
-def _takes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _accepts(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     try:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):

@@ -16,8 +16,8 @@ from fvflops.trace import Symbol, TensorSpec, Value
 
 FvcoreHandle = Callable[[list[Any], list[Any]], Any]
 
-# A traced graph has `_convolution`, with four more arguments than `convolution`; the last one since torch 1.7.
-_CONVOLUTION_SWITCHES: Mapping[str, Value] = {
+# In a traced graph the op is `_convolution`, with four more arguments than `convolution`.
+_CONVOLUTION_FLAGS: Mapping[str, Value] = {
     "benchmark": False,
     "deterministic": False,
     "cudnn_enabled": True,
@@ -133,21 +133,21 @@ _SCALAR_TYPES = {
 
 
 def adapt_handle(name: str, handle: Any) -> Handle:
-    """Return a handle that takes a Call, from a handle in our form or in fvcore's.
+    """Return a handle that takes a Call, from a handle for a Call or one in fvcore's form.
 
     A handle with one required positional parameter is called as `handle(call)`, any other as fvcore's
     `handle(inputs, outputs)`. An object that is not callable raises TypeError.
     """
     if not callable(handle):
-        raise TypeError(f"the handle of {name} is {handle!r}: give a function, or None to ignore the op")
+        raise TypeError(f"the handle of {name} must be a function, or None to ignore the op; got {handle!r}")
     if _takes_call(handle):
-        ours: Handle = handle
-        return ours
+        call_handle: Handle = handle
+        return call_handle
 
     def call_fvcore_handle(call: Call) -> int | Counter[str]:
         arguments = list(call.arguments.values())
         if name == "aten::_convolution":
-            arguments += _CONVOLUTION_SWITCHES.values()
+            arguments += _CONVOLUTION_FLAGS.values()
         result: int | Counter[str] = handle(
             [JitValue(value, position) for position, value in enumerate(arguments)],
             [JitValue(value, position) for position, value in enumerate(call.outputs)],

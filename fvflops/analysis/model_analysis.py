@@ -6,7 +6,8 @@ import copy as copying
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -43,7 +44,7 @@ _ANCESTOR_MODES = ("owner", "caller")
 class ModelAnalysis:
     """A metric of a model, by operator, by module and by both; without handles it counts nothing.
 
-    `model` is a module or a plain function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
+    `model` is a module or a function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
     of keyword arguments; `kwargs` adds keyword arguments. With `lines` each op call has the source line that called it.
     With `warn=False` no warnings of unsupported ops and uncalled modules are logged. The model runs once, on first
     access to a result, and its state is restored afterwards. An op counts for the innermost module call around it, and
@@ -77,7 +78,7 @@ class ModelAnalysis:
         self._is_loaded = False
         self._counts: Counts | None = None
         self._modules: ModuleTree | None = None
-        self._by_both: dict[str, Counter[str]] | None = None
+        self._by_module_and_operator: dict[str, Counter[str]] | None = None
         self._ancestors = "owner"
         self._warn_unsupported = self._warn_uncalled = warn
         self._tracer_warnings = "no_tracer_warning"
@@ -89,8 +90,8 @@ class ModelAnalysis:
         `warn` is that of ModelAnalysis; other `options` are those of the class (`table=`). A handle for an op that the
         trace has already decomposed raises TraceError on access to a result.
         """
-        absent: Any = None
-        analysis = cls(absent, **options)
+        no_model: Any = None
+        analysis = cls(no_model, **options)
         analysis._warn_unsupported = analysis._warn_uncalled = warn
         analysis._load(trace)
         return analysis
@@ -99,19 +100,19 @@ class ModelAnalysis:
         """Return the count of a module; an unknown name raises KeyError with the closest match."""
         if module_name == "" and self._ancestors == "owner":  # all ops, in any scope
             return self.counts().total()
-        return sum(self._table_of_counts()[self.canonical_module_name(module_name)].values())
+        return sum(self._counts_by_module()[self.canonical_module_name(module_name)].values())
 
     def by_operator(self, module_name: str = "") -> Counter[str]:
         """Return operator label → count of a module."""
-        return Counter(self._table_of_counts()[self.canonical_module_name(module_name)])
+        return Counter(self._counts_by_module()[self.canonical_module_name(module_name)])
 
     def by_module(self) -> Counter[str]:
         """Return module name → count, for every module of the model, zeros included."""
-        return Counter({name: sum(counts.values()) for name, counts in self._table_of_counts().items()})
+        return Counter({name: sum(counts.values()) for name, counts in self._counts_by_module().items()})
 
     def by_module_and_operator(self) -> dict[str, Counter[str]]:
         """Return module name → operator label → count, for every module of the model."""
-        return {name: Counter(counts) for name, counts in self._table_of_counts().items()}
+        return {name: Counter(counts) for name, counts in self._counts_by_module().items()}
 
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → operator label → count over the whole model; a forward run has only the phase "forward".
@@ -151,10 +152,11 @@ class ModelAnalysis:
         """
         if len(args) % 2:
             raise TypeError("set_op_handle takes pairs of an op name and a handle, such as ('aten::gelu', None)")
-        named = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
-        adapted = {name: None if item is None else adapt_handle(name, item) for name, item in named.items()}
-        self._handles.update(adapted)
-        self._counts = self._by_both = None
+        passed = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
+        # All are checked before any is set.
+        handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in passed.items()}
+        self._handles.update(handles)
+        self._counts = self._by_module_and_operator = None
         return self
 
     def set_module_handle(self: Self, *args: Any) -> Self:
@@ -172,12 +174,12 @@ class ModelAnalysis:
         """
         if len(args) % 2:
             raise TypeError("set_module_handle takes pairs of a class and a handle, such as (torch.nn.LSTM, None)")
-        for named, handle in zip(args[::2], args[1::2], strict=True):
-            name = name_class(named) if isinstance(named, type) else str(named)
+        for key, handle in zip(args[::2], args[1::2], strict=True):
+            name = name_class(key) if isinstance(key, type) else str(key)
             if not may_exist(name):
-                raise ValueError(f"no module class is called {name}: did you mean {suggest_class(name)}?")
+                raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
-        self._counts = self._by_both = None
+        self._counts = self._by_module_and_operator = None
         return self
 
     def clear_op_handles(self: Self) -> Self:
@@ -185,7 +187,7 @@ class ModelAnalysis:
         self._handles = {}
         self._module_handles = {}
         self._table = None
-        self._counts = self._by_both = None
+        self._counts = self._by_module_and_operator = None
         return self
 
     def canonical_module_name(self, name: str) -> str:
@@ -194,16 +196,16 @@ class ModelAnalysis:
 
     def copy(self: Self, new_model: Model | None = None, new_inputs: Any = None) -> Self:
         """Return an analysis of the same class and settings, with another model or other inputs if given."""
-        twin = copying.copy(self)
-        twin._handles = dict(self._handles)
-        twin._module_handles = dict(self._module_handles)
+        duplicate = copying.copy(self)
+        duplicate._handles = dict(self._handles)
+        duplicate._module_handles = dict(self._module_handles)
         if new_model is not None or new_inputs is not None:
-            twin._trace = twin._counts = twin._by_both = None
-            twin._is_loaded = False
-            twin._run = self._run.changed(new_model, new_inputs)
+            duplicate._trace = duplicate._counts = duplicate._by_module_and_operator = None
+            duplicate._is_loaded = False
+            duplicate._run = self._run.with_model(new_model, new_inputs)
             if new_model is not None:
-                twin._modules = None
-        return twin
+                duplicate._modules = None
+        return duplicate
 
     def ancestor_mode(self: Self, mode: str) -> Self:
         """Set the modules for which an op counts; returns the analysis.
@@ -212,9 +214,9 @@ class ModelAnalysis:
         around it. They differ where a module calls one that is not its child, as with shared modules.
         """
         if mode not in _ANCESTOR_MODES:
-            raise ValueError(f"Unrecognized ancestor mode: {mode!r} is none of {', '.join(_ANCESTOR_MODES)}")
+            raise ValueError(f"ancestor mode must be one of {', '.join(_ANCESTOR_MODES)}; got {mode!r}")
         self._ancestors = mode
-        self._by_both = None
+        self._by_module_and_operator = None
         return self
 
     def unsupported_ops_warnings(self: Self, enabled: bool) -> Self:
@@ -230,23 +232,23 @@ class ModelAnalysis:
     def tracer_warnings(self: Self, mode: str) -> Self:
         """Set which warnings of the model's run are shown: "all", "no_tracer_warning" or "none"; returns the analysis.
 
-        Nothing is traced with torch.jit, so that the first two are equivalent.
+        Nothing is traced with torch.jit, so the first two are equivalent.
         """
         if mode not in _TRACER_WARNINGS:
-            raise ValueError(f"Unrecognized tracer warning mode {mode!r}: it is one of {', '.join(_TRACER_WARNINGS)}")
+            raise ValueError(f"tracer warning mode must be one of {', '.join(_TRACER_WARNINGS)}; got {mode!r}")
         self._tracer_warnings = mode
         return self
 
     def module_tree(self) -> ModuleTree:
         """Return the model's module tree."""
         if self._modules is None:
-            self._modules = read_modules(self._run.the_model())
+            self._modules = read_modules(self._run.require_model())
         return self._modules
 
     def trace(self) -> Trace:
         """Return the Trace of the model's run, recorded on first access.
 
-        It is recorded again if a handle or the table counts a composite op as a whole that the trace has decomposed; an
+        It is recorded again if the trace has decomposed a composite op that a handle or the table counts as a whole; an
         analysis of a loaded trace raises TraceError instead.
         """
         missing = [] if self._trace is None else self._missing_stops(self._trace)
@@ -326,8 +328,8 @@ class ModelAnalysis:
 
         kind = picture.prepare(os.fspath(path))
         run = analysed_run(self)
-        drawn = REPORTS[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
-        paths.write_bytes(os.fspath(path), drawn)
+        picture_bytes = REPORTS[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
+        paths.write_bytes(os.fspath(path), picture_bytes)
 
     def _repr_html_(self) -> str:
         """Return an HTML table of the largest modules for a notebook; runs the model if necessary."""
@@ -356,7 +358,7 @@ class ModelAnalysis:
         self._trace = trace
         self._is_loaded = True
         self._modules = trace.modules
-        self._counts = self._by_both = None
+        self._counts = self._by_module_and_operator = None
 
     def _estimate_cost(self, signature: Signature) -> int:
         return estimate_by(self._cost_model(), signature)
@@ -375,10 +377,10 @@ class ModelAnalysis:
         stops = self._cost_model().stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
 
-    def _table_of_counts(self) -> dict[str, Counter[str]]:
-        if self._by_both is None:
-            self._by_both = self.counts().by_module_and_operator(self._ancestors)
-        return self._by_both
+    def _counts_by_module(self) -> dict[str, Counter[str]]:
+        if self._by_module_and_operator is None:
+            self._by_module_and_operator = self.counts().by_module_and_operator(self._ancestors)
+        return self._by_module_and_operator
 
     def _warn(self, counts: Counts) -> None:
         unknown: Counter[str] = Counter()
@@ -387,9 +389,9 @@ class ModelAnalysis:
         if unknown and self._warn_unsupported:
             from fvflops.reports.terminal.op_coverage import format_locations
 
-            places = find_unsupported_locations(self.trace(), counts)
+            locations = find_unsupported_locations(self.trace(), counts)
             listed = ", ".join(
-                f"{printable_short(op)} ×{calls} (in {format_locations(places[op], escape=printable_short)})"
+                f"{printable_short(op)} ×{calls} (in {format_locations(locations[op], escape=printable_short)})"
                 for op, calls in unknown.most_common(8)
             )
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
@@ -418,6 +420,18 @@ def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
     )
 
 
+@contextmanager
+def warnings_disabled(analysis: ModelAnalysis) -> Iterator[None]:
+    """Disable all warnings of an analysis inside, and restore its settings."""
+    unsupported, uncalled = analysis._warn_unsupported, analysis._warn_uncalled
+    tracer = analysis._tracer_warnings
+    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+    try:
+        yield
+    finally:
+        analysis.unsupported_ops_warnings(unsupported).uncalled_modules_warnings(uncalled).tracer_warnings(tracer)
+
+
 def estimate_by(cost_model: CostModel, signature: Signature) -> int:
     """Return the cost of a call, to compare it with an alternative call."""
     return sum(cost.value for cost in cost_model.op_cost(signature))
@@ -429,10 +443,10 @@ def model_run(analysis: ModelAnalysis) -> ModelRun | None:
 
 
 def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:
-    """Run the model of an analysis again and return the new Trace; that of the analysis is kept."""
+    """Run the model of an analysis again and return the new Trace; the analysis keeps its own."""
     return analysis._record(stops_at)
 
 
-def weigh_by(analysis: ModelAnalysis) -> CostEstimate:
+def cost_estimator(analysis: ModelAnalysis) -> CostEstimate:
     """Return the function that estimates the cost of a call in an analysis, for `estimate_cost` of `record_call`."""
     return analysis._estimate_cost

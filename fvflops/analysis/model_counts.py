@@ -93,7 +93,7 @@ class FlopCountAnalysis(_TableAnalysis):
     def op_calls(self, *, phase: str | None = None, ignore: Collection[str] = ()) -> tuple[OpCall, ...]:
         """Return the op calls in the order of the run, of one phase or of all.
 
-        `ignore` names ops that are left out, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
+        `ignore` names ops that are not listed, such as "aten::view" or "aten::add.Tensor"; a name that no op has raises
         ValueError with the closest match, a phase that was not run TraceError.
         """
         return select_calls(self._list_op_calls(), phase, ignore, self._table)[0]
@@ -171,9 +171,9 @@ class FlopCountAnalysis(_TableAnalysis):
         >>> print(FlopCountAnalysis(model, torch.ones(4, 3)).to_graph().splitlines()[-2])
           n0 -> n1 [label="[4,2]"]
         """
-        graphs = [name for name, report in REPORTS.items() if report.of == "graph"]
+        graphs = [name for name, report in REPORTS.items() if report.source == "graph"]
         if format not in graphs:
-            raise ValueError(f"unknown graph format {format!r}: it is one of {', '.join(graphs)}")
+            raise ValueError(f"graph format must be one of {', '.join(graphs)}; got {format!r}")
         return str(REPORTS[format](OpGraph(self._list_op_calls(), self.trace().modules), depth=depth))
 
     def export(self, path: str | os.PathLike[str], *, format: str | None = None, weight: str | None = None) -> None:
@@ -192,8 +192,8 @@ class FlopCountAnalysis(_TableAnalysis):
         ...         print(file.read(), end="")
         forward;Linear;aten::linear 24
         """
-        chosen = prepare_export(path, format, weight)
-        write_export(self.trace(), self._cost_model(), path, chosen, weight)
+        export_format = prepare_export(path, format, weight)
+        write_export(self.trace(), self._cost_model(), path, export_format, weight)
 
     def _list_call_rows(self, by: str, depth: int | None) -> Table:
         return list_call_rows(self, by, depth)

@@ -29,11 +29,11 @@ class ModelRun:
 
     def __post_init__(self) -> None:
         if self.execution not in EXECUTIONS:
-            raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {self.execution!r}")
+            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {self.execution!r}")
         if isinstance(self.model, nn.Module):
             object.__setattr__(self, "model", unwrap_compiled(self.model))
 
-    def changed(self, model: Model | None, inputs: Any) -> ModelRun:
+    def with_model(self, model: Model | None, inputs: Any) -> ModelRun:
         """Return a copy with another model or other inputs, where these are not None."""
         return replace(
             self,
@@ -41,21 +41,21 @@ class ModelRun:
             inputs=self.inputs if inputs is None else inputs,
         )
 
-    def the_model(self) -> Model:
+    def require_model(self) -> Model:
         """Return the model; without one raise TraceError."""
         if self.model is None:
-            raise TraceError("an analysis of a trace has no model to run: give copy() a new_model and new_inputs")
+            raise TraceError("an analysis of a trace has no model to run: pass new_model and new_inputs to copy()")
         return self.model
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of the model's call."""
-        return bind_inputs(self.the_model(), self.inputs, self.kwargs)
+        return bind_inputs(self.require_model(), self.inputs, self.kwargs)
 
     def record(self, *, stops_at: StopsAt, estimate_cost: CostEstimate, quiet: bool) -> Trace:
         """Run the model once and return its Trace."""
         args, kwargs = self.arguments()
         return record_call(
-            self.the_model(),
+            self.require_model(),
             args,
             kwargs,
             stops_at=stops_at,

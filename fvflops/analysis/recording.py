@@ -44,9 +44,9 @@ class record(FlopCountAnalysis):
 
     With a `schedule`, or if `step()` is called at the end of each training step, steps are separated: `steps` has the
     Trace of each complete step, `per_step()` the cost of a step, and all other methods cover all recorded steps
-    together. `on_trace_ready` is called with the recording at the end of each cycle of the schedule, and at the end of
-    the with block within one, unless by an exception. Nothing is instrumented between active steps. Traces of steps of
-    earlier cycles are aggregated.
+    together. `on_trace_ready` is called with the recording at the end of each cycle of the schedule, and of a with
+    block that ends within a cycle without an exception. Nothing is instrumented between active steps. Traces of steps
+    of earlier cycles are aggregated.
 
     An exception is passed on; what was recorded before it stays available, with a Trace that is not `complete`. The
     backward pass of a graph created before the with block counts for "<before recording>", optimizer ops on parameters
@@ -90,10 +90,10 @@ class record(FlopCountAnalysis):
         self._step = 0
         self._stage = "new"  # in the with block "open", and then "closed"
         self._paused = False
-        self._length = -1  # of the recording, when it was last counted
+        self._counted_length = -1  # of the recording when it was last counted
         self._recorded: list[Trace] = []
-        self._rest: Trace | None = None  # ops after the last step, or of an interrupted step
-        self._new = 0  # number of recorded steps that on_trace_ready has not been called for
+        self._partial: Trace | None = None  # ops after the last step, or of an interrupted step
+        self._unreported = 0  # number of recorded steps that on_trace_ready has not been called for
         self._aggregated = 0
         self._step_counts: tuple[Any, list[StepCount]] = None, []  # cache key and counts
         self._modules = self._make_session().modules
@@ -116,11 +116,11 @@ class record(FlopCountAnalysis):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        goes_on = self._session is not None
+        was_recording = self._session is not None
         if error is not None and self._session is not None:
             self._session.explain(error)
         self._finish(complete=error is None)
-        if error is None and (goes_on or self._new) and (self._recorded or self._rest is not None):
+        if error is None and (was_recording or self._unreported) and (self._recorded or self._partial is not None):
             self._call_on_trace_ready()
 
     @property
@@ -139,12 +139,12 @@ class record(FlopCountAnalysis):
             raise RuntimeError("step() marks the end of a step: call it inside the with block")
         action = self._action()
         with deferred():
-            self._end(complete=True, stepped=True)
+            self._end(complete=True, step_ended=True)
             self._step += 1
         if action == "record_and_save":
             self._call_on_trace_ready()
         elif self._action() not in ACTIVE:
-            self._new = 0  # a user-defined schedule has aborted the cycle
+            self._unreported = 0  # a user-defined schedule has aborted the cycle
         self._begin()
 
     def per_step(self) -> PerStep:
@@ -161,8 +161,8 @@ class record(FlopCountAnalysis):
         if not self._recorded:
             raise TraceError(self._explain_missing("no complete step was recorded"))
         convention = self._table, dict(self._handles), dict(self._module_handles)
-        counted_by, counts = self._step_counts
-        if counted_by != convention:
+        previous_convention, counts = self._step_counts
+        if previous_convention != convention:
             counts = []
             self._step_counts = convention, counts
         for trace in self._recorded[len(counts) :]:
@@ -170,7 +170,7 @@ class record(FlopCountAnalysis):
         return summarise_steps(counts, self._metric or "handles")
 
     def pause(self) -> None:
-        """Stop recording until `resume`, at which a step that would begin in between starts.
+        """Stop recording until `resume`; a step that begins in between starts there.
 
         To exclude code between two steps, and leave it uninstrumented, call `run.pause()` before `run.step()`, and
         `run.resume()` at the start of the next one.
@@ -193,12 +193,12 @@ class record(FlopCountAnalysis):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pause recording within this context."""
-        before = self._paused
+        was_paused = self._paused
         self.pause()
         try:
             yield
         finally:
-            if not before:
+            if not was_paused:
                 self.resume()
 
     def in_shapes(self, values: Any) -> Any:
@@ -210,8 +210,8 @@ class record(FlopCountAnalysis):
         self._invalidate_results()
         if self._trace is None:
             parts = list(self._recorded)
-            if self._rest is not None:
-                parts.append(self._rest)
+            if self._partial is not None:
+                parts.append(self._partial)
             if self._session is not None:
                 parts.append(self._session.trace())
             if not parts:
@@ -221,17 +221,17 @@ class record(FlopCountAnalysis):
 
     def module_tree(self) -> ModuleTree:
         """Return the model's module tree, with owners such as "<before recording>" if any ops count for them."""
-        anything = self._session is not None or self._recorded or self._rest is not None
-        return self.trace().modules if anything else super().module_tree()
+        has_trace = self._session is not None or self._recorded or self._partial is not None
+        return self.trace().modules if has_trace else super().module_tree()
 
     def counts(self) -> Counts:
         """Return the counts of the recording: every entry, with its op, scope, phase and status."""
         self._invalidate_results()
         return super().counts()
 
-    def _table_of_counts(self) -> dict[str, Counter[str]]:
+    def _counts_by_module(self) -> dict[str, Counter[str]]:
         self._invalidate_results()
-        return super()._table_of_counts()
+        return super()._counts_by_module()
 
     def _warn(self, counts: Counts) -> None:
         if self._session is None:  # else the recording is not finished
@@ -240,9 +240,9 @@ class record(FlopCountAnalysis):
     def _invalidate_results(self) -> None:
         """Invalidate cached results if the recording has continued since."""
         length = -1 if self._session is None else self._session.length
-        if length != self._length:
-            self._length = length
-            self._trace = self._counts = self._by_both = None
+        if length != self._counted_length:
+            self._counted_length = length
+            self._trace = self._counts = self._by_module_and_operator = None
 
     def _action(self) -> str:
         return "record" if self._schedule is None else action_at(self._schedule, self._step)
@@ -271,7 +271,7 @@ class record(FlopCountAnalysis):
                 session.start()
                 self._session = session
 
-    def _end(self, *, complete: bool, stepped: bool = False) -> None:
+    def _end(self, *, complete: bool, step_ended: bool = False) -> None:
         session = self._session
         if session is None:
             return
@@ -280,26 +280,26 @@ class record(FlopCountAnalysis):
             session.stop(complete=complete)
         finally:
             self._session = None
-            self._trace = self._counts = self._by_both = None
+            self._trace = self._counts = self._by_module_and_operator = None
             trace = session.trace()
-            if trace.complete and (stepped or not self._step):
-                self._keep(trace)
+            if trace.complete and (step_ended or not self._step):
+                self._add_step(trace)
             elif trace.calls or not self._step:
-                self._rest = trace
+                self._partial = trace
 
-    def _keep(self, trace: Trace) -> None:
-        """Keep the Trace of a step; aggregate those of earlier cycles, and share equal consecutive ones."""
-        if not self._new:
+    def _add_step(self, trace: Trace) -> None:
+        """Add the Trace of a step; aggregate those of earlier cycles, and share equal consecutive ones."""
+        if not self._unreported:
             for index in range(self._aggregated, len(self._recorded)):
-                small = self._recorded[index].aggregate()
-                before = self._recorded[index - 1] if index else None
-                self._recorded[index] = before if before is not None and before == small else small
+                aggregated = self._recorded[index].aggregate()
+                previous = self._recorded[index - 1] if index else None
+                self._recorded[index] = previous if previous is not None and previous == aggregated else aggregated
             self._aggregated = len(self._recorded)
         self._recorded.append(trace)
-        self._new += 1
+        self._unreported += 1
 
     def _call_on_trace_ready(self) -> None:
-        self._new = 0
+        self._unreported = 0
         if self._on_trace_ready is not None:
             self._on_trace_ready(self)
 
@@ -316,7 +316,7 @@ class record(FlopCountAnalysis):
     def _explain_missing(self, what: str) -> str:
         if self._stage == "new":
             return f"{what}: the with block was not entered"
-        if self._rest is not None:
+        if self._partial is not None:
             return f"{what}: the only one was interrupted"
         if self._session is not None:
             return f"{what}: the first continues until step() or the end of the with block"

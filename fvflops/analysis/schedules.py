@@ -51,7 +51,7 @@ def schedule(
 
 
 def action_at(plan: Schedule, step: int) -> str:
-    """Return the action of a schedule, ours or torch.profiler's, for a step."""
+    """Return the action of a schedule, fvflops' or torch.profiler's, for a step."""
     action = plan(step)
     name = str(getattr(action, "name", action)).lower()
     if name not in ("none", "warmup", *ACTIVE):

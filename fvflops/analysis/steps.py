@@ -31,8 +31,8 @@ class Spread:
         return self.minimum != self.maximum
 
     def __str__(self) -> str:
-        least_and_most = f" ({format_size(self.minimum)} to {format_size(self.maximum)})"
-        return format_size(self.mean) + (least_and_most if self.differs else "")
+        value_range = f" ({format_size(self.minimum)} to {format_size(self.maximum)})"
+        return format_size(self.mean) + (value_range if self.differs else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class PerStep:
         return self.total.maximum
 
     def __str__(self) -> str:
-        size, _, least_and_most = str(self.total).partition(" ")
-        text = f"{format_quantity(self.steps, 'step')}, {size} {self.unit} per step {least_and_most}".rstrip()
+        mean_text, _, value_range = str(self.total).partition(" ")
+        text = f"{format_quantity(self.steps, 'step')}, {mean_text} {self.unit} per step {value_range}".rstrip()
         if self.phases:
             text += ": " + ", ".join(f"{phase} {spread}" for phase, spread in self.phases.items())
         if self.unknown:
-            named = [f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
-            text += f"; unsupported, so not counted: {', '.join(named)}"
+            listed = [f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
+            text += f"; unsupported, so not counted: {', '.join(listed)}"
         return text
 
 
@@ -100,12 +100,12 @@ def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:
     >>> print(summarise_steps([few, few, many], "flops"))
     3 steps, 32 flops per step (24 to 48): forward 32 (24 to 48)
     """
-    seen = {phase for step in counts for phase in step.by_phase}
+    phases = {phase for step in counts for phase in step.by_phase}
     return PerStep(
         steps=len(counts),
         unit=unit,
         total=_spread([step.by_phase.total() for step in counts]),
-        phases={phase: _spread([step.by_phase[phase] for step in counts]) for phase in PHASES if phase in seen},
+        phases={phase: _spread([step.by_phase[phase] for step in counts]) for phase in PHASES if phase in phases},
         unknown=sum([step.unknown for step in counts], Counter()),
     )
 

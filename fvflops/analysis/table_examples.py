@@ -11,7 +11,7 @@ import torch
 from fvflops import paths
 from fvflops.capture.recorder.signature import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
-from fvflops.formulas.language.example import Example, Given
+from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.rows import cost_of_call
 from fvflops.trace import Signature, TensorSpec
 from fvflops.trace.signature import packet_of
@@ -68,8 +68,8 @@ def _call_of_row(row: Row) -> Call:
         if not row.name.startswith("prim::PythonOp."):
             return Call.of(sign_example(row.name, row.example))
         example = Example.parse(row.example)
-        inputs = tuple(describe(_build(given)) for given in example.tensors)
-        return Call.of_region(row.name, inputs, tuple(describe(_build(given)) for given in example.outputs or ()))
+        inputs = tuple(describe(_build(value)) for value in example.tensors)
+        return Call.of_region(row.name, inputs, tuple(describe(_build(value)) for value in example.outputs or ()))
     except NotRunnable as problem:
         raise NotRunnable(f"{row.file}:{row.line}: {problem}") from None
 
@@ -77,9 +77,9 @@ def _call_of_row(row: Row) -> Call:
 def sign_example(op: str, text: str) -> Signature:
     """Return the signature of an example's call, by running the op unless the results are given."""
     example = Example.parse(text)
-    outputs = None if example.outputs is None else tuple(_build(given) for given in example.outputs)
+    outputs = None if example.outputs is None else tuple(_build(value) for value in example.outputs)
     if op.startswith("higher_order::"):
-        inputs = tuple(describe(_build(given)) for given in example.tensors)
+        inputs = tuple(describe(_build(value)) for value in example.tensors)
         return Signature(op, (), inputs, tuple(describe(output) for output in outputs or ()))
     problems = []
     for overload in overloads_of(op):
@@ -102,30 +102,31 @@ def overloads_of(op: str) -> list[Any]:
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
         raise NotRunnable(f"this torch has no {op}")
-    found = [getattr(packet, overload) for overload in packet.overloads()]
-    wanted = [overload for overload in found if op in (packet_of(overload.name()), overload.name())]
-    return [overload for overload in wanted if op.endswith("out") or not overload.name().endswith("out")]
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    matching = [overload for overload in overloads if op in (packet_of(overload.name()), overload.name())]
+    return [overload for overload in matching if op.endswith("out") or not overload.name().endswith("out")]
 
 
 def bind_example(schema: Any, example: Example) -> dict[str, Any] | None:
     """Return argument name → value for one overload, or None if the example does not match its arguments."""
     kinds = ("Tensor", "Optional[Tensor]", "List[Tensor]")
     names = {argument.name for argument in schema.arguments}
-    free = [
+    unbound = [
         argument.name
         for argument in schema.arguments
         if str(argument.type) in kinds and argument.name not in example.named
     ]
-    if not example.named.keys() <= names or len(example.tensors) > len(free):
+    if not example.named.keys() <= names or len(example.tensors) > len(unbound):
         return None
-    values = {name: _build(given) for name, given in zip(free, example.tensors, strict=False)}
-    return values | {name: _build(given) for name, given in example.named.items()}
+    values = {name: _build(tensor) for name, tensor in zip(unbound, example.tensors, strict=False)}
+    return values | {name: _build(value) for name, value in example.named.items()}
 
 
-def _build(given: Given) -> Any:
-    if isinstance(given, TensorSpec):
-        dtype = getattr(torch, given.dtype, None)
+def _build(value: Argument) -> Any:
+    """Return the Python value or meta tensor that an example describes."""
+    if isinstance(value, TensorSpec):
+        dtype = getattr(torch, value.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise NotRunnable(f"this torch has no dtype {given.dtype!r}")
-        return torch.empty(given.shape, dtype=dtype, device="meta")
-    return [_build(item) for item in given] if isinstance(given, tuple) else given
+            raise NotRunnable(f"this torch has no dtype {value.dtype!r}")
+        return torch.empty(value.shape, dtype=dtype, device="meta")
+    return [_build(item) for item in value] if isinstance(value, tuple) else value

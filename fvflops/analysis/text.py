@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from torch import nn
 
-from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
+from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run, warnings_disabled
 from fvflops.capture.model.model_index import read_modules
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.fvcore import table, tree
@@ -53,7 +55,7 @@ def flop_count_table(
     |  weight  |  (30, 40)              |          |
     |  bias    |  (30,)                 |          |
     """
-    summary = _quiet_summary(flops, activations)
+    summary = _summarise_without_warnings(flops, activations)
     summary = collapse_runs(summary) if collapse else summary
     return table.render(summary, depth=max_depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
 
@@ -69,7 +71,7 @@ def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = Non
       #params: 15, #flops: 24
     )
     """
-    return tree.render(_quiet_summary(flops, activations))
+    return tree.render(_summarise_without_warnings(flops, activations))
 
 
 def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
@@ -85,9 +87,10 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
     return parameters.render(read_modules(model), depth=max_depth)
 
 
-def _quiet_summary(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
-    """Return the summary; as in fvcore's text functions, warnings of these analyses are disabled from here on."""
-    for analysis in (flops, activations):
-        if analysis is not None:
-            analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
-    return summarise(flops, activations)
+def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis | None) -> Summary:
+    """Return the summary; if the model runs for it, no warnings are shown, as in fvcore's text functions."""
+    analyses = [analysis for analysis in (flops, activations) if analysis is not None]
+    with ExitStack() as stack:
+        for analysis in analyses:
+            stack.enter_context(warnings_disabled(analysis))
+        return summarise(flops, activations)

@@ -68,7 +68,9 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             makers = list(optimizer or ())
         for maker in makers:
             if not (isinstance(maker, Optimizer) or callable(maker)):
-                raise TypeError(f"optimizer is a torch.optim.Optimizer or creates one from parameters, not {maker!r}")
+                raise TypeError(
+                    f"optimizer must be a torch.optim.Optimizer or create one from parameters; got {maker!r}"
+                )
         self._loss = loss
         self._optimizers = makers
         self._checkpoint = checkpoint
@@ -76,9 +78,9 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         self._micro_batches = micro_batches
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        model = self._run.the_model()
+        model = self._run.require_model()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"a training step needs a torch.nn.Module, not {type(model).__name__}")
+            raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
         if not model.training:
             _LOGGER.warning("the step is counted in eval mode: call model.train() if that is not intended")
         args, kwargs = self._run.arguments()

@@ -3,60 +3,39 @@
 from __future__ import annotations
 
 import logging
-import platform
 import threading
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import copy_context
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from fvflops.capture.instrument.autograd_use import AutogradUse, AutogradUsed
-from fvflops.capture.instrument.backward import gradients_restored
-from fvflops.capture.instrument.instrument import compiler_disabled, instrument
-from fvflops.capture.instrument.patching import Wrapping
-from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.model.model import describe_inputs, unwrap_compiled
+from fvflops.capture.attempt import Attempt, Request
+from fvflops.capture.attempt import CostEstimate as CostEstimate
+from fvflops.capture.attempt import Loss as Loss
+from fvflops.capture.attempt import Model as Model
+from fvflops.capture.instrument.autograd_use import AutogradUsed
+from fvflops.capture.instrument.instrument import compiler_disabled
+from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.real.real_mode import RecordingMode, SubclassAwareMode
-from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.real.real_mode import SubclassAwareMode
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.capture.restore.forks import at_fork, undone_in_child
+from fvflops.capture.restore.forks import at_fork
 from fvflops.capture.restore.interrupts import allowed, deferred, is_interrupt
-from fvflops.capture.restore.restore import Snapshot, UndoLog
-from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.shapes.cuda_kernels import cuda_choices
-from fvflops.capture.shapes.data_parallel import reducers_restored
-from fvflops.capture.shapes.device_emulation import MissingDeviceMode
-from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.plain_sizes import plain_sizes
-from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
-from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.shape_tensor import DataDependentError
-from fvflops.capture.shapes.survivors import describe_survivors, release
-from fvflops.capture.unseen.export_patches import saved_exports
-from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
-from fvflops.capture.unseen.unseen_work import UnseenWork
+from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
-from fvflops.torch_internals import below_autograd, dispatch_mode_stack, pytree
-from fvflops.trace import Region, Signature, StopsAt, Trace
-
-Model = nn.Module | Callable[..., Any]
-Loss = Callable[[Any], torch.Tensor]
-CostEstimate = Callable[[Signature], int]
-# Tensors that exist before a run: the tensors, their metadata, their storages, and the storages' rows of the Trace.
-PreexistingTensors = tuple[
-    Sequence[torch.Tensor], list[Metadata], list[torch.UntypedStorage], list[tuple[int, str, str, str]]
-]
+from fvflops.torch_internals import dispatch_mode_stack, pytree
+from fvflops.trace import StopsAt, Trace
 
 EXECUTIONS = ("auto", "shapes", "real")
 
@@ -94,22 +73,23 @@ def record_call(
     that device shows the CPU's kernels. `assume` gives sizes to ops with data-dependent output size:
     {"aten::nonzero": 100}. Where real execution is excluded, a data-dependent model raises ExecutionError.
 
-    Composite ops in `stops_at` are recorded as called, others are decomposed. The run is below autograd; a model whose
-    forward uses autograd runs again under it. With `loss`, a function from the model's result to a scalar, the run is
-    under autograd and includes the backward pass, whose ops belong to the modules whose forward created them; what
-    activation checkpointing reruns has the phase "recompute". `torch.cond` records the branch taken; where the
-    condition is unknown, the costlier one by `estimate_cost`; a loop of unknown length runs once. Such assumptions are
-    in the Trace's about["supposed"]. `quiet` silences Python's warnings. `measure` is as in `fvflops.record`, for
-    execution="real". With `lines` the Trace has the source line that called each op: the innermost outside torch and
-    Python's standard library. Exceptions of the model propagate. The model, its buffers, its modules' attributes, the
-    inputs and the random generators are restored. Recordings in several threads run one after the other.
+    Composite ops in `stops_at` are recorded as called, others are decomposed. The model runs below autograd; if its
+    forward uses autograd, it runs again under autograd. With `loss`, a function from the model's result to a scalar, it
+    runs under autograd and the Trace includes the backward pass, whose ops belong to the modules whose forward created
+    them; ops that activation checkpointing reruns have the phase "recompute". `torch.cond` records the branch taken or,
+    if the condition is unknown, the costlier one by `estimate_cost`; a loop of unknown length runs once. These
+    assumptions are in the Trace's `info.assumed`. `quiet` silences Python's warnings. `measure` is as in
+    `fvflops.record`, for execution="real". With `lines` the Trace has the source line that called each op: the
+    innermost outside torch and Python's standard library. Exceptions of the model propagate. The model, its buffers,
+    its modules' attributes, the inputs and the random generators are restored. Recordings in several threads run one
+    after the other.
 
     >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
     >>> trace.signatures[0].op
     'aten::linear'
     """
     if execution not in EXECUTIONS:
-        raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
+        raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} requires execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
@@ -120,25 +100,25 @@ def record_call(
         stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
-        request = _Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines)
-        once = any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
+        request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines)
+        repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
-        if execution == "shapes" or (execution == "auto" and not once):
+        if execution == "shapes" or (execution == "auto" and repeatable):
             with gc_paused(), plain_sizes():
-                shapes, failure = _run_shapes(request, execution, device, assume)
+                shapes, failure = _record_shapes(request, execution, device, assume)
             if shapes is not None and not failure:
                 if shapes.info.assumed:
                     _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
                 return shapes
         try:
-            trace = _run_real(request, stack, once=once)
+            trace = _record_real(request, stack, repeatable=repeatable)
         except Exception as error:
             if shapes is None or is_interrupt(error):
                 raise
-            why = printable(" ".join(f"{type(error).__name__}: {error}".split())[:200])
-            _LOGGER.warning("%s; real execution failed too (%s); shape execution is used", printable(failure), why)
+            reason = printable(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+            _LOGGER.warning("%s; real execution failed too (%s); shape execution is used", printable(failure), reason)
             return shapes
         if failure:
             _LOGGER.warning("%s; used real execution instead", printable(failure))
@@ -147,7 +127,7 @@ def record_call(
 
 @contextmanager
 def recording_lock() -> Iterator[None]:
-    """Exclude recordings of other threads: a run that is undone must not overlap another of the same model."""
+    """Exclude recordings of other threads: restoring a model must not overlap another run of it."""
     lock = _LOCK
     while not lock.acquire(timeout=_POLL_SECONDS):
         with allowed():
@@ -169,7 +149,7 @@ at_fork(_reset_lock)
 
 @contextmanager
 def suspend_outer_recordings() -> Iterator[None]:
-    """Pause the recordings around this one, so that they do not record its run."""
+    """Pause the recordings that enclose this one, so that they do not record its run."""
     outer = [mode.recorder for mode in dispatch_mode_stack() if isinstance(mode, SubclassAwareMode)]
     with ExitStack() as stack:
         for recorder in outer:
@@ -178,132 +158,123 @@ def suspend_outer_recordings() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """Arguments of `record_call`."""
-
-    model: Model
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    stops_at: StopsAt
-    loss: Loss | None
-    estimate_cost: CostEstimate | None
-    measure: Collection[str]
-    lines: bool
-
-
 class _Attempts:
-    """Successive runs of one request; each releases the one before. `last` is None if there is none."""
+    """Successive attempts to record one request; each releases the one before. `last` is None before the first."""
 
-    def __init__(self, request: _Request, model_index: ModelIndex) -> None:
+    def __init__(self, request: Request, model_index: ModelIndex) -> None:
         self._request = request
         self._model_index = model_index
-        self.last: _Run | None = None
+        self.last: Attempt | None = None
 
-    def begin(self, vocabulary: str, *, detect: bool) -> _Run:
-        """Return a new run."""
+    def begin(self, op_set: str, *, detect: bool) -> Attempt:
+        """Return a new attempt."""
         last, self.last = self.last, None
         if last is not None:
             last.forget_errors()
             last.release()
-        self.last = _Run(self._request, self._model_index, vocabulary, detect=detect)
+        self.last = Attempt(self._request, self._model_index, op_set, detect=detect)
         return self.last
 
 
-def _run_shapes(
-    request: _Request, execution: str, device: str | torch.device | None, assume: Mapping[str, Any] | None
+def _record_shapes(
+    request: Request, execution: str, device: str | torch.device | None, assume: Mapping[str, Any] | None
 ) -> tuple[Trace | None, str]:
-    """Return the Trace in shape execution, if any, and in one line why real execution is needed."""
+    """Return the Trace in shape execution or None, and in one line why real execution is needed, "" if it is not."""
     model_index = ModelIndex(request.model)
     if model_index.is_fake:
         return None, ""  # FakeTensors have no values anyway
     inputs = tensors_of((request.args, request.kwargs))
     devices = list(dict.fromkeys([*(tensor.device for tensor in inputs), *model_index.devices]))
-    impersonated = choose_device(device, devices)
+    target_device = choose_device(device, devices)
     on_meta = any(item.type == "meta" for item in model_index.devices) and not _is_offloaded(model_index)
     may_fall_back = execution == "auto" and not on_meta and device is None
     trim_cache()
-    rules = ShapeRules(assume, exact=may_fall_back, device=impersonated)
+    rules = ShapeRules(assume, exact=may_fall_back, device=target_device)
     attempts = _Attempts(request, model_index)
     trace, line = None, ""
     try:
-        trace = _in_vocabulary(attempts.begin, lambda run: run.run_shapes(impersonated, devices, rules), request.loss)
+        trace = _record_with_op_set(
+            attempts.begin, lambda attempt: attempt.record_shapes(target_device, devices, rules), request.loss
+        )
     except Exception as error:
-        run = attempts.last
-        if run is None:  # it failed to start
+        attempt = attempts.last
+        if attempt is None:  # it failed to start
             raise
-        failure, line = run.failure, run.describe_failure(error)
-        run.forget_errors()
+        failure, line = attempt.failure, attempt.describe_failure(error)
+        attempt.forget_errors()
         if is_interrupt(error):
             raise
         if not may_fall_back:
-            run.release()
+            attempt.release()
             if not is_data_dependent(error if failure is None else failure[2]):
                 raise
             remedy = _remedy(on_meta, failure[0] if failure is not None and rules.can_assume(failure[0]) else "")
             raise ExecutionError(f"{line}: {remedy}") from error
         failure = None  # the frames of its error include this one
-    kept = "" if attempts.last is None else attempts.last.release()  # after the error, whose frames keep tensors alive
-    if kept and not may_fall_back:
-        _LOGGER.warning("%s", printable(kept))
-    return trace, line or (kept if may_fall_back else "")
+    # After the except clause: the error's frames keep tensors alive.
+    survivors = "" if attempts.last is None else attempts.last.release()
+    if survivors and not may_fall_back:
+        _LOGGER.warning("%s", printable(survivors))
+    return trace, line or (survivors if may_fall_back else "")
 
 
 def _remedy(on_meta: bool, op: str) -> str:
     """Return the remedy for a data-dependent op; `op` is its name if its output size can be assumed, else ""."""
-    what = "pass real weights" if on_meta else 'use execution="auto"'
-    return f"{what}, or assume its output size: assume={{{op!r}: ...}}" if op else what
+    remedy = "pass real weights" if on_meta else 'use execution="auto"'
+    return f"{remedy}, or assume its output size: assume={{{op!r}: ...}}" if op else remedy
 
 
-def _in_vocabulary(
-    attempt: Callable[..., _Run], execute: Callable[[_Run], Trace], loss: Loss | None, *, once: bool = False
+def _record_with_op_set(
+    begin: Callable[..., Attempt], record: Callable[[Attempt], Trace], loss: Loss | None, *, repeatable: bool = True
 ) -> Trace:
-    """Return the Trace with composite ops, or with core ops if the model uses autograd.
+    """Return the Trace with composite ops, recorded below autograd, or with core ops if the model uses autograd.
 
-    Core ops are kept only if that run has a backward pass or calls other modules. `once`: the run cannot be repeated.
+    Core ops are returned only if that run has a backward pass or calls other modules. If an argument can be read only
+    once, the run is not `repeatable`, and a model that uses autograd raises ExecutionError.
     """
     if loss is not None:
-        return execute(attempt("core", detect=False))
-    below = attempt("composite", detect=True)
-    trace = None
+        return record(begin("core", detect=False))
+    attempt = begin("composite", detect=True)
+    composite = None
     failed = False
     try:
-        trace = execute(below)
+        composite = record(attempt)
     except AutogradUsed:
-        pass  # run again below, under autograd
+        pass  # recorded again below, under autograd
     except Exception as error:
         failed = True
-        if is_interrupt(error) or once or not (below.autograd.first_use or _fails_below_autograd(error)):
+        uses_autograd = attempt.autograd.first_use or _fails_below_autograd(error)
+        if is_interrupt(error) or not repeatable or not uses_autograd:
             raise
-    if trace is not None and not below.autograd.first_use:
-        return trace
-    if once:
+    if composite is not None and not attempt.autograd.first_use:
+        return composite
+    if not repeatable:
         raise ExecutionError(
-            f"the model uses autograd ({below.autograd.first_use}) and has to run twice, "
+            f"the model uses autograd ({attempt.autograd.first_use}) and has to run twice, "
             "but an argument is an iterator, which can be read only once: pass a list"
         )
-    again = execute(attempt("core", detect=False))
-    if failed or any(phase != "forward" for _, _, phase in again.calls):
-        return again
-    if trace is None:
+    core = record(begin("core", detect=False))
+    if failed or any(phase != "forward" for _, _, phase in core.calls):
+        return core
+    if composite is None:
         try:
-            trace = execute(attempt("composite", detect=False))
+            composite = record(begin("composite", detect=False))
         except Exception as error:  # autograd without a backward pass (a hook on a tensor) fails below autograd
             if is_interrupt(error):
                 raise
-            return again
-    same = sum(again.region_calls.values()) == sum(trace.region_calls.values())
-    return trace if same else again
+            return core
+    calls_same_modules = sum(core.region_calls.values()) == sum(composite.region_calls.values())
+    return composite if calls_same_modules else core
 
 
 def is_data_dependent(error: Exception) -> bool:
-    """Return whether shape execution caused an error: a value is missing, or a shape rule."""
-    said = ("data is not allocated yet", "no fake impl registered")
-    return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in said)
+    """Return whether shape execution caused an error: an op without a shape rule, or one that needs a value."""
+    messages = ("data is not allocated yet", "no fake impl registered")
+    return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in messages)
 
 
-def _run_real(request: _Request, stack: ExitStack, *, once: bool) -> Trace:
-    """Return the Trace in real execution; `once`: the run cannot be repeated, as an argument is an iterator."""
+def _record_real(request: Request, stack: ExitStack, *, repeatable: bool) -> Trace:
+    """Return the Trace in real execution; not `repeatable` if an argument is an iterator."""
     model_index = ModelIndex(request.model)
     request = replace(request, estimate_cost=None)
     if isinstance(request.model, nn.Module) and _on_meta(model_index):
@@ -312,253 +283,61 @@ def _run_real(request: _Request, stack: ExitStack, *, once: bool) -> Trace:
         )
         request = replace(request, args=args, kwargs=kwargs)
 
-    def attempt(vocabulary: str, *, detect: bool) -> _Run:
-        return _Run(request, model_index, vocabulary, detect=detect)
-
+    begin = partial(Attempt, request, model_index)
     try:
-        return _in_vocabulary(attempt, _Run.run_real, request.loss, once=once)
+        return _record_with_op_set(begin, Attempt.record_real, request.loss, repeatable=repeatable)
     except Exception as error:
         # Fails for code that was compiled under another dispatch mode.
-        if is_interrupt(error) or once or "torch dispatch mode present" not in str(error):
+        if is_interrupt(error) or not repeatable or "torch dispatch mode present" not in str(error):
             _name_input(error, request.model, request.args, request.kwargs)
             raise
     stack.enter_context(compiler_disabled())
-    return _in_vocabulary(attempt, _Run.run_real, request.loss)
+    return _record_with_op_set(begin, Attempt.record_real, request.loss)
 
 
 def choose_device(device: str | torch.device | None, devices: Sequence[torch.device]) -> torch.device:
-    """Return the device that shape execution shows: the given one, else the first except meta, else the CPU."""
+    """Return the device whose ops shape execution shows: `device`, else the first except meta, else the CPU."""
     if device is None:
         return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
-    asked = torch.device(device)
-    if asked.type == "meta":
+    target = torch.device(device)
+    if target.type == "meta":
         raise ValueError("shape execution needs a target device such as 'cpu' or 'cuda', not 'meta'")
-    return asked if asked.type == "cpu" or asked.index is not None else torch.device(asked.type, 0)
-
-
-class _Run:
-    """One run of a model, with composite or core ops."""
-
-    def __init__(self, request: _Request, model_index: ModelIndex, vocabulary: str, *, detect: bool) -> None:
-        self._model = request.model
-        self._args = request.args
-        self._kwargs = request.kwargs
-        self._vocabulary = vocabulary
-        self._loss = request.loss
-        probe = Probe(request.measure, next(iter(model_index.devices), None)) if request.measure else None
-        self._recorder = Recorder(
-            request.stops_at,
-            backward=vocabulary == "core",
-            estimate_cost=request.estimate_cost,
-            probe=probe,
-            lines=request.lines,
-        )
-        self._recorder.module_of_tensor = model_index.module_of_tensor() if request.loss is not None else {}
-        self._model_index = model_index
-        self._modules = model_index.tree
-        self._mode: weakref.ref[ShapeMode] | None = None
-        self._detect = detect
-        self.autograd = AutogradUse(self._recorder)
-
-    def run_real(self) -> Trace:
-        """Return the Trace in real execution."""
-        for columns in (self._model_tensors(), self._input_tensors()):
-            self._recorder.register_storages(*columns[2:])
-        self._recorder.unseen = UnseenWork(self._recorder, has_values=self._recorder.probe is None)
-        fake_mode = find_fake_mode((*self._model_index.tensors, *tensors_of((self._args, self._kwargs))))
-        with self._restored() as undo_log:
-            with (
-                fake_execution(fake_mode, (self._args, self._kwargs)) as (args, kwargs),
-                self._grad_mode(),
-                instrument(
-                    self._recorder,
-                    self._model_index,
-                    RecordingMode(self._recorder, undo_log),
-                    self._wrappings(undo_log),
-                    training=self._loss is not None,
-                    grad_mode=self._grad_mode,
-                ),
-                model_runs(),
-            ):
-                copy_context().run(self._call, args, kwargs)
-            return self._trace("real" if fake_mode is None else "fake")
-
-    def run_shapes(self, device: torch.device, devices: Sequence[torch.device], rules: ShapeRules) -> Trace:
-        """Return the Trace in shape execution."""
-        with self._restored() as undo_log:
-            mode = ShapeMode(self._recorder, undo_log, device, devices, rules, nested=in_shape_run())
-            self._mode = weakref.ref(mode)
-            mode.concrete.register(*self._model_tensors())
-            mode.concrete.register(*self._input_tensors())
-            self._recorder.unseen = UnseenWork(self._recorder, is_real=False, has_values=False)
-            args, kwargs = self._args, self._kwargs
-            if self._vocabulary == "core":
-                shape_parameters = ShapeParameters(mode)
-                shape_parameters.replace_in(self._model_index)
-                args, kwargs = shape_parameters.in_values((args, kwargs))
-            try:
-                with (
-                    self._grad_mode(),
-                    reducers_restored() if self._vocabulary == "core" else nullcontext(),
-                    instrument(
-                        *(self._recorder, self._model_index, mode, self._wrappings(undo_log)),
-                        training=self._loss is not None,
-                        grad_mode=self._grad_mode,
-                    ),
-                    nullcontext()
-                    if is_available(device)
-                    else MissingDeviceMode(device, trains=self._vocabulary == "core"),
-                    cuda_choices(device) if device.type == "cuda" and self._vocabulary == "core" else nullcontext(),
-                    model_runs(),
-                ):
-                    copy_context().run(self._call, args, kwargs)
-            finally:
-                mode.close()
-            if self.failure is not None:  # the model caught it, and took a branch that it would not have
-                raise self.failure[2]
-            return self._trace("shapes", device=str(device), **rules.about())
-
-    @property
-    def failure(self) -> tuple[str, str, Exception] | None:
-        """The first failure of the run: op name, module name, error."""
-        return self._recorder.failure
-
-    def describe_failure(self, error: Exception) -> str:
-        """Return in one line which op shape execution cannot run, in which module."""
-        return self._recorder.describe_failure(error)
-
-    def forget_errors(self) -> None:
-        """Drop errors: their frames keep this run and its tensors alive."""
-        self._recorder.forget_errors()
-
-    def release(self) -> str:
-        """Remove shape tensors from objects that outlive the run; return in one line those that cannot be removed."""
-        return describe_survivors(release(self._mode)) if self._mode is not None else ""
-
-    def _trace(self, execution: str, **more: str) -> Trace:
-        self._recorder.close()
-        probe = self._recorder.probe
-        return self._recorder.trace(
-            self._modules,
-            {
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-                "vocabulary": self._vocabulary,
-                "execution": execution,
-                "inputs": ", ".join(describe_inputs(self._args, self._kwargs)),
-                **more,
-                **({} if probe is None else probe.about()),
-            },
-        )
-
-    @contextmanager
-    def _grad_mode(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._vocabulary == "composite":
-                stack.enter_context(torch.no_grad())
-                stack.enter_context(below_autograd())
-            elif self._loss is not None:
-                stack.enter_context(torch.enable_grad())
-            yield
-
-    def _model_tensors(self) -> PreexistingTensors:
-        model_index = self._model_index
-        return model_index.tensors, model_index.metadata, model_index.storages, model_index.rows
-
-    def _input_tensors(self) -> PreexistingTensors:
-        tensors = [tensor for tensor in tensors_of((self._args, self._kwargs)) if metadata_of_leaf(tensor) is not None]
-        metadata = [metadata_of(tensor) for tensor in tensors]
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        rows = [
-            (storage.nbytes(), item.spec.device, "input", "") for storage, item in zip(storages, metadata, strict=True)
-        ]
-        return tensors, metadata, storages, rows
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        model = self._model
-        synchronises = isinstance(model, nn.parallel.DistributedDataParallel) and self._loss is not None
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) and not synchronises:
-            # The wrapper's forward scatters its inputs; a forward pass counts the wrapped model.
-            model = model.module
-        elif isinstance(model, nn.Module):
-            result = model(*args, **kwargs)
-            self._run_backward(result)
-            return
-        unseen = self._recorder.unseen
-        if unseen is not None:
-            unseen.enter((args, kwargs))
-        token = self._recorder.enter(self._recorder.region(Region("module", "")), (args, kwargs))
-        result = model(*args, **kwargs)
-        if unseen is not None:
-            unseen.leave(result, model)
-        self._recorder.leave(token, result)
-        self._run_backward(result)
-
-    def _run_backward(self, result: Any) -> None:
-        if self._loss is not None:
-            self._loss(result).backward()
-
-    @contextmanager
-    def _restored(self) -> Iterator[UndoLog]:
-        snapshot = Snapshot(self._model_index, (self._args, self._kwargs), (self._model, self._loss))
-        undo_log = UndoLog()
-        try:
-            # The snapshot covers the model's gradients; a function, or a module, may use others.
-            with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
-                try:
-                    yield undo_log
-                finally:
-                    undo_log.undo()
-        finally:
-            try:
-                snapshot.restore()
-            finally:
-                # Under a caller's autocast the run cast weights below autograd; autocast's cache would return these
-                # later.
-                torch.clear_autocast_cache()
-
-    def _wrappings(self, undo_log: UndoLog) -> list[Wrapping]:
-        return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
-
-
-def in_shape_run() -> bool:
-    """Return whether this thread is in shape execution."""
-    return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())
+    return target if target.type == "cpu" or target.index is not None else torch.device(target.type, 0)
 
 
 def _on_meta(model_index: ModelIndex) -> bool:
-    kinds = zip(model_index.metadata, model_index.rows, strict=True)
-    return not _is_offloaded(model_index) and {
-        metadata.device.type for metadata, (_, _, kind, _) in kinds if kind == "parameter"
-    } == {"meta"}
+    """Return whether all parameters are on the meta device."""
+    columns = zip(model_index.metadata, model_index.rows, strict=True)
+    types = {metadata.device.type for metadata, (_, _, kind, _) in columns if kind == "parameter"}
+    return types == {"meta"} and not _is_offloaded(model_index)
 
 
 def _is_offloaded(model_index: ModelIndex) -> bool:
-    """Return whether accelerate offloads the weights, and loads them into each module for its call."""
+    """Return whether accelerate offloads the weights and loads those of each module for its call."""
     return any("_hf_hook" in vars(module) for module in model_index.names)
 
 
 def _fails_below_autograd(error: Exception) -> bool:
-    """Return whether an error may come from running below autograd, as the model's forward uses autograd."""
+    """Return whether an error may be due to running a model below autograd whose forward uses autograd."""
     if isinstance(error, DataDependentError):
         return False
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
-    says_so = isinstance(error, RuntimeError) and "grad" in str(error)
-    return says_so or any("torch/autograd/" in file for file in files)
+    mentions_grad = isinstance(error, RuntimeError) and "grad" in str(error)
+    return mentions_grad or any("torch/autograd/" in file for file in files)
 
 
 def _name_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Append to torch's message about devices which input is on another device than the model."""
-    about_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
-    if not (about_devices and isinstance(model, nn.Module)):
+    """Append to torch's message about devices the inputs that are on another device than the model."""
+    names_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
+    if not (names_devices and isinstance(model, nn.Module)):
         return
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    strays = [
+    mismatches = [
         f"{name} is on {tensor.device}"
         for name, value in (*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items())
         for tensor in tensors_of(value)
         if devices and str(tensor.device) not in devices
     ]
-    if strays and error.args:
-        note = f"{'; '.join(strays)}; the model is on {', '.join(devices)}"
+    if mismatches and error.args:
+        note = f"{'; '.join(mismatches)}; the model is on {', '.join(devices)}"
         error.args = (f"{error.args[0]}\n{note}", *error.args[1:])

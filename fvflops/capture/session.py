@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.capture.attempt import in_shape_run
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import compiler_disabled, instrument
 from fvflops.capture.instrument.optimizers import OptimizerStates
@@ -24,13 +25,18 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import Snapshot, UndoLog
-from fvflops.capture.restore.torch_state import TorchState, end_contexts, function_mode_removed, restore_modes
-from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, in_shape_run, suspend_outer_recordings
+from fvflops.capture.restore.torch_state import (
+    TorchState,
+    close_interrupted_contexts,
+    function_mode_removed,
+    restore_modes,
+)
+from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, suspend_outer_recordings
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import is_available
-from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
@@ -42,16 +48,16 @@ from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
-# Longer runs keep only call counts: this many events take about 100 MB.
-_EVENTS = 1 << 18
+# Of longer runs only call counts are retained: this many events take about 100 MB.
+_MAX_EVENTS = 1 << 18
 
 
 class Session:
     """A recording from `start` to `stop`, in the starting thread and autograd's threads.
 
-    `model` is a module or None; a data-parallel wrapper is unwrapped. `execution` is "real": the program runs as usual
-    and its changes stay; or "shapes": nothing is computed, as in `record_call`, outer recordings are paused, and at the
-    end the model, the optimizers that took a step, `inputs`, and the objects that `code` uses are restored.
+    `model` is a module or None; a data-parallel wrapper is unwrapped. With `execution` "real" the program runs as usual
+    and its changes remain. With "shapes" nothing is computed, as in `record_call`, and enclosing recordings are paused;
+    `stop` restores the model, the optimizers that took a step, `inputs`, and the objects that `code` uses.
     """
 
     def __init__(
@@ -69,9 +75,9 @@ class Session:
     ) -> None:
         self._recorder: Recorder | None = None
         if execution not in EXECUTIONS:
-            raise ValueError(f"execution is one of {', '.join(EXECUTIONS)}, not {execution!r}")
+            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
         if not isinstance(model, (nn.Module, type(None))):
-            raise TypeError(f"record takes a torch.nn.Module or None, not {type(model).__name__}: {model!r:.60}")
+            raise TypeError(f"record needs a torch.nn.Module or None; got {type(model).__name__}: {model!r:.60}")
         if measure and execution != "real":
             raise ValueError(f"measure={measure!r} requires execution='real': shape execution computes nothing")
         if execution == "real" and (device is not None or assume is not None):
@@ -93,11 +99,11 @@ class Session:
         self._stack = ExitStack()
         self._thread = 0
         self._modes: list[TorchDispatchMode] = []
-        self._before: TorchState | None = None
+        self._torch_state: TorchState | None = None
         self._rules: ShapeRules | None = None
         self._shape_parameters: ShapeParameters | None = None
         self._complete = True
-        self._about: dict[str, str] = {}
+        self._metadata: dict[str, str] = {}
 
     @property
     def modules(self) -> ModuleTree:
@@ -108,7 +114,7 @@ class Session:
         """Start recording; a session can be started once."""
         if self._recorder is not None:
             raise RuntimeError("a recording can be started only once: create another")
-        limit = _EVENTS if self._execution == "real" and not self._measure else None
+        limit = _MAX_EVENTS if self._execution == "real" and not self._measure else None
         probe = Probe(self._measure, next(iter(self._model_index.devices), None)) if self._measure else None
         recorder = self._recorder = Recorder(
             self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
@@ -139,9 +145,9 @@ class Session:
         device = choose_device(self._device, devices)
         trim_cache()
         self._rules = ShapeRules(self._assume, exact=False, device=device)
-        self._about["device"] = str(device)
+        self._metadata["device"] = str(device)
         stack.enter_context(suspend_outer_recordings())
-        self._before = TorchState()
+        self._torch_state = TorchState()
         snapshot, undo_log = Snapshot(model_index, self._inputs, self._code, program=not self._code), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
@@ -163,33 +169,33 @@ class Session:
             instrument(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh), prepare=states.prepare)
         )
         if not is_available(device):
-            elsewhere = MissingDeviceMode(device)
-            stack.enter_context(function_mode_removed(elsewhere))
-            elsewhere.__enter__()
+            missing_device = MissingDeviceMode(device)
+            stack.enter_context(function_mode_removed(missing_device))
+            missing_device.__enter__()
         if device.type == "cuda":
             stack.enter_context(cuda_choices(device))
 
     def stop(self, *, complete: bool = True) -> None:
-        """Stop recording and restore; `complete`: the program reached its end.
+        """Stop recording and restore; not `complete` if an exception ended the program.
 
-        Raises ExecutionError if the program caught an error of shape execution, and so may have taken another branch.
+        Raises ExecutionError if the program caught an error of shape execution: it may have taken another branch.
         """
-        recorder = self._running()
+        recorder = self._active_recorder()
         self.check_thread()
         self._complete = complete
         with deferred():
             try:
                 if not complete:
-                    end_contexts(sys.exc_info()[1])
+                    close_interrupted_contexts(sys.exc_info()[1])
                 self._stack.close()
             finally:
                 self._shape_parameters = None
-                if self._before is not None and not complete:
-                    self._before.restore()
+                if self._torch_state is not None and not complete:
+                    self._torch_state.restore()
                 elif not complete:
                     restore_modes(self._modes)
         if self._rules is not None:
-            self._about.update(self._rules.about())
+            self._metadata.update(self._rules.about())
             if recorder.failure is not None and complete:
                 self._complete = False
                 error = recorder.failure[2]
@@ -209,7 +215,7 @@ class Session:
     def release(self) -> str:
         """Remove shape tensors from objects that outlive the run; return in one line what still refers to them.
 
-        Only for callers that have dropped theirs: a program may go on with shape tensors that its run returned.
+        Only for callers that use none themselves: a program may go on with shape tensors that its run returned.
         """
         self._stack = ExitStack()
         return describe_survivors(release(self._mode)) if self._mode is not None else ""
@@ -220,10 +226,10 @@ class Session:
             return
         op, _, cause = self._recorder.failure
         if cause is error:
-            what = 'use execution="real"'
+            remedy = 'use execution="real"'
             if self._rules.can_assume(op):
-                what += f", or assume its output size or value: assume={{{op!r}: ...}}"
-            error.args = (f"{self._recorder.describe_failure(cause)}: {what}", *error.args[1:])
+                remedy += f", or assume its output size or value: assume={{{op!r}: ...}}"
+            error.args = (f"{self._recorder.describe_failure(cause)}: {remedy}", *error.args[1:])
 
     def check_thread(self) -> None:
         """Raise RuntimeError outside the thread that started the recording."""
@@ -233,47 +239,47 @@ class Session:
     @property
     def length(self) -> int:
         """Number of events so far."""
-        return self._running().length
+        return self._active_recorder().length
 
     def pause(self) -> None:
         """Record nothing until `resume`."""
-        self._running().pause()
+        self._active_recorder().pause()
 
     def resume(self) -> None:
         """Resume recording."""
-        self._running().resume()
+        self._active_recorder().resume()
 
     @property
     def failure(self) -> tuple[str, str, Exception] | None:
         """The first failure of shape execution: op name, module name, error."""
-        return self._running().failure
+        return self._active_recorder().failure
 
     def describe_failure(self, error: Exception) -> str:
         """Return in one line which op shape execution cannot run, in which module."""
-        return self._running().describe_failure(error)
+        return self._active_recorder().describe_failure(error)
 
     def in_shapes(self, values: Any) -> Any:
-        """Return nested values with shape tensors instead of tensors on other devices than the run's."""
+        """Return nested values with shape tensors in place of tensors on other devices than the run's."""
         return values if self._shape_parameters is None else self._shape_parameters.in_values(values)
 
     def trace(self) -> Trace:
         """Return what was recorded; during the recording, the Trace so far, marked incomplete."""
         if self._recorder is None:
             raise RuntimeError("nothing has been recorded yet")
-        about = {
+        metadata = {
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "vocabulary": "core",
             "execution": self._execution,
-            **self._about,
+            **self._metadata,
         }
         if self._recorder.probe is not None:
-            about |= self._recorder.probe.about()
+            metadata |= self._recorder.probe.metadata()
         return self._recorder.trace(
-            self._model_index.tree, about, complete=self._complete and not self._recorder.recording
+            self._model_index.tree, metadata, complete=self._complete and not self._recorder.recording
         )
 
-    def _running(self) -> Recorder:
+    def _active_recorder(self) -> Recorder:
         if self._recorder is None or not self._recorder.recording:
             raise RuntimeError("no recording is running")
         return self._recorder

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.model.model import describe_inputs, module_paths
-from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
@@ -60,13 +60,13 @@ def record_step(
 ) -> Trace:
     """Return the Trace of one training step in shape execution; model, inputs and optimizers are restored.
 
-    The step begins without gradients. `loss` maps the model's result to a scalar; by default that is the result's
+    The step starts without gradients. `loss` maps the model's result to a scalar; by default that is the result's
     `loss`, or the result itself if it is a scalar. Calls of `checkpointed` modules are recomputed in the backward pass
     (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent
     step raises ExecutionError.
     """
     with deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), plain_sizes():
-        given = ", ".join(describe_inputs(args, kwargs))
+        input_text = ", ".join(describe_inputs(args, kwargs))
         session = Session(
             model,
             stops_at=stops_at,
@@ -89,18 +89,18 @@ def record_step(
             line = session.describe_failure(error)
             if is_interrupt(error) or not is_data_dependent(error):
                 raise
-            what = "count a real step with fvflops.record"
+            remedy = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
-                what += f", or assume its output size or value: assume={{{session.failure[0]!r}: ...}}"
-            raise ExecutionError(f"{line}: {what}") from error
+                remedy += f", or assume its output size or value: assume={{{session.failure[0]!r}: ...}}"
+            raise ExecutionError(f"{line}: {remedy}") from error
         finally:
             session.stop(complete=complete)
-            kept = session.release()
-            if kept and complete:  # after an error, its frames keep some
-                _LOGGER.warning("%s", printable(kept))
+            survivors = session.release()
+            if survivors and complete:  # the frames of an error keep some alive
+                _LOGGER.warning("%s", printable(survivors))
         trace = session.trace()
         del session  # exceptions of signal handlers inside a finalizer are lost
-        return replace(trace, about={**trace.about, "inputs": given})
+        return replace(trace, about={**trace.about, "inputs": input_text})
 
 
 def _make_step(
@@ -117,7 +117,7 @@ def _make_step(
         for parameter in module._parameters.values():
             if parameter is not None:
                 parameter.grad = None
-    made = [_make_optimizer(item, model) for item in optimizers]
+    instances = [_make_optimizer(item, model) for item in optimizers]
     session.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
@@ -127,55 +127,57 @@ def _make_step(
             scalar = _loss_of(result, loss)
             scalar.backward()
     with model_runs():
-        for optimizer in made:
+        for optimizer in instances:
             optimizer.step()
 
 
 def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
+    """Return the scalar loss of a model's result; ValueError if it is no scalar tensor."""
     if loss is not None:
-        found: Any = loss(result)
+        value: Any = loss(result)
     else:
-        found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
-    if not isinstance(found, torch.Tensor) or found.numel() != 1:
-        what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        whose = "the result has no loss, but is" if loss is None else "loss= returned"
-        raise ValueError(f"{whose} {what}: pass loss=, a function from the result to a scalar tensor")
-    return found
+        value = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        actual = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        source = "the model's loss is" if loss is None else "loss= returned"
+        raise ValueError(f"{source} {actual}, not a scalar: pass loss=, a function from the result to a scalar tensor")
+    return value
 
 
 def _make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
-    """Return the optimizer, given or created; one that needs a closure raises ValueError."""
-    made: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
-    if not isinstance(made, Optimizer):
+    """Return the optimizer itself or create it; one whose step needs a closure raises ValueError."""
+    optimizer: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
+    if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"optimizer= must create a torch.optim.Optimizer from parameters, but {maker!r} returned {made!r:.60}"
+            f"optimizer= must create a torch.optim.Optimizer from parameters, but {maker!r} returned {optimizer!r:.60}"
         )
-    closure = inspect.signature(made.step).parameters.get("closure")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
-            f"{type(made).__name__}.step needs a closure, whose number of calls is data-dependent: use fvflops.record"
+            f"{type(optimizer).__name__}.step needs a closure, which it calls a data-dependent number of times: "
+            "use fvflops.record"
         )
-    return made
+    return optimizer
 
 
 def _checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
-    named = dict(module_paths(model))
+    by_name = dict(module_paths(model))
     if callable(checkpointed):
-        chosen = [module for name, module in named.items() if checkpointed(name, module)]
-        return list(ByIdentity((module, None) for module in chosen))
+        selected = [module for name, module in by_name.items() if checkpointed(name, module)]
+        return list(IdentityMapping((module, None) for module in selected))
     if isinstance(checkpointed, str):
         raise ValueError(f"checkpoint={checkpointed!r} is a string: pass a list of module names or classes")
-    chosen = []
+    selected = []
     for item in checkpointed:
         if isinstance(item, str):
-            found = [named[item]] if item in named else []
+            matches = [by_name[item]] if item in by_name else []
         else:
-            found = [module for module in named.values() if isinstance(module, item)]
-        if not found:
+            matches = [module for module in by_name.values() if isinstance(module, item)]
+        if not matches:
             raise ValueError(f"checkpoint={item!r} is neither the name nor the class of a module of the model")
-        chosen += found
-    return list(ByIdentity((module, None) for module in chosen))
+        selected += matches
+    return list(IdentityMapping((module, None) for module in selected))
 
 
 @contextmanager

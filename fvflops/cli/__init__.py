@@ -27,11 +27,11 @@ COMMANDS = {
     "ops": "list the ops that a table counts, or explain one",
     "roofline": "show whether compute or memory bounds a model on a device, and its least time",
     "profile": "measure a model's time and memory, with its counts",
-    "scale": "give a model's cost as a polynomial in its sizes, or the cost of generating text",
+    "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
 }
 
 
-_LONGEST = 400
+_MAX_MESSAGE = 400  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # torch warns of this when NumPy is not installed; nothing here needs NumPy.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         argv = sys.argv[1:] if argv is None else argv
-        return _run(build_parser([word for word in argv if word in COMMANDS][:1]).parse_args(argv))
+        return _run(build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
         command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
         return int(command.run(arguments))
     except BrokenPipeError:
-        # The reader of the pipe has closed it (`| head`): there is nobody to report to.
+        # The reader has closed the pipe (`| head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, SystemExit) as error:
@@ -62,14 +62,14 @@ def _run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def build_parser(wanted: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
-    """Return the parser of the command line, with the arguments of the `wanted` commands."""
+def build_parser(selected: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
+    """Return the parser of the command line, with the arguments of the `selected` commands."""
     parser = _Parser(prog="fvflops", description="What a PyTorch model costs, and where.")
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, purpose in COMMANDS.items():
         command = commands.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
-        if name not in wanted:
+        if name not in selected:
             continue
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         command.add_argument(
@@ -96,7 +96,7 @@ def format_error(error: BaseException) -> str:
     'ZeroDivisionError: no inputs'
     """
     text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
-    text = text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+    text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     package = str(PACKAGE)
     is_own_error = bool(frames) and frames[-1].filename.startswith(package)

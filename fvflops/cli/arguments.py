@@ -49,9 +49,9 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run(parser: argparse.ArgumentParser, *, built_on: str = "--device") -> None:
-    """Add the device, the execution and the mode of the model."""
-    parser.add_argument(built_on, default=None, help="device of the model: cpu, cuda, or meta for no weights")
+def add_run(parser: argparse.ArgumentParser, *, device_option: str = "--device") -> None:
+    """Add the device, by the name of its option, the execution and the mode of the model."""
+    parser.add_argument(device_option, default=None, help="device of the model: cpu, cuda, or meta for no weights")
     parser.add_argument(
         "--execution",
         choices=("auto", "shapes", "real"),
@@ -71,17 +71,17 @@ def add_backward(parser: argparse.ArgumentParser) -> None:
 def add_report(
     parser: argparse._ActionsContainer, *, more: Mapping[str, str] | None = None, top: int | None = None
 ) -> None:
-    """Add the format of the report, the order of its rows, and its path; `more` are formats of this command."""
+    """Add the format of the report, the order of its rows, and its path; `more` are formats of this command only."""
     formats = {**FORMATS, **(more or {})}
-    listed = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
+    names = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     parser.add_argument(
-        "--format", type=partial(parse_format, formats), default="text", metavar="F", help=f"{listed}; default: text"
+        "--format", type=partial(parse_format, formats), default="text", metavar="F", help=f"{names}; default: text"
     )
     parser.add_argument(
-        "--sort", metavar="KEY", help="rank rows by a column of the table, or by name; an unknown key lists all"
+        "--sort", metavar="KEY", help="rank rows by a column of the table, or by name; an unknown key prints the keys"
     )
-    shown = "all" if top is None else str(top)
-    parser.add_argument("--top", type=parse_top, default=top, metavar="N", help=f"number of rows; default: {shown}")
+    default = "all" if top is None else str(top)
+    parser.add_argument("--top", type=parse_top, default=top, metavar="N", help=f"number of rows; default: {default}")
     add_output(parser)
 
 
@@ -106,9 +106,9 @@ def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
 
 def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:
     """Add the deepest level of modules that is shown."""
-    described = help or "deepest module level shown"
-    shown = "" if default is None else f"; default: {default}"
-    parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=described + shown)
+    text = help or "deepest module level shown"
+    text += "" if default is None else f"; default: {default}"
+    parser.add_argument("--depth", type=parse_depth, default=default, metavar="N", help=text)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
@@ -119,14 +119,14 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
 def parse_depth(text: str) -> int:
     """Return a depth, as argparse's `type`."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a depth is a whole number from 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"depth must be an integer of at least 0; got {text!r}")
     return int(text)
 
 
 def parse_top(text: str) -> int:
     """Return a number of rows, as argparse's `type`."""
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"the number of rows is 1 or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"the number of rows must be at least 1; got {text!r}")
     return int(text)
 
 

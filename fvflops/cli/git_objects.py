@@ -1,6 +1,6 @@
 """Read the objects of a git repository without running its hooks, filters or fsmonitor, and without fetching.
 
-Only commands that read objects are called, and the programs that git could start are disabled all the same.
+Only commands that read objects are called, and git's hooks and helper programs are disabled too.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def run_git(folder: str, *command: str) -> str:
 def list_files(folder: str, commit: str) -> list[Entry]:
     """Return all paths of a commit, including submodules (without content)."""
     lines = run_git(folder, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
-    found = [line.partition("\t") for line in lines if line]
-    heads = [(head.split(), path) for head, _, path in found]
-    return [Entry(mode, name, path) for (mode, _, name), path in heads]
+    columns = [line.partition("\t") for line in lines if line]
+    return [Entry(mode, name, path) for (mode, _, name), path in ((head.split(), path) for head, _, path in columns)]
 
 
 def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
@@ -62,22 +61,22 @@ def write_files(folder: str, entries: Sequence[Entry], tree: str) -> None:
             raise GitError(f"the revision has the invalid path {entry.path!r}, which is not written")
         directory = os.path.join(tree, *parts)
         os.makedirs(directory if entry.mode == _SUBMODULE else os.path.dirname(directory), exist_ok=True)
-    wanted = sorted((entry for entry in entries if entry.mode != _SUBMODULE), key=lambda entry: entry.mode == _LINK)
+    files = sorted((entry for entry in entries if entry.mode != _SUBMODULE), key=lambda entry: entry.mode == _LINK)
     command = ("cat-file", "--batch")
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as errors:
-        names.write("".join(f"{entry.name}\n" for entry in wanted).encode())
+        names.write("".join(f"{entry.name}\n" for entry in files).encode())
         names.seek(0)
         process = _start(folder, command, stdin=names, stderr=errors)
         assert process.stdout is not None
         with process, process.stdout as objects:
-            for entry in wanted:
+            for entry in files:
                 header = objects.readline().decode().split()
                 if header[1:2] != ["blob"]:
                     process.kill()
                     errors.seek(0)
                     message = " ".join(errors.read().decode(errors="replace").split())
                     raise GitError(
-                        f"{entry.path} is not in this clone, and nothing is fetched: fetch it with git first"
+                        f"{entry.path} is missing from this clone, and nothing is fetched: fetch it with git first"
                         + (f" ({message})" if message else "")
                     )
                 _write(objects, int(header[2]), os.path.join(tree, *entry.path.split("/")), entry.mode)

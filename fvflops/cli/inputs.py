@@ -27,12 +27,12 @@ def parse_input(text: str) -> InputSpec:
     name, separator, rest = text.rpartition("=")
     shape, _, dtype = rest.partition(":")
     if separator and not name.isidentifier():
-        raise ValueError(f"--input {text}: {name!r} is no argument name")
+        raise ValueError(f"--input {text}: {name!r} is not an argument name; write NAME=SHAPE")
     if not re.fullmatch(r"\d+([,x]\d+)*", shape):
-        raise ValueError(f"--input {text}: {shape!r} is no shape; write it like 1,3,224,224")
+        raise ValueError(f"--input {text}: {shape!r} is not a shape; write it like 1,3,224,224")
     dtype = dtype or "float32"
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"--input {text}: {dtype!r} is no dtype of torch; float32, bfloat16, int64 and bool are")
+        raise ValueError(f"--input {text}: {dtype!r} is not a dtype of torch, such as float32, bfloat16, int64 or bool")
     return InputSpec(name or None, tuple(int(size) for size in re.split("[,x]", shape)), dtype)
 
 

@@ -60,10 +60,9 @@ def load_model(
             "transformers:CLASS, package.module:factory or file.py:factory"
         )
     if config is not None and source != "transformers":
-        raise ValueError(f"--config is for transformers models, and {name!r} is none")
+        raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
     specs = tuple(parse_input(text) for text in inputs)
-    device_context = torch.device(device) if device is not None else nullcontext()
-    with device_context:
+    with torch.device(device) if device is not None else nullcontext():
         built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
     device_of_model = _device_of(built.model)
     if not specs and built.inputs is not None:
@@ -84,7 +83,7 @@ def _from_zoo(name: str, _: str | None) -> _Built:
 def _from_timm(name: str, _: str | None) -> _Built:
     timm = _import("timm")
     if not timm.is_model(name):
-        raise ValueError(_describe_unknown("timm", name, timm.list_models()))
+        raise ValueError(_describe_missing("timm", name, timm.list_models()))
     model = timm.create_model(name, pretrained=False)
     return _Built(model, (InputSpec(None, (1, *model.pretrained_cfg["input_size"])),))
 
@@ -92,7 +91,7 @@ def _from_timm(name: str, _: str | None) -> _Built:
 def _from_torchvision(name: str, _: str | None) -> _Built:
     models = _import("torchvision").models
     if name not in models.list_models():
-        raise ValueError(_describe_unknown("torchvision", name, models.list_models()))
+        raise ValueError(_describe_missing("torchvision", name, models.list_models()))
     # With the default weights_backbone a detection model would download its backbone's weights.
     needs_backbone = "detection" in models.get_model_builder(name).__module__ or "segmentation" in (
         models.get_model_builder(name).__module__
@@ -119,7 +118,7 @@ def _from_transformers(name: str, config: str | None) -> _Built:
     transformers = _import("transformers")
     if not hasattr(transformers, name):
         names = [item for item in dir(transformers) if item.endswith(("Model", "ForCausalLM", "LMHeadModel"))]
-        raise ValueError(_describe_unknown("transformers", name, names))
+        raise ValueError(_describe_missing("transformers", name, names))
     model_class: Any = getattr(transformers, name)
     config_class: Any = getattr(model_class, "config_class", None)
     if config_class is None:
@@ -129,7 +128,7 @@ def _from_transformers(name: str, config: str | None) -> _Built:
 
 
 def _transformers_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...]:
-    """Return input shapes of a usual size for the model's main input: text, images or audio; () for others."""
+    """Return input shapes of a common size for the model's main input: text, images or audio; () for others."""
     main = model_class.main_input_name
     if main == "pixel_values":
         size = getattr(config, "image_size", 224)
@@ -174,16 +173,16 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
         raise ValueError(f"{option} {text}: write package.module:function or file.py:function")
     function: Callable[..., Any] = _import_attribute(source, name)
     if not callable(function):
-        raise ValueError(f"{option} {text} is {type(function).__name__}, not a function")
+        raise ValueError(f"{option} {text} must be a function; got {type(function).__name__}")
     return function
 
 
 def _import_attribute(source: str, name: str) -> Any:
     module = _import_file(source) if source.endswith(".py") else _import(source)
-    found = getattr(module, name, None)
-    if found is None:
-        raise ValueError(_describe_unknown(source, name, [item for item in dir(module) if not item.startswith("_")]))
-    return found
+    value = getattr(module, name, None)
+    if value is None:
+        raise ValueError(_describe_missing(source, name, [item for item in dir(module) if not item.startswith("_")]))
+    return value
 
 
 def _from_factory(source: str, name: str) -> _Built:
@@ -229,7 +228,7 @@ def _import(name: str) -> ModuleType:
         raise ValueError(f"there is no package {error.name!r} here: install it, or check the name") from error
 
 
-def _describe_unknown(source: str, name: str, names: Sequence[str]) -> str:
+def _describe_missing(source: str, name: str, names: Sequence[str]) -> str:
     near = nearest(name, names)
     return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
 

@@ -23,28 +23,28 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     Traceback (most recent call last):
     ValueError: --plot ./a.txt: another file of this run has that path
     """
-    named = [(option, path) for option in _OPTIONS if (path := getattr(arguments, option, None)) is not None]
-    read, written = _find_inputs(arguments), set[str]()
-    for option, path in named:
-        if (location := _resolve(path)) in read:
+    outputs = [(option, path) for option in _OPTIONS if (path := getattr(arguments, option, None)) is not None]
+    inputs, written = _find_inputs(arguments), set[str]()
+    for option, path in outputs:
+        if (location := _resolve(path)) in inputs:
             raise ValueError(f"--{option} {path}: this run reads that file: choose another path")
         if location in written:
             raise ValueError(f"--{option} {path}: another file of this run has that path")
         written.add(location)
-    for _, path in named:
+    for _, path in outputs:
         paths.check_writable(path)
 
 
 def _find_inputs(arguments: argparse.Namespace) -> set[str]:
     texts = [text for option in _INPUTS if (text := getattr(arguments, option, None)) is not None]
-    # A text without a suffix, such as a table's name, is no file.
+    # A value without a file extension is a name, such as a table's.
     return {_resolve(file) for text in texts for file in (text, text.rpartition(":")[0]) if os.path.splitext(file)[1]}
 
 
 def _resolve(path: str) -> str:
     try:
         return path if "://" in path else os.path.realpath(path)
-    except (OSError, ValueError):  # no valid file name: check_writable raises the error
+    except (OSError, ValueError):  # an invalid file name: check_writable raises the error
         return path
 
 

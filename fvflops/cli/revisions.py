@@ -48,12 +48,12 @@ def find_revision(text: str) -> Revision | None:
         files = [entry.path for entry in list_files(folder, commit)]
     except GitError as error:
         raise ValueError(f"{text}: {error}") from None
-    wanted = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
-    here = os.path.relpath(os.path.realpath(wanted), os.path.realpath(repository))
-    for candidate in (here.replace(os.sep, "/"), os.path.normpath(path).replace(os.sep, "/")):
+    absolute = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    relative = os.path.relpath(os.path.realpath(absolute), os.path.realpath(repository))
+    for candidate in (relative.replace(os.sep, "/"), os.path.normpath(path).replace(os.sep, "/")):
         if candidate in files:
             return Revision(text, repository, commit, candidate, factory)
-    near = nearest(here, files)
+    near = nearest(relative, files)
     hint = f": the nearest is {near!r}" if near else ""
     raise ValueError(f"{text}: the revision {revision} has no file {path!r}{hint}")
 
@@ -72,13 +72,13 @@ def record_revision(revision: Revision, inputs: Sequence[str], arguments: argpar
             raise ValueError(f"{revision.text}: {error}") from None
         print(
             f"{revision.text}: runs {revision.path} of commit {revision.commit[:12]} and what it imports, "
-            "no hook and no filter of the repository",
+            "without the repository's hooks and filters",
             file=sys.stderr,
         )
         repository = os.path.realpath(revision.repository)
         # Entries of sys.path inside the working tree are mapped to the revision's files.
         move = partial(_move, repository=repository, tree=tree)
-        here = move(os.getcwd())
+        working_folder = move(os.getcwd())
         model = f"{os.path.join(tree, *revision.path.split('/'))}:{revision.factory}"
         try:
             return record_in_subprocess(
@@ -86,7 +86,7 @@ def record_revision(revision: Revision, inputs: Sequence[str], arguments: argpar
                 model,
                 inputs,
                 arguments,
-                folder=here if here.startswith(tree) else tree,
+                folder=working_folder if working_folder.startswith(tree) else tree,
                 move=move,
             )
         except ValueError as error:
@@ -106,4 +106,4 @@ def _find_commit(folder: str, revision: str) -> str:
     try:
         return run_git(folder, "rev-parse", "--verify", "--end-of-options", revision + "^{commit}")
     except GitError:
-        raise GitError(f"{revision} is no revision of the git repository here") from None
+        raise GitError(f"this git repository has no revision {revision}") from None

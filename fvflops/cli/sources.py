@@ -50,7 +50,7 @@ def open_analysis(
     revision = find_revision(name)
     if revision is not None:
         if config is not None:
-            raise ValueError(f"--config is for transformers models, and {name!r} is none")
+            raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
         trace = record_revision(revision, inputs, arguments)
         return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     if in_subprocess:

@@ -33,7 +33,7 @@ def record_in_subprocess(
     """
     package_folder = str(PACKAGE.parent)
     code = f"import sys; sys.path[:1] = [{package_folder!r}]; from fvflops.cli.worker import main; main()"
-    with tempfile.TemporaryDirectory(prefix="fvflops-") as folder_of_result:
+    with tempfile.TemporaryDirectory(prefix="fvflops-") as result_folder:
         request = {
             "model": model,
             "input": list(inputs),
@@ -42,7 +42,7 @@ def record_in_subprocess(
             "train": arguments.train,
             "assume": list(arguments.assume),
             "table": os.path.abspath(arguments.table) if os.path.isfile(arguments.table) else arguments.table,
-            "result": os.path.join(folder_of_result, "trace.json"),
+            "result": os.path.join(result_folder, "trace.json"),
             "path": [move(entry) for entry in sys.path if entry],
         }
         process = subprocess.run(

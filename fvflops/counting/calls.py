@@ -15,15 +15,15 @@ from fvflops.trace.module_tree import innermost
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import Callee, Span
 
-# Origins of storages that have a name.
-_NAMED = ("parameter", "buffer")
+# Origins of storages with a name.
+_NAMED_ORIGINS = ("parameter", "buffer")
 
 
 def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
     """Return the op calls of a Trace in start order; an aggregated Trace raises TraceError.
 
-    FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A call of a module or a function that is
-    counted as a whole precedes the ops in it, as a record of its own.
+    FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A module or function that is
+    counted as a whole is a record too, before the ops inside it.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -92,18 +92,18 @@ def list_module_calls(
     ops: Counter[int] = Counter()
     for annotated in _annotate(trace, cost_model, activations):
         span, item = annotated.span, annotated.item
-        around = opened.setdefault(span.track, [])
-        while around and around[-1][1] >= span.depth:
-            around.pop()
+        enclosing = opened.setdefault(span.track, [])
+        while enclosing and enclosing[-1][1] >= span.depth:
+            enclosing.pop()
         if item.kind == "module":
-            around.append((len(calls), span.depth))
+            enclosing.append((len(calls), span.depth))
             calls.append(
                 ModuleCall(
                     len(calls),
                     item.name,
                     trace.modules.by_name[item.name].class_name,
                     span.phase,
-                    len(around) - 1,
+                    len(enclosing) - 1,
                     item.inputs,
                     item.outputs,
                     elements[item.name],
@@ -116,12 +116,12 @@ def list_module_calls(
                 )
             )
         elif annotated.event is not None:
-            ops.update([number for number, _ in around])
+            ops.update([number for number, _ in enclosing])
     return tuple([call._replace(ops=ops[call.number]) for call in calls])
 
 
 def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
-    """Sum op calls by the source line that makes them, most FLOPs first.
+    """Return the sums of op calls by source line, most FLOPs first.
 
     >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
     >>> [(line.line, line.calls, line.flops) for line in sum_lines([call._replace(line="net.py:7"), call])]
@@ -133,14 +133,14 @@ def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
     lines = [
         LineCount(
             line,
-            len(made),
-            sum(call.flops or 0 for call in made),
-            sum(call.macs or 0 for call in made),
-            None if made[0].activations is None else sum(call.activations or 0 for call in made),
-            sum(call.nbytes or 0 for call in made),
-            sum(call.flops is None for call in made),
+            len(line_calls),
+            sum(call.flops or 0 for call in line_calls),
+            sum(call.macs or 0 for call in line_calls),
+            None if line_calls[0].activations is None else sum(call.activations or 0 for call in line_calls),
+            sum(call.nbytes or 0 for call in line_calls),
+            sum(call.flops is None for call in line_calls),
         )
-        for line, made in by_line.items()
+        for line, line_calls in by_line.items()
     ]
     return tuple(sorted(lines, key=lambda line: -line.flops))
 
@@ -159,17 +159,19 @@ class _Annotated(NamedTuple):
 def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None) -> Iterator[_Annotated]:
     split_trace, traffic_model = split_by_aliasing(trace, keep_events=True)
     timeline = build_timeline(split_trace, cost_model, traffic_model=traffic_model)
-    other = None if activations is None else build_timeline(split_trace, activations)
+    activation_timeline = None if activations is None else build_timeline(split_trace, activations)
     ops = iter([event for event in trace.events or () if event.kind == "op"])
-    for index, span in enumerate(timeline.ordered()):
+    for index, span in enumerate(timeline.require_spans()):
         item = timeline.callees[span.callee]
-        counted = None if other is None else other.ordered()[index]
+        counted = None if activation_timeline is None else activation_timeline.require_spans()[index]
         yield _Annotated(
             span,
             item,
             next(ops) if item.kind == "op" else None,
             (span.stack, span.phase) in timeline.covered,
-            None if other is None or counted is None else other.callees[counted.callee].flops,
+            None
+            if activation_timeline is None or counted is None
+            else activation_timeline.callees[counted.callee].flops,
             None if counted is None else counted.flops,
         )
 
@@ -187,7 +189,7 @@ class _Flow:
         A view of a storage writes nothing.
         """
         storages = self._trace.storages
-        named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED]
+        named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED_ORIGINS]
         after = sorted({self._writers[index] for index in event.reads if index in self._writers})
         writes_in_place = "!" in self._trace.signatures[event.item].schema
         for index in event.writes:

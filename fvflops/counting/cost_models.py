@@ -13,12 +13,12 @@ _CACHE_SIZE = 1 << 14
 class TableCostModel:
     """Costs of calls by a table; `metric` is "flops" or "activations".
 
-    Activations of an op that the table counts in FLOPs only are OMITTED: the convention ignores them.
+    Activations of an op that the table counts in FLOPs only are IGNORED by the convention.
     """
 
     def __init__(self, table: FormulaTable, metric: str) -> None:
         if metric not in ("flops", "activations"):
-            raise ValueError(f"a table counts 'flops' or 'activations', not {metric!r}")
+            raise ValueError(f"metric must be 'flops' or 'activations'; got {metric!r}")
         self._table = table
         self._metric = metric
         self._costs: dict[int, tuple[Signature, tuple[OpCost, ...]]] = table.memo.setdefault(metric, {})
@@ -64,7 +64,7 @@ class TableCostModel:
 
 
 class NullCostModel:
-    """Treat all ops as UNKNOWN except the zero-FLOP ones of a table: the base of an analysis without formulas."""
+    """Treat all ops as UNSUPPORTED except the zero-FLOP ops of a table, for an analysis without formulas."""
 
     def __init__(self, table: FormulaTable) -> None:
         self._table = table
@@ -80,13 +80,13 @@ class NullCostModel:
         return False
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return a cost of zero with status FREE or UNKNOWN."""
+        """Return a cost of zero with status ZERO_FLOP or UNSUPPORTED."""
         row = self._table.row(signature.op)
-        free = row is not None and row.kind == "free"
-        return (OpCost(signature.packet.partition("::")[2], Status.ZERO_FLOP if free else Status.UNSUPPORTED),)
+        is_zero_flop = row is not None and row.kind == "free"
+        return (OpCost(signature.packet.partition("::")[2], Status.ZERO_FLOP if is_zero_flop else Status.UNSUPPORTED),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return an UNKNOWN cost for an autograd.Function if the table is opaque, else None."""
+        """Return an UNSUPPORTED cost for an autograd.Function if the table is opaque, else None."""
         if region.kind == "function" and self._table.opaque:
             return RegionCost((OpCost(f"PythonOp.{region.name}", Status.UNSUPPORTED),))
         return None

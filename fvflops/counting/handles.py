@@ -78,9 +78,9 @@ def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
 
 
 def _number(value: Any, name: str) -> int:
-    """Return a handle's result; no number, or a type below 64 bits, which may overflow, raises ValueError."""
-    narrow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
-    if not isinstance(value, Real) or narrow:
+    """Return a handle's result; a type below 64 bits, which may overflow, or no number raises ValueError."""
+    may_overflow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
+    if not isinstance(value, Real) or may_overflow:
         raise ValueError(
             f"the handle of {name} returned {value!r} of type {type(value).__name__}: "
             "return a Python int, or a Counter of them"

@@ -18,7 +18,7 @@ from fvflops.trace import Counts, Entry, Status, Trace
 class MetricCounts:
     """Counts of one run by metric, computed on first access.
 
-    `table` is None where no table is used. `known` are existing counts to reuse, such as those of an analysis with
+    `table` is None where no table is used. `existing` are counts to reuse, such as those of an analysis with
     handles.
 
     >>> from torch import nn, ones
@@ -29,16 +29,16 @@ class MetricCounts:
     {'flops': 54, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116}
     """
 
-    def __init__(self, trace: Trace, table: FormulaTable | None, known: Counts | None = None) -> None:
+    def __init__(self, trace: Trace, table: FormulaTable | None, existing: Counts | None = None) -> None:
         self.trace = trace
         self.table = table
-        self._counts = {} if known is None else {known.metric: known}
+        self._counts = {} if existing is None else {existing.metric: existing}
 
     def names(self) -> tuple[str, ...]:
         """Return the available metrics."""
         return tuple(name for name, metric in METRICS.items() if metric.can_count(self))
 
-    def knows(self, name: str) -> bool:
+    def is_counted(self, name: str) -> bool:
         """Return whether a metric has been counted already."""
         return name in self._counts
 
@@ -50,7 +50,7 @@ class MetricCounts:
     def by_table(self, metric: str) -> Counts:
         """Return the counts of "flops" or "activations" by the table."""
         if self.table is None:
-            raise ValueError(f"{metric} need a formula table")
+            raise ValueError(f"counting {metric} needs a formula table")
         return count(self.trace, TableCostModel(self.table, metric), metric)
 
 
@@ -74,7 +74,7 @@ class Metric:
     def can_count(self, counts: MetricCounts) -> bool:
         """Return whether its inputs are available."""
         if self.of in METRICS:
-            return counts.knows(self.of) or METRICS[self.of].can_count(counts)
+            return counts.is_counted(self.of) or METRICS[self.of].can_count(counts)
         return self.of != "table" or counts.table is not None
 
 

@@ -15,15 +15,15 @@ from fvflops.trace import Event, Region, Status, Trace, Value, tensors_in
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 
-# Limit of tensors listed for one op, such as an optimizer's step of all parameters.
-_NAMED = 16
+# Limit of tensors listed for one op, such as a fused optimizer step on all parameters.
+_MAX_TENSORS = 16
 
 
 def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostModel | None = None) -> Timeline:
     """Return the timeline of a trace, with FLOPs and multiply-adds by a cost model.
 
     Bytes moved are by `traffic_model`, unknown without it. Memory is measured, else derived from the lifetimes of the
-    storages: on all devices together, including what was allocated before the run. A region without an exit, because
+    storages: on all devices together, including memory allocated before the run. A region without an exit, because
     the recording ended or was paused, spans the calls inside it.
 
     >>> import torch
@@ -80,11 +80,11 @@ def _has_memory(trace: Trace) -> bool:
 def _describe_unsupported(
     items: list[Callee], calls: Mapping[tuple[int, int, str], int], covered: frozenset[tuple[int, str]]
 ) -> dict[str, str]:
-    unknown: Counter[str] = Counter()
+    unsupported: Counter[str] = Counter()
     for (item, stack, phase), count in calls.items():
         if items[item].flops is None and (stack, phase) not in covered:
-            unknown[items[item].name] += count
-    return {"unknown": ", ".join(f"{op} × {count}" for op, count in unknown.items())} if unknown else {}
+            unsupported[items[item].name] += count
+    return {"unknown": ", ".join(f"{op} × {count}" for op, count in unsupported.items())} if unsupported else {}
 
 
 class _Callees:
@@ -150,8 +150,8 @@ def _describe(
 
 def _name(values: tuple[Value, ...]) -> tuple[str, ...]:
     specs = list(tensors_in(values))
-    more = len(specs) - _NAMED
-    return (*map(str, specs[:_NAMED]), *([f"and {more} more"] if more > 0 else []))
+    hidden = len(specs) - _MAX_TENSORS
+    return (*map(str, specs[:_MAX_TENSORS]), *([f"and {hidden} more"] if hidden > 0 else []))
 
 
 def _columns(costs: tuple[OpCost, ...]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class _OpenCall:
     start: int | None = None
     end: int | None = None
 
-    def extend(self, start: int | None, end: int | None) -> None:
+    def include(self, start: int | None, end: int | None) -> None:
         if start is not None and (self.start is None or start < self.start):
             self.start = start
         if end is not None and (self.end is None or end > self.end):
@@ -222,16 +222,16 @@ class _SpanBuilder:
                     self._close(call, self._items.of_region(call.region))
         return self._spans
 
-    def _call(self, event: Event, around: RegionCall | None) -> None:
+    def _call(self, event: Event, parent: RegionCall | None) -> None:
         item = self._items.of_op(event.item)
         before, after = event.memory_before, event.memory_after
         if self._live is not None:
             before, after = self._live.bytes, self._live.write(event.writes)
         memory = max(0, after - before) if before is not None and after is not None else 0
         span_cost = self._self_cost(item, event, memory)
-        depth = 0 if around is None else around.depth + 1
+        depth = 0 if parent is None else parent.depth + 1
         self._spans.append(_span(event, item, depth, span_cost)._replace(memory_before=before, memory_after=after))
-        self._add_to_parent(around, span_cost, event.start_ns, _end(event))
+        self._add_to_parent(parent, span_cost, event.start_ns, _end(event))
 
     def _enter(self, event: Event, call: RegionCall) -> None:
         self._opened[call] = _OpenCall(len(self._spans), start=event.start_ns)
@@ -259,12 +259,12 @@ class _SpanBuilder:
         return _SpanCost(flops, macs, entry.nbytes or 0, memory, unknown)
 
     def _add_to_parent(
-        self, around: RegionCall | None, span_cost: _SpanCost, start: int | None, end: int | None
+        self, parent: RegionCall | None, span_cost: _SpanCost, start: int | None, end: int | None
     ) -> None:
-        if around is not None:
-            opened = self._opened[around]
+        if parent is not None:
+            opened = self._opened[parent]
             opened.span_cost = opened.span_cost.plus(span_cost)
-            opened.extend(start, end)
+            opened.include(start, end)
 
 
 def _span(event: Event, item: int, depth: int, span_cost: _SpanCost) -> Span:

@@ -34,12 +34,12 @@ _KEYS = (
     "ops",
     "modules",
 )
-_WORD = re.compile(r"\w[\w-]*", re.ASCII)
+_TABLE_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
 _FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
-# Shipped YAML files that are no tables.
-_NO_TABLES = ("devices",)
+# Shipped YAML files that are not formula tables.
+_OTHER_FILES = ("devices",)
 
 Rows = dict[str, tuple[Row, Node]]
 
@@ -51,30 +51,34 @@ def shipped_tables() -> list[str]:
     ['default', 'calflops']
     """
     names = [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
-    return sorted((name for name in names if name not in _NO_TABLES), key=lambda name: (name != "default", name))
+    return sorted((name for name in names if name not in _OTHER_FILES), key=lambda name: (name != "default", name))
 
 
 def load_table(name: str) -> FormulaTable:
-    """Return a table: a shipped one by name, or one at a local path or a URI that iopath knows.
+    """Return a table: a shipped one by name, or one at a local path or at a URI that iopath supports.
 
-    Errors raise TableError, whose message starts with the file and the line. Shipped tables are cached.
+    An unknown name raises TableError, as do errors in a file, with file and line. Shipped tables are cached.
 
     >>> load_table("fvcore").multiply_add
     1
     >>> load_table("fvcor")
     Traceback (most recent call last):
-    fvflops.formulas.yaml_document.TableError: fvcor:1: cannot be read: ...; did you mean 'fvcore'?
+    fvflops.formulas.yaml_document.TableError: fvflops ships no table named 'fvcor', and no such file exists: \
+did you mean 'fvcore'?
     """
     name = os.fspath(name)
     if not name.strip():
         raise TableError(f"the name of a table is empty: write one of {', '.join(shipped_tables())}, or a path")
     path = _locate(name, None)
+    if _TABLE_NAME.fullmatch(path) and not os.path.lexists(path):
+        hint = suggest(path, shipped_tables()) or f": shipped tables are {', '.join(shipped_tables())}"
+        raise TableError(f"fvflops ships no table named {truncate(path)!r}, and no such file exists{hint}")
     with gc_paused():
         return _load_shipped(path) if path.startswith(paths.SCHEME) else _load(path, (), name)
 
 
 def resolve_table(table: str | FormulaTable) -> FormulaTable:
-    """Return a table given as such, or by its name, path or URI.
+    """Return a table that is passed as an object or by its name, path or URI.
 
     >>> resolve_table("fvcore") is resolve_table(resolve_table("fvcore"))
     True
@@ -95,7 +99,7 @@ def _locate(name: str, base: str | None) -> str:
 def _shipped(name: str) -> str:
     """Return the URI of a shipped table, "" if there is none."""
     path = f"{paths.SCHEME}{name}.yaml"
-    return path if _WORD.fullmatch(name) and name not in _NO_TABLES and paths.exists(path) else ""
+    return path if _TABLE_NAME.fullmatch(name) and name not in _OTHER_FILES and paths.exists(path) else ""
 
 
 def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
@@ -103,20 +107,20 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     base = FormulaTable("")
     if "extends" in fields:
         base = _load_base(fields["extends"], path, (*chain, path))
-    # Not shipped tables: they must load on an older torch, which lacks some of their ops; tests check them.
-    checked = not path.startswith(paths.SCHEME)
+    # Shipped tables are checked by tests; they must also load on an older torch, which lacks some of their ops.
+    is_checked = not path.startswith(paths.SCHEME)
     constants = {**base.constants, **_read_constants(fields)}
-    ops = _read_ops(fields, partial(check_op, constants=constants) if checked else None)
-    modules = _read_rows(fields, "modules", partial(check_module, constants=constants) if checked else None)
+    ops = _read_ops(fields, partial(check_op, constants=constants) if is_checked else None)
+    modules = _read_rows(fields, "modules", partial(check_module, constants=constants) if is_checked else None)
     flags = {key: read_flag(fields[key], key) for key in _FLAGS if key in fields}
     if flags.get("omit_inherited"):
         base = _omit_all(base)
     opaque = flags.get("opaque", base.opaque)
     rows = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
     if opaque:
-        _check_reach(rows, ops)
+        _check_reachable(rows, ops)
     return FormulaTable(
-        name=path.removeprefix(paths.SCHEME).removesuffix(".yaml") if not checked else path,
+        name=path.removeprefix(paths.SCHEME).removesuffix(".yaml") if not is_checked else path,
         description=fields["description"].text("description") if "description" in fields else "",
         multiply_add=_read_count(fields["multiply_add"]) if "multiply_add" in fields else base.multiply_add,
         opaque=opaque,
@@ -131,7 +135,7 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
 
 
 def _omit_all(table: FormulaTable) -> FormulaTable:
-    """Return a table with all counted rows changed to omitted."""
+    """Return a table in which all counted rows are omitted."""
     rows = {name: _omit_row(row) for name, row in table.rows.items()}
     return replace(table, rows=rows, modules={name: _omit_row(row) for name, row in table.modules.items()})
 
@@ -144,7 +148,7 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
     try:
         document = read_document(path, file)
     except TableError as error:
-        hint = suggest(file, shipped_tables(), lead="; ")
+        hint = suggest(file, shipped_tables(), separator="; ")
         if hint and isinstance(error.__cause__, OSError):
             raise TableError(f"{error}{hint}") from None
         raise
@@ -156,20 +160,20 @@ def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
     if not name.strip():
         raise node.error(f"extends is empty: write one of {', '.join(shipped_tables())}, or a path")
     if len(chain) >= MAX_EXTENDS:
-        raise node.error(f"extends: more than {MAX_EXTENDS} tables, each of which extends the next")
+        raise node.error(f"extends: a chain of more than {MAX_EXTENDS} tables")
     base = _locate(name, path)
     if not paths.exists(base):
         hint = suggest(name, shipped_tables()) or f": shipped tables are {', '.join(shipped_tables())}"
-        raise node.error(f"extends: there is no table {truncate(base, 300)!r}{hint}")
-    if any(_same_file(base, other) for other in chain):
+        raise node.error(f"extends: the table {truncate(base, 300)!r} does not exist{hint}")
+    if any(_same_file(base, extending) for extending in chain):
         raise node.error(f"extends: a cycle: {' extends '.join((*chain, base))}")
     return _load_shipped(base) if base.startswith(paths.SCHEME) else _load(base, chain, base)
 
 
-def _same_file(one: str, other: str) -> bool:
-    if "://" in one or "://" in other:
-        return one == other
-    return os.path.realpath(one) == os.path.realpath(other)
+def _same_file(a: str, b: str) -> bool:
+    if "://" in a or "://" in b:
+        return a == b
+    return os.path.realpath(a) == os.path.realpath(b)
 
 
 def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None) -> Rows:
@@ -198,13 +202,13 @@ def _read_family(node: Node) -> Rows:
     """Return the rows of a family, one for each of its ops, each with its node for errors."""
     fields = dict(node.fields("a family"))
     if "ops" not in fields:
-        raise node.error("a family names no ops: write ops: [aten::exp, aten::exp2]")
+        raise node.error("a family has no ops: write ops: [aten::exp, aten::exp2]")
     rows: Rows = {}
     for item in fields.pop("ops").items("ops of a family"):
         name = item.name("an op of a family")
         _refuse_duplicate(name, item, rows)
-        said = Node(item.file, item.line, fields)
-        rows[name] = (read_row(name, said), said)
+        row_node = Node(item.file, item.line, fields)
+        rows[name] = (read_row(name, row_node), row_node)
     return rows
 
 
@@ -222,10 +226,10 @@ def _read_constants(fields: dict[str, Node]) -> dict[str, int]:
     constants = {}
     for name, node in fields["constants"].fields("constants").items() if "constants" in fields else ():
         if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS or name in ("out", "outputs"):
-            raise node.error(f"the constant {truncate(name)!r} cannot be used in an expression: take another name")
+            raise node.error(f"the constant {truncate(name)!r} cannot be used in an expression: choose another name")
         text = node.text(f"the constant {name}")
         if not text.isdecimal() or not text.isascii() or len(text) > 9:
-            raise node.error(f"the constant {name} is {truncate(text)!r}: write a whole number")
+            raise node.error(f"the constant {name} is {truncate(text)!r}: write an integer >= 0")
         constants[name] = int(text)
     return constants
 
@@ -239,7 +243,7 @@ def _read_count(node: Node) -> int:
     text = node.text("multiply_add")
     if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:9]) <= 1000:
         raise node.error(
-            f"multiply_add is {truncate(text)!r}: write a whole number from 1, such as 1 (fvcore) or 2 (hardware)"
+            f"multiply_add is {truncate(text)!r}: write an integer >= 1, such as 1 (fvcore) or 2 (hardware)"
         )
     return int(text)
 
@@ -247,22 +251,23 @@ def _read_count(node: Node) -> int:
 def _merge(base: Mapping[str, Row], overriding: Mapping[str, Row]) -> dict[str, Row]:
     """Merge rows: a row of the extending table replaces inherited rows of the op, its overloads and its in-place form.
 
-    Without that, `aten::relu: {flops: numel(out)}` would leave an inherited `aten::relu_: free` in force.
+    Otherwise `aten::relu: {flops: numel(out)}` would not affect an inherited `aten::relu_: free`.
     """
     if not base:
         return dict(overriding)
-    covered = {packet_of(name) for name in overriding if "." not in name}
-    kept = {
+    replaced = {packet_of(name) for name in overriding if "." not in name}
+    inherited = {
         name: row
         for name, row in base.items()
-        if packet_of(name) not in covered and packet_of(name).removesuffix("_") not in covered
+        if packet_of(name) not in replaced and packet_of(name).removesuffix("_") not in replaced
     }
-    return {**kept, **overriding}
+    return {**inherited, **overriding}
 
 
-def _check_reach(rows: Mapping[str, Row], overriding: Rows) -> None:
+def _check_reachable(rows: Mapping[str, Row], overriding: Rows) -> None:
+    """Raise TableError for a row of an overload whose op is decomposed."""
     for name, (_, node) in overriding.items():
         packet = packet_of(name)
         if packet != name and packet in rows and rows[packet].kind == "decompose":
-            at = f"{rows[packet].file}:{rows[packet].line}"
-            raise node.error(f"{name} is never reached: {at} decomposes {packet}, with all its overloads")
+            location = f"{rows[packet].file}:{rows[packet].line}"
+            raise node.error(f"{name} is never used: {location} decomposes {packet} with all its overloads")

@@ -119,7 +119,7 @@ def register_formula(name: str, function: Formula) -> None:
     ValueError: the formula 'convolution' is shipped with fvflops: choose another name
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"a formula name is a word such as 'fused_scan', not {name!r}")
+        raise ValueError(f"a formula name must be an identifier such as 'fused_scan'; got {name!r}")
     if not callable(function):
         raise TypeError(f"the formula {name!r} is {function!r}, which cannot be called")
     if name in FORMULAS:
@@ -134,5 +134,5 @@ def find_formula(name: str) -> Formula:
         if name in registry:
             return registry[name]
     known = [*FORMULAS, *_REGISTERED]
-    hint = suggest(name, known, quote=False) or f": there are {truncate(', '.join(known), 500)}"
+    hint = suggest(name, known, quote=False) or f": available are {truncate(', '.join(known), 500)}"
     raise KeyError(f"unknown formula {truncate(name)}{hint}")

@@ -1,4 +1,4 @@
-"""Row of a table for one op, module class or autograd.Function, and the cost of a call by it."""
+"""Row of a table for one op, module class or autograd.Function, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Row:
     `flops` and `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the formula and an
     `example`. If `covers`, the ops inside a module are not counted in addition to its row.
 
-    A row with `activations` alone counts no FLOPs: its cost has the status OMITTED, and activations.
+    A row with only `activations` counts no FLOPs: its cost has activations, and the status IGNORED.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def status(self) -> Status:
-        """Status of its op; one that the table decomposes but that was recorded as a whole is UNKNOWN."""
+        """Status of the op; UNSUPPORTED if the table decomposes it but it was recorded undecomposed."""
         if self.kind in _STATUSES:
             return _STATUSES[self.kind]
         if self.macs is None and self.flops is None and self.use is None:
@@ -97,9 +97,7 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
         raise node.error(f"{name} has no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
     if "use" in texts and "macs" in texts:
-        raise fields["use"].error(
-            f"{name}: use defines the macs, so macs cannot be given too (flops are added to those of use)"
-        )
+        raise fields["use"].error(f"{name}: use defines the macs, so omit macs (flops are added to those of use)")
     return Row(
         name,
         "counted",
@@ -128,8 +126,8 @@ def read_flag(node: Node, what: str) -> bool:
 def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
     """Return the cost of a call by a row, with `multiply_add` FLOPs for one multiply-add.
 
-    A complex multiply-add counts as one of `macs`, like a real one. If the table's constant `complex_multiply_add`
-    defines it as several real ones, the others are added to the FLOPs. A row that does not match the call raises
+    A complex multiply-add counts as one of `macs`, like a real one; the table's constant `complex_multiply_add` is its
+    number of real ones, of which all but one are added to the FLOPs. A row that does not match the call raises
     TableError, which quotes both.
     """
     if row.kind != "counted":
@@ -139,11 +137,11 @@ def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
     except (ExpressionError, PatternError) as error:
         raise make_error(row.file, row.line, f"{call.op}: {error}; the schema is {call.schema}") from None
     except Exception as error:  # a registered formula is user code and may raise anything: name the row
-        what = "the row" if row.use is None else f"the formula {row.use}"
-        text = f"{call.op}: {what} raised {type(error).__name__}: {error}; called as {show_call(call)}"
+        subject = "the row" if row.use is None else f"the formula {row.use}"
+        text = f"{call.op}: {subject} raised {type(error).__name__}: {error}; called as {show_call(call)}"
         raise make_error(row.file, row.line, text) from error
-    more = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
-    flops = cost.flops + (more if more and _is_complex(call) else 0)
+    extra = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
+    flops = cost.flops + (extra if extra and _is_complex(call) else 0)
     return OpCost.in_flops(row.label, row.status, multiply_add, cost.macs, flops, cost.activations, cost.recomputed)
 
 
@@ -184,7 +182,7 @@ def _cost(row: Row, call: Call) -> Cost:
 def _check_label(name: str, node: Node) -> None:
     label = node.name(f"label of {name}")
     if not label.strip() or not label.isprintable():
-        raise node.error(f"label of {name} is {node.form}: write a name on one line, or leave it out")
+        raise node.error(f"label of {name} is {node.form}: write a name on one line, or omit the label")
 
 
 def _read_shapes(name: str, node: Node) -> str | Mapping[str, str]:

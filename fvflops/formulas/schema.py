@@ -1,4 +1,4 @@
-"""Schemas of torch's ops, to check a table; torch is imported on first use."""
+"""Schemas of torch's ops, for checking tables; torch is imported on first use."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def overloads_of(op: str) -> tuple[Overload, ...]:
     if packet.startswith("prims::") and not schemas_of_packet(packet):
         # torch's compiler defines some on import, which takes as long as importing torch.
         from fvflops.torch_internals import inductor_prims  # noqa: F401
-    found = []
+    overloads = []
     for schema in schemas_of_packet(packet):
         name = f"{packet}.{schema.overload_name}" if schema.overload_name else packet
         if op in (packet, name):
             text = str(schema)
             arguments = tuple(argument.name for argument in schema.arguments)
-            found.append(Overload(name, arguments, operands_of(text), text, is_composite(name)))
-    return tuple(found)
+            overloads.append(Overload(name, arguments, operands_of(text), text, is_composite(name)))
+    return tuple(overloads)
 
 
 def suggest_op(op: str) -> str:
@@ -59,15 +59,15 @@ def suggest_op(op: str) -> str:
     'aten::relu'
     """
     overload_names = [overload.name for overload in overloads_of(packet_of(op))]
-    if packet_of(op) in overload_names and op.endswith(".default"):  # so torch prints the overload that has no name
+    if packet_of(op) in overload_names and op.endswith(".default"):  # torch's notation for the overload without a name
         return packet_of(op)
     if overload_names:
         return nearest(op, overload_names, cutoff=0)
-    return nearest(op, _every_op(), cutoff=0)
+    return nearest(op, _all_ops(), cutoff=0)
 
 
 def suggest_namespace(op: str) -> str:
-    """Return the namespace that an op's is a typo of; "" where it has ops, or resembles none that has.
+    """Return the namespace closest to that of an op; "" if the op's namespace exists, or none is close.
 
     >>> suggest_namespace("Aten::mm"), suggest_namespace("aten::mm"), suggest_namespace("mylib::scan")
     ('aten', '', '')
@@ -93,7 +93,7 @@ def _namespaces() -> set[str]:
 
 
 @lru_cache(maxsize=1)
-def _every_op() -> Sequence[str]:
+def _all_ops() -> Sequence[str]:
     from fvflops.torch_internals import all_schemas
 
     return sorted({schema.name for schema in all_schemas()})
@@ -114,10 +114,10 @@ def is_composite(name: str) -> bool:
 
 
 def schemas_of(op: str) -> Mapping[str, str]:
-    """Return overload name → schema of an op, of a single overload where the name has one."""
+    """Return overload name → schema, for an op or a single overload."""
     from fvflops.torch_internals import schemas_of_packet
 
-    packet, _, wanted = op.partition(".")
-    found = schemas_of_packet(packet)
-    names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in found}
-    return {name: text for name, text in names.items() if not wanted or name == op}
+    packet, _, overload = op.partition(".")
+    schemas = schemas_of_packet(packet)
+    names = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in schemas}
+    return {name: text for name, text in names.items() if not overload or name == op}

@@ -1,11 +1,11 @@
-"""Formula tables: a convention that defines the cost of every call, read from YAML, which is never executed.
+"""Formula tables: the cost of every call by one convention, read from YAML, which is never executed.
 
     description: one line
     extends: default            # a shipped table, a path relative to this file, or a URI; entries here take precedence
     multiply_add: 1             # FLOPs of one multiply-add
     opaque: false               # true: composite ops and functions are counted as a whole, not by the ops inside
     constants: {exp: 8}         # names for expressions; entries here take precedence
-    floating_point_only: false  # true: integer arithmetic is free, except matrix products
+    floating_point_only: false  # true: integer arithmetic is zero-FLOP, except matrix products
     omit_inherited: false       # true: ops that the extended table counts are omitted here
     registered_formulas: true   # use formulas registered with torch.utils.flop_counter for ops without a row, see below
     free: [aten::view]          # short for `aten::view: free`
@@ -17,14 +17,14 @@
       aten::convolution: {use: convolution, label: conv, source: "..."}
       aten::conv2d: decompose   # count the ops inside; free and omitted are written in the same form
       prim::PythonOp.Swish: {flops: 4*numel(out)}
-    modules:                    # counted at the module, instead of the ops inside; with `covers: false` in addition
+    modules:                    # counted instead of the ops inside; with `covers: false` in addition to them
       torch.nn.LSTM: {macs: "numel(input) * hidden_size"}
 
 Names in an expression are the op's arguments, the names bound by `shapes`, `out` (the first result) and `outputs`. A
 function and a module have `input`, `input_1` ... instead of arguments, a module also its public numbers, strings and
 parameters by name. See `fvflops.formulas.language.expression`, `pattern` and `example`.
 
-An op without a row is UNKNOWN, unless the program registered a formula with torch's `register_flop_formula` and the
+An op without a row is unsupported, unless the program registered a formula with torch's `register_flop_formula` and the
 table has `registered_formulas`. That is the default, except for tables with `opaque` or `omit_inherited`: these
 reproduce tools that do not use registered formulas.
 """
@@ -52,10 +52,10 @@ class FormulaTable:
     """A convention: rows of ops, functions and module classes.
 
     `name` is that of a shipped table, or the path; `multiply_add` the FLOPs of one multiply-add. With `opaque`,
-    composite ops and functions are counted as a whole; with `floating_point_only`, integer arithmetic is free, except
-    matrix products; with `registered_formulas`, formulas registered with torch's flop counter apply to ops without a
-    row. `constants` are names for expressions and formulas; `stops_at` are the composite ops and regions that a
-    recording must not decompose for this table. `memo` caches costs by metric.
+    composite ops and functions are counted as a whole; with `floating_point_only`, integer arithmetic is zero-FLOP,
+    except matrix products; with `registered_formulas`, formulas registered with torch's flop counter apply to ops
+    without a row. `constants` are names for expressions and formulas; `stops_at` are the composite ops and regions that
+    a recording must not decompose for this table. `memo` caches costs by metric.
 
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
@@ -79,7 +79,7 @@ class FormulaTable:
         object.__setattr__(self, "stops_at", _stops(self.rows, self.opaque))
 
     def row(self, op: str) -> Row | None:
-        """Return the row of an overload, else of the op, else of the op whose in-place form it is.
+        """Return the row of an overload, else of the op; for an in-place form, else of the out-of-place op.
 
         An overload `reduce_out` uses the row of the overload `reduce` before that of the op.
         """
@@ -94,7 +94,7 @@ class FormulaTable:
         return None if name is None else self.modules[name]
 
     def price(self, signature: Signature) -> OpCost:
-        """Return the cost of an op call: UNKNOWN without a row; a row that does not match raises TableError."""
+        """Return the cost of an op call, UNSUPPORTED without a row; a row that does not match raises TableError."""
         row = self.row(signature.op)
         if row is None:
             return self._cost_without_row(signature)
@@ -116,13 +116,13 @@ class FormulaTable:
         None where no argument is nested, their numbers of parts differ, or the row does not match the parts.
         """
         nested = [spec for spec in tensors_in(signature.inputs) if spec.layout == "nested"]
-        number = nested[0].shape[0] if nested else 0
-        if row.kind != "counted" or any(len(spec.parts()) != number for spec in nested) or not number:
+        parts = nested[0].shape[0] if nested else 0
+        if row.kind != "counted" or any(len(spec.parts()) != parts for spec in nested) or not parts:
             return None
         try:
             costs = [
                 cost_of_call(row, Call.of(part, self.constants), self.multiply_add)
-                for part in (_part_of(signature, index) for index in range(number))
+                for part in (_part_of(signature, index) for index in range(parts))
             ]
         except TableError:
             return None
@@ -147,8 +147,8 @@ class FormulaTable:
     def price_function(self, name: str, signature: RegionSignature) -> OpCost | None:
         """Return the cost of a call of an `autograd.Function` by class name, or None to count the ops in it.
 
-        A function without a row is counted by its ops, or UNKNOWN if the table is opaque. One that a shipped row does
-        not match is UNKNOWN too, since another class may have the same name. A user's row that does not match raises
+        A function without a row is counted by its ops, or UNSUPPORTED if the table is opaque; so is one that a shipped
+        row does not match, since another class may have the same name. A user's row that does not match raises
         TableError.
         """
         op = FUNCTION_PREFIX + name.removeprefix(FUNCTION_PREFIX)
@@ -172,16 +172,16 @@ class FormulaTable:
 
 
 def find_class(names: Collection[str], classes: Iterable[str]) -> str | None:
-    """Return the table's name of the first of the qualified classes that has one, None if none has.
+    """Return the name in `names` that matches the first of the qualified class names, None without a match.
 
-    A name may leave out inner packages: `torch.nn.LSTM` is the class `torch.nn.modules.rnn.LSTM`.
+    A name may omit inner packages: `torch.nn.LSTM` is the class `torch.nn.modules.rnn.LSTM`.
     """
     for qualified in classes if names else ():
         if qualified in names:
             return qualified
-        near = [name for name in names if is_short_for(name, qualified)]
-        if near:
-            return max(near, key=len)
+        matching = [name for name in names if is_short_for(name, qualified)]
+        if matching:
+            return max(matching, key=len)
     return None
 
 
@@ -229,13 +229,13 @@ def _stops(rows: Mapping[str, Row], opaque: bool) -> StopsAt:
 
 
 def _in_place(name: str) -> str:
-    """Return the name of an op's in-place form, which is its own if it is in-place already."""
+    """Return the name of an op's in-place form; an in-place op is returned unchanged."""
     packet, dot, overload = name.partition(".")
     return name if packet[-1] == "_" else f"{packet}_{dot}{overload}"
 
 
 def is_short_for(key: str, name: str) -> bool:
-    """Return whether a table's class name is a qualified one without its inner packages.
+    """Return whether a class name in a table is a qualified name without its inner packages.
 
     >>> is_short_for("torch.nn.LSTM", "torch.nn.modules.rnn.LSTM")
     True

@@ -1,9 +1,9 @@
 """Formulas that the program registered with torch's flop counter, for ops without a row.
 
 A formula registered with `torch.utils.flop_counter.register_flop_formula` computes FLOPs from an op's arguments, with
-tensors as shapes or as they are, and one multiply-add as two FLOPs. For an op with torch's tag `pointwise` all n FLOPs
-count as such. For any other op n is read as n // 2 multiply-adds, and one FLOP if n is odd, since the formula does not
-say which are products. Reports list the ops counted this way.
+tensors or their shapes, and one multiply-add as two FLOPs. For an op with torch's tag `pointwise` the result n is a
+number of FLOPs. For any other op n is read as n // 2 multiply-adds, and one FLOP if n is odd, since the formula does
+not say which are products. Reports list the ops counted this way.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ def count_registered(signature: Signature) -> Cost | None:
     >>> count_registered(Signature("mylib::scan", (), (), ())) is None
     True
     """
-    found = _find(signature)
-    if found is None:
+    registered = _find(signature)
+    if registered is None:
         return None
-    formula, op = found
+    formula, op = registered
     flops = _call(formula, op, signature)
     return Cost(flops=flops) if _is_elementwise(op) else Cost(macs=flops // 2, flops=flops % 2)
 
 
 def is_halved(signature: Signature) -> bool | None:
     """Return whether a registered formula's FLOPs are halved into multiply-adds; None where there is no formula."""
-    found = _find(signature)
-    return None if found is None else not _is_elementwise(found[1])
+    registered = _find(signature)
+    return None if registered is None else not _is_elementwise(registered[1])
 
 
 def _find(signature: Signature) -> tuple[Callable[..., Any], Any] | None:
     """Return the formula that the program registered for a call's op, and the overload that was called."""
     for target, formula in _formulas().items():
-        if _name_of(target) == signature.packet and not _is_torchs(formula):
+        if _name_of(target) == signature.packet and not _is_from_torch(formula):
             return formula, getattr(target, signature.op.partition(".")[2] or "default", None)
     return None
 
@@ -58,7 +58,7 @@ def _is_elementwise(op: Any) -> bool:
 
 
 def _formulas() -> Mapping[Any, Callable[..., Any]]:
-    # A program that has not imported torch's counter has registered nothing with it.
+    # If torch's flop counter was not imported, the program has not registered any formula with it.
     module = sys.modules.get(_MODULE)
     return {} if module is None else dict(module.flop_registry)
 
@@ -72,7 +72,7 @@ def _name_of(target: Any) -> str:
     return f"higher_order::{target.name()}" if isinstance(target, HigherOrderOperator) else ""
 
 
-def _is_torchs(formula: Callable[..., Any]) -> bool:
+def _is_from_torch(formula: Callable[..., Any]) -> bool:
     return (getattr(formula, "__module__", None) or "").partition(".")[0] == "torch"
 
 
@@ -89,7 +89,7 @@ def _call(formula: Callable[..., Any], overload: Any, signature: Signature) -> i
         name = getattr(formula, "__qualname__", repr(formula))
         text = f"the formula {name}, registered with {_MODULE}, raised {type(error).__name__}: {error}"
         values = ", ".join(str(value) for value in signature.inputs)
-        raise TableError(f"{signature.op}: {text}; called for ({values}), by the schema {signature.schema}") from error
+        raise TableError(f"{signature.op}: {text}; called with ({values}); the schema is {signature.schema}") from error
     return result
 
 
@@ -98,14 +98,14 @@ def _arguments(overload: Any, signature: Signature) -> tuple[list[Any], dict[str
     values = [_rebuild(value) for value in signature.inputs]
     if not signature.names:
         return values, {}
-    given = dict(zip(signature.names, values, strict=True))
+    arguments = dict(zip(signature.names, values, strict=True))
     schema = {argument.name: argument for argument in overload._schema.arguments}
-    default = {name for name in given if _is_default(schema[name], given[name])}
-    positional = [name for name in given if not schema[name].kwarg_only]
+    default = {name for name in arguments if _is_default(schema[name], arguments[name])}
+    positional = [name for name in arguments if not schema[name].kwarg_only]
     while positional and positional[-1] in default:
         positional.pop()
-    kwargs = {name: value for name, value in given.items() if schema[name].kwarg_only and name not in default}
-    return [given[name] for name in positional], kwargs
+    kwargs = {name: value for name, value in arguments.items() if schema[name].kwarg_only and name not in default}
+    return [arguments[name] for name in positional], kwargs
 
 
 def _is_default(argument: Any, value: Any) -> bool:

@@ -41,7 +41,7 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
         near = f"{namespace}::{row.name.partition('::')[2]}"
         near = suggest_op(near) if namespace in KNOWN_NAMESPACES else near
         hint = f"did you mean {near}? If a library defines it, import that first"
-        raise node.error(f"torch has no op {row.name}, and no other of its namespace: {hint}")
+        raise node.error(f"torch has no op {row.name}, and no op in that namespace: {hint}")
     if row.kind == "decompose":
         _check_decompose(row, node, overloads)
     if row.kind == "counted" and not row.name.endswith("_") and "." not in row.name:
@@ -56,8 +56,8 @@ def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     if not all(part.isidentifier() for part in row.name.split(".")):
         raise node.error(f"{row.name!r} is not a class name: write its dotted name, as in torch.nn.LSTM")
     if not may_exist(row.name):
-        hint = f"did you mean {suggest_class(row.name)}? If it is one of yours, define it first"
-        raise node.error(f"no module class is called {row.name}: {hint}")
+        hint = f"did you mean {suggest_class(row.name)}? If it is your own class, define it first"
+        raise node.error(f"no module class is named {row.name}: {hint}")
     _check_texts(row, node, (), constants)
 
 
@@ -103,9 +103,9 @@ def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> froz
     if not overloads:
         return pattern.names
     # An out= overload has `out` among its tensor arguments, after those that a pattern describes.
-    room = [len(overload.operands) for overload in overloads if not overload.name.endswith("out")]
-    if pattern.arguments is None and room and len(pattern.items) > max(room):
-        raise node.error(f"{row.name}: {pattern.text!r} names more tensors than there are in {overloads[0].schema}")
+    operand_counts = [len(overload.operands) for overload in overloads if not overload.name.endswith("out")]
+    if pattern.arguments is None and operand_counts and len(pattern.items) > max(operand_counts):
+        raise node.error(f"{row.name}: {pattern.text!r} names more tensors than {overloads[0].schema} has")
     arguments = _arguments(overloads)
     for name in pattern.arguments or ():
         if name not in arguments:
@@ -142,4 +142,4 @@ def _arguments(overloads: tuple[Overload, ...]) -> dict[str, None]:
 
 
 def _near(name: str, names: Mapping[str, None]) -> str:
-    return suggest(name, names, quote=False) or f": there are {', '.join(names)}"
+    return suggest(name, names, quote=False) or f": available are {', '.join(names)}"

@@ -44,9 +44,9 @@ class Node:
     value: str | list[Node] | dict[str, Node]
 
     def text(self, what: str) -> str:
-        """Return a string without control characters; any other value raises TableError, as in the next three."""
+        """Return a string without control characters; any other value raises TableError."""
         if not isinstance(self.value, str):
-            raise self.error(f"{what} is {self.form}, not a text")
+            raise self.error(f"{what} is {self.form}, not a string")
         control = _CONTROL.search(self.value)
         if control:
             raise self.error(f"{what} is {self.form}, with the control character {control[0]!r}")
@@ -56,13 +56,13 @@ class Node:
         """Return a string of at most 200 characters, such as the name of an op or a key."""
         text = self.text(what)
         if len(text) > MAX_NAME:
-            raise self.error(f"{what} has at most {MAX_NAME} characters, this has {len(text):,}: {truncate(text)!r}")
+            raise self.error(f"{what} has {len(text):,} characters; at most {MAX_NAME} are allowed: {truncate(text)!r}")
         return text
 
-    def items(self, what: str, such_as: str = "[aten::view, aten::t]") -> list[Node]:
-        """Return a list; `such_as` is an example of a valid one."""
+    def items(self, what: str, example: str = "[aten::view, aten::t]") -> list[Node]:
+        """Return a list; `example` is shown in the error."""
         if not isinstance(self.value, list):
-            raise self.error(f"{what} is {self.form}, not a list such as {such_as}")
+            raise self.error(f"{what} is {self.form}, not a list such as {example}")
         return self.value
 
     def fields(self, what: str, known: Sequence[str] | None = None) -> dict[str, Node]:
@@ -79,7 +79,7 @@ class Node:
     def form(self) -> str:
         """Description of the value for messages."""
         if isinstance(self.value, str):
-            return f"the text {truncate(self.value)!r}" if self.value else "empty"
+            return f"the string {truncate(self.value)!r}" if self.value else "empty"
         return "a list" if isinstance(self.value, list) else "a mapping"
 
     def error(self, text: str) -> TableError:
@@ -135,11 +135,11 @@ def _compose(event: Any, events: Iterator[Any], file: str, line: int | None, dep
     if event.anchor is not None:  # of an alias too
         sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
         raise make_error(
-            file, here, f"{sign}{truncate(event.anchor)}: a table has no anchors and aliases; write the value out"
+            file, here, f"{sign}{truncate(event.anchor)}: anchors and aliases are not supported; repeat the value"
         )
     if event.tag is not None:
         raise make_error(
-            file, here, f"the tag {truncate(event.tag)} is refused: a table is plain texts, lists and mappings"
+            file, here, f"the tag {truncate(event.tag)} is not supported: a table has only strings, lists and mappings"
         )
     line = line or here
     if isinstance(event, yaml.ScalarEvent):

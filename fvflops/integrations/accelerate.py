@@ -46,7 +46,7 @@ class FlopsRecording(record):
     ) -> None:
         if not hasattr(accelerator, "sync_gradients"):
             raise TypeError(
-                f"FlopsRecording takes an accelerate.Accelerator, and then a model, not {accelerator!r:.60}"
+                f"the first argument of FlopsRecording must be an accelerate.Accelerator; got {accelerator!r:.60}"
             )
         super().__init__(
             _unwrap(accelerator, model),
@@ -67,7 +67,7 @@ def _unwrap(accelerator: Any, model: Any) -> Any:
 
     Accelerate's own unwrapping imports DeepSpeed if that is installed, even if it is not used.
     """
-    known = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
-    if known or not isinstance(getattr(model, "module", None), nn.Module):
+    unwrapped_by_record = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    if unwrapped_by_record or not isinstance(getattr(model, "module", None), nn.Module):
         return model
     return accelerator.unwrap_model(model, keep_torch_compile=False)

@@ -47,7 +47,7 @@ class RecordedLoop:
         self._recording: record | None = None
         self._open = False
         self._in_step = False
-        self._counted: tuple[int, int | float | None] = 0, None
+        self._mean: tuple[int, int | float | None] = 0, None  # number of steps, and their mean cost
         self._warned = False
 
     @property
@@ -66,7 +66,7 @@ class RecordedLoop:
             schedule=self._schedule,
             on_trace_ready=save_when_ready(self._path, rank, self._on_trace_ready),
         )
-        self._counted = 0, None
+        self._mean = 0, None
         self._recording.pause()
         self._recording.__enter__()
         self._open = True
@@ -96,14 +96,14 @@ class RecordedLoop:
     def _flops_per_step(self) -> int | float | None:
         """Return the mean over the steps recorded so far, or None before the first."""
         steps = len(self._recording.steps) if self._recording is not None else 0
-        if steps != self._counted[0]:
+        if steps != self._mean[0]:
             per_step = self.recording.per_step()
-            self._counted = steps, per_step.mean
+            self._mean = steps, per_step.mean
             if per_step.unknown and not self._warned:
                 self._warned = True
-                named = [
+                ops = [
                     f"{printable_short(op)} ({format_quantity(calls, 'call')})"
                     for op, calls in per_step.unknown.items()
                 ]
-                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED, ", ".join(named))
-        return self._counted[1]
+                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED, ", ".join(ops))
+        return self._mean[1]

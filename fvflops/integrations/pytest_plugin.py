@@ -76,14 +76,16 @@ class FlopsBudget:
         self._node = request.node
         self._config = request.config
         marker = request.node.get_closest_marker("flops_budget")
-        self._marked: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
+        self._marker_options: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
         if marker is not None and marker.args:
-            raise pytest.UsageError(f"flops_budget takes keywords such as flops='4.1G', not {marker.args!r}")
+            raise pytest.UsageError(
+                f"the arguments of flops_budget must be keywords, such as flops='4.1G'; got {marker.args!r}"
+            )
 
-    def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **said: Any) -> BudgetReport:
+    def __call__(self, model: Any, inputs: Any = None, *, kwargs: Any = None, **overrides: Any) -> BudgetReport:
         """Count a model, or use an analysis, and fail the test if it exceeds the budget; return the report.
 
-        `said` are limits and options as in the marker, which they override; invalid ones raise ValueError.
+        `overrides` are limits and options that replace those of the marker; invalid ones raise ValueError.
         """
         __tracebackhide__ = True
         from fvflops.analysis import FlopCountAnalysis
@@ -91,7 +93,7 @@ class FlopsBudget:
         from fvflops.features.budget.budget import check_budget, rewrite_budget
 
         self._node.stash[_USED] = True
-        options = {**self._marked, **said}
+        options = {**self._marker_options, **overrides}
         file = os.path.join(self._config.rootpath, options.get("file") or self._config.getini("flops_budget_file"))
         name = options.get("name") or self._node.name
         limits = {key: value for key, value in options.items() if key not in _OPTIONS}
@@ -105,10 +107,10 @@ class FlopsBudget:
             rewrite_budget(file, analysis, budget, name=name, table=options.get("table"))
             budget = self._read_budget(name, file, False)
         assert budget is not None  # None only with --flops-budget-update
-        verdict = check_budget(analysis, budget, table=table)
-        if not verdict.kept:
-            pytest.fail(report.render(verdict), pytrace=False)
-        return verdict
+        result = check_budget(analysis, budget, table=table)
+        if not result.passed:
+            pytest.fail(report.render(result), pytrace=False)
+        return result
 
     def _make_budget(self, name: str, limits: dict[str, Any], options: dict[str, Any]) -> Budget:
         from fvflops.features.budget.budget_file import make_limit
@@ -116,7 +118,7 @@ class FlopsBudget:
         from fvflops.units import parse_share
 
         tolerance = parse_share(str(options.get("tolerance", "0")))
-        return Budget(name, {figure: make_limit(figure, said, tolerance) for figure, said in limits.items()})
+        return Budget(name, {metric: make_limit(metric, limit, tolerance) for metric, limit in limits.items()})
 
     def _read_budget(self, name: str, file: str, update: bool) -> Budget | None:
         from fvflops import paths

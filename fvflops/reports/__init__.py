@@ -1,6 +1,7 @@
-"""The reports of a count, and the files that timelines are exported to; they see neither a model nor a tensor.
+"""Report formats of a count, and export formats of a timeline.
 
-A report is one file and one entry of REPORTS: `fvflops count --format NAME`, its help and its checks read it there.
+A report format is one module and one entry of REPORTS, which `fvflops count --format NAME`, its help and its argument
+checks read.
 """
 
 from __future__ import annotations
@@ -15,47 +16,49 @@ if TYPE_CHECKING:
 
 _ALL = ("module", "operator", "both")
 _MODULE = ("module",)
-_ORDER = ("sort", "top")
+_RANKING = ("sort", "top")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One format of `fvflops count`: a function of a module, which is imported when the report is first made.
+    """One format of `fvflops count`: the `function` of `module`, which is imported on the first call.
 
-    It is called with what the report is made `of`: a "summary" (`trace.Summary`), a "breakdown"
-    (`views.breakdown.Breakdown`) or a "graph" (`trace.calls.OpGraph`); and with those of the options that it `takes`,
-    by keyword, such as `depth`, the levels below the root that are shown (None is the report's own choice). `views` are
-    the values of `by` that it has. It returns text, in pieces or whole, or bytes, which need a file (`binary`).
+    `help` describes the format in `--help`. The function's argument is the `source`: a "summary" (`trace.Summary`), a
+    "breakdown" (`views.breakdown.Breakdown`) or a "graph" (`trace.calls.OpGraph`). `options` are the keyword arguments
+    that it accepts, such as `depth`, the levels below the root that are shown; None is the report's default. `views`
+    are the accepted values of `by`. The result is a string, an iterator of strings or, if `binary`, bytes.
     """
 
     module: str
-    note: str
+    help: str
     function: str = "render"
-    of: str = "summary"
+    source: str = "summary"
     views: Sequence[str] = _ALL
-    takes: Sequence[str] = ("by", "depth")
+    options: Sequence[str] = ("by", "depth")
     binary: bool = False
 
-    def __call__(self, source: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(self.module), self.function)(source, **options)
+    def __call__(self, data: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.function)(data, **options)
 
 
 REPORTS: Mapping[str, Report] = {
     "text": Report(
         "fvflops.reports.terminal.terminal",
         "for a terminal",
-        takes=("by", "depth", *_ORDER, "collapse", "width", "colour", "encoding"),
+        options=("by", "depth", *_RANKING, "collapse", "width", "colour", "encoding"),
     ),
-    "markdown": Report("fvflops.reports.markdown", "GitHub's tables", takes=("by", "depth", *_ORDER, "collapse")),
-    "csv": Report("fvflops.reports.csv", "exact numbers of each row", takes=("by", "depth", *_ORDER, "collapse")),
+    "markdown": Report("fvflops.reports.markdown", "GitHub's tables", options=("by", "depth", *_RANKING, "collapse")),
+    "csv": Report("fvflops.reports.csv", "exact numbers of each row", options=("by", "depth", *_RANKING, "collapse")),
     "json": Report("fvflops.reports.json", "all exact numbers, whatever is shown"),
-    "html": Report("fvflops.reports.html", "an interactive page that needs no network", of="breakdown", takes=()),
-    "latex": Report("fvflops.reports.paper.latex", "a table of the booktabs package", takes=("by", "depth", *_ORDER)),
+    "html": Report("fvflops.reports.html", "an interactive page that needs no network", source="breakdown", options=()),
+    "latex": Report(
+        "fvflops.reports.paper.latex", "a table of the booktabs package", options=("by", "depth", *_RANKING)
+    ),
     "fvcore": Report(
         "fvflops.reports.fvcore.table",
         "fvcore's flop_count_table",
         "render_covered",
-        takes=("by", "depth", *_ORDER, "collapse"),
+        options=("by", "depth", *_RANKING, "collapse"),
     ),
     "tree": Report(
         "fvflops.reports.fvcore.tree", "the text of fvcore's flop_count_str", "render_covered", views=_MODULE
@@ -64,43 +67,45 @@ REPORTS: Mapping[str, Report] = {
         "fvflops.reports.paper.paper",
         "a Markdown table with the columns of papers",
         views=_MODULE,
-        takes=("by", "depth", *_ORDER),
+        options=("by", "depth", *_RANKING),
     ),
     **{
         kind: Report(
             "fvflops.reports.pictures.icicle",
             "a picture of the module tree",
             f"render_{kind}",
-            of="breakdown",
+            source="breakdown",
             views=_MODULE,
-            takes=("depth",),
+            options=("depth",),
             binary=True,
         )
         for kind in ("svg", "png")
     },
-    "dot": Report("fvflops.reports.files.dot", "a graph for Graphviz", of="graph", views=_MODULE, takes=("depth",)),
+    "dot": Report(
+        "fvflops.reports.files.dot", "a graph for Graphviz", source="graph", views=_MODULE, options=("depth",)
+    ),
     "model-explorer": Report(
         "fvflops.reports.files.model_explorer",
         "a graph for Google's Model Explorer",
-        of="graph",
+        source="graph",
         views=_MODULE,
-        takes=("depth",),
+        options=("depth",),
     ),
 }
 
 
 class Export(Protocol):
-    """What turns a timeline into the pieces of a file that other programs read: `file.writelines(export(timeline))`.
+    """A function that yields the parts of an export file: `file.writelines(export(timeline))`.
 
-    `weight` is what widths are in proportion to, one of `fvflops.trace.timeline.WEIGHTS`; None is time where it was
-    measured, else flops. One that is not known raises TraceError, before any piece is made.
+    Widths are proportional to `weight`, one of `fvflops.trace.timeline.WEIGHTS`; None is time where it was measured,
+    else flops. A weight that the timeline lacks raises TraceError, before anything is yielded.
     """
 
     def __call__(self, timeline: Timeline, *, weight: str | None = None) -> Iterator[str]: ...
 
 
-def _later(module: str) -> Any:
-    """Return a module's `render`; the module is imported when that is first called, for a count needs none."""
+def _lazy_render(module: str) -> Any:
+    """Return a function that calls the module's `render`, importing the module on the first call."""
 
     def call(*args: Any, **options: Any) -> Any:
         return importlib.import_module(module).render(*args, **options)
@@ -109,9 +114,9 @@ def _later(module: str) -> Any:
 
 
 EXPORTS: Mapping[str, Export] = {
-    "chrome-trace": _later("fvflops.reports.files.chrome_trace"),
-    "speedscope": _later("fvflops.reports.files.speedscope"),
-    "flame-graph": _later("fvflops.reports.files.flame_graph"),
+    "chrome-trace": _lazy_render("fvflops.reports.files.chrome_trace"),
+    "speedscope": _lazy_render("fvflops.reports.files.speedscope"),
+    "flame-graph": _lazy_render("fvflops.reports.files.flame_graph"),
 }
 
 __all__ = ["EXPORTS", "REPORTS", "Export", "Report"]

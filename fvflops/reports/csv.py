@@ -1,4 +1,4 @@
-"""CSV of a summary: exact numbers for spreadsheets and data frames."""
+"""CSV: exact numbers for spreadsheets and data frames."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from fvflops.views.frame import list_rows
 def render(
     summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> str:
-    """Return the summary as CSV text, a line of headings first; the whole model is the module named "".
+    """Return the summary as CSV text with a header line; the root module is named "".
 
     By module: module, class, a column for each heading, and "yes" or "no" for whether it was called. By operator:
-    operator and the headings; by both: module, operator and the headings, what is below the module included. `depth`
-    is how many modules below the root are listed, all if None; by operator it is ignored. With `sort`, a heading or
-    "name", or `top` those with most are first, and `top` of them are listed. Lines end with "\\n". A name that a
-    spreadsheet would take for a formula has an apostrophe in front, and what cannot be printed is written as its
-    escape. An unknown view or order raises ValueError.
+    operator and the headings; by both: module, operator and the headings, submodules included. `depth` is the number of
+    levels listed below the root, None for all; by operator it is ignored. With `sort`, a heading or "name", or `top`
+    the rows are in descending order and the first `top` are listed. Lines end with "\\n". A name that a spreadsheet
+    would read as a formula has an apostrophe in front; unprintable characters are escaped. An unknown `by` or `sort`
+    raises ValueError.
     """
     return write_rows(*list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report"))
 
 
 def write_rows(headings: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
-    """Return rows below their headings as CSV text, written as `render` does; what is not known is an empty cell.
+    """Return a header and rows as CSV text, escaped as in `render`; None is an empty cell.
 
     >>> write_rows(["op", "flops"], [["aten::mm", 24], ["mylib::scan", None]])
     'op,flops\\naten::mm,24\\nmylib::scan,\\n'
     """
     lines: list[str] = []
-    # Before Python 3.13 a lone "\r" in a cell is quoted only if the line ends with one, so lines are cut afterwards.
+    # Before Python 3.13 a lone "\r" in a cell is quoted only if the line terminator has one, so it is removed later.
     writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
     for row in (headings, *rows):
         writer.writerow(_to_text(cell) for cell in row)
@@ -44,5 +44,5 @@ def write_rows(headings: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
 def _to_text(cell: Value) -> Value:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    # Also read on terminals, and line by line; the exact names are in the JSON report.
+    # CSV is also read on terminals and by line-based tools; the JSON report has unescaped names.
     return neutralise_formula(printable(cell)) if isinstance(cell, str) else cell

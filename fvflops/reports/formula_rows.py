@@ -1,4 +1,4 @@
-"""What a formula table says of its rows and of one op, and whether its examples hold."""
+"""Reports on a formula table: all rows, the row of one op, and the results of its examples."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from fvflops.formulas import FormulaTable, Row
 from fvflops.formulas.language.expression import Expression
 from fvflops.formulas.schema import is_composite, schemas_of
-from fvflops.reports.document import Document, Items, Table, Value, data_only, words
+from fvflops.reports.document import Document, Items, Table, Value, data_only, text_column
 from fvflops.text import suggest
 
 _FUNCTION = "prim::PythonOp."
 _PARTS = ("shapes", "use", "macs", "flops", "activations", "label")
 _COLUMNS = (
-    words("op", keep=True),
-    words("formula"),
-    words("kind"),
-    *map(words, _PARTS),
-    words("source"),
-    words("example"),
+    text_column("op", shorten_last=True),
+    text_column("formula"),
+    text_column("kind"),
+    *map(text_column, _PARTS),
+    text_column("source"),
+    text_column("example"),
 )
 _STATUSES = {"free": "zero-FLOP", "omitted": "ignored", "decompose": "decomposed"}
 
@@ -27,36 +27,36 @@ def rows_report(table: FormulaTable) -> Document:
     """Return a row for each op, function and module class of a table, with its formula or status."""
     rows = [_list_values(name, row) for name, row in sorted({**table.rows, **table.modules}.items())]
     title = f"{table.name}: {table.description}" if table.description else table.name
-    notes = ("A formula that is shortened here: fvflops ops NAME.",)
+    notes = ("`fvflops ops NAME` shows a truncated formula in full.",)
     columns = data_only(_COLUMNS, [column.key for column in _COLUMNS[2:]])
     return Document("ops", title, [Table("rows", columns, rows, notes=notes, noun="op")])
 
 
 def row_report(table: FormulaTable, name: str) -> Document:
-    """Return what a table says of one op, function or module class; an unknown name raises ValueError."""
+    """Return the row of one op, function or module class; an unknown name raises ValueError."""
     if name in table.modules:
-        row = table.modules[name]
-        return _write_row(name, row, _describe_row(table, row, name))
+        return _write_row(name, table.modules[name], _describe_row(table, table.modules[name], name))
     op = name if "::" in name else f"aten::{name}"
-    found = table.row(op)
+    row = table.row(op)
     schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
-    if not schemas and (found is None or (found.name != op and "." in op)):
-        raise ValueError(f"no op is called {op!r}{suggest(op, [*table.rows, *table.modules])}")
+    if not schemas and (row is None or (row.name != op and "." in op)):
+        hint = suggest(op.lower(), table.rows, cutoff=0.8) or suggest(name, table.modules, cutoff=0.8)
+        raise ValueError(f"no op is called {name!r}, and no module class in table {table.name!r}{hint}")
     lines = [("schema", str(schema)) for schema in schemas.values()]
-    if found is not None:
-        return _write_row(op, found, [*lines, *_describe_row(table, found, op)])
+    if row is not None:
+        return _write_row(op, row, [*lines, *_describe_row(table, row, op)])
     composite = all(is_composite(overload) for overload in schemas)
-    fate = "decomposed into the ops that run inside" if composite and not table.opaque else "unsupported"
-    return _write_row(op, None, [*lines, (f"table {table.name}", f"no row, so it is {fate}")])
+    treatment = "decomposed into the ops that run inside" if composite and not table.opaque else "unsupported"
+    return _write_row(op, None, [*lines, (f"table {table.name}", f"no row, so it is {treatment}")])
 
 
 def examples_report(table: FormulaTable, results: Sequence[tuple[Row, ValueError | None]]) -> Document:
-    """Return how many examples of a table hold, and what is wrong with the others."""
+    """Return the number of examples with the expected result, and the errors of the others."""
     problems = [str(problem) for _, problem in results if problem is not None]
     rows = [(row.name, row.example, None if problem is None else str(problem)) for row, problem in results]
-    columns = words("op"), words("example"), words("problem")
+    columns = text_column("op"), text_column("example"), text_column("problem")
     title = f"{table.name}: {len(results) - len(problems)} of {len(results)} examples hold"
-    # Whole in sentences; a table would shorten them.
+    # Problems are sentences above the table, which would truncate them.
     examples = Table("examples", data_only(columns, [column.key for column in columns]), rows)
     return Document("examples", title, [Items("", problems), examples])
 
@@ -78,7 +78,7 @@ def _describe_row(table: FormulaTable, row: Row, name: str) -> list[tuple[str, s
     lines = [("table", table.name)] if table.name != row.file else []
     lines.append(("row", f"{_STATUSES.get(row.kind, row.kind)}, at {row.file}:{row.line}"))
     if row.name != name:
-        lines.append(("by the row", row.name))
+        lines.append(("formula of", row.name))
     texts = [text for text in (row.macs, row.flops, row.activations) if text is not None]
     names = set().union(*(Expression.parse(text).names for text in texts)) & table.constants.keys()
     constants = ", ".join(f"{constant} = {table.constants[constant]}" for constant in sorted(names))
@@ -86,7 +86,7 @@ def _describe_row(table: FormulaTable, row: Row, name: str) -> list[tuple[str, s
 
 
 def _list_parts(row: Row) -> list[tuple[str, str]]:
-    """Return what a row says, as (key, text) in the order of the table's format."""
+    """Return the fields of a row as (key, text), in the order in which a table lists them."""
     parts = [(key, getattr(row, key)) for key in (*_PARTS, "source", "example") if row.kind == "counted"]
     written = [(key, str(value)) for key, value in parts if value not in (None, "")]
     return written if row.covers else [*written, ("covers", "false, so ops inside are counted too")]

@@ -1,19 +1,19 @@
-"""JSON of a summary: whole and exact, to be saved and read back.
+"""JSON of a summary: complete and exact; `parse` reads it.
 
 Schema 1, an object of these keys. A *name* is a module's or a parameter's dotted path, "" being the model; a *heading*
-is "parameters", "flops", "activations" or a phase. A count is a whole number, or what a handle made of it.
+is "parameters", "flops", "activations" or a phase. A count is an integer, or the number that a handle returned.
 
 - `format`: "fvflops.summary". `schema`: 1; a change that old readers would misread raises it, a new key does not.
 - `about`: an object of strings: `model`, `inputs`, `table` (the convention) with its `multiply_add` (FLOPs per
   multiply-add) and `description`, the versions `fvflops`, `torch` and `python`, and how the model was run.
-- `columns`: heading → name → count, what is below a module included. `parameters` names parameters too.
+- `columns`: heading → name → count, submodules included. `parameters` names parameters too.
 - `operators`: heading → operator → count of the whole model.
 - `by_both`: heading → module's name → operator → count.
-- `uncalled`: heading → names of the modules in which no op was seen.
+- `uncalled`: heading → names of the modules in which no op ran.
 - `ledger`: "counted", "free" (zero-FLOP), "omitted" (ignored by the convention) or "unknown" (unsupported) → op →
   calls. The counts lack the last two.
 - `unknown_elements`: unsupported op → elements of its outputs.
-- `unknown_places`: unsupported op → module, and line of source where it is known → calls; may be missing.
+- `unknown_places`: unsupported op → module, and source line where known → calls; may be missing.
 - `modules`: a list of the modules, a shared one under each name, a parent before its children, each with `name`,
   `canonical` (the first name of a shared module), `class_name`, `classes`, `extra_repr`, `has_forward`, `parameters`,
   `buffers`, `attributes` and `children` (pairs of attribute and name).
@@ -29,35 +29,35 @@ from numbers import Integral
 from typing import Any
 
 from fvflops.trace import ModuleTree, Summary
-from fvflops.views.summary_rows import check_view, check_whole
+from fvflops.views.summary_rows import check_not_collapsed, check_view
 
 SCHEMA = 1
 _FORMAT = "fvflops.summary"
 
 
 class SummaryError(ValueError):
-    """A text that is no summary, a damaged one, or one that a newer fvflops wrote."""
+    """A text that is not a summary, or is damaged, or was written by a newer version of fvflops."""
 
 
 def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
-    """Return the summary as JSON text, which `parse` turns back into an equal one.
+    """Return the summary as JSON text, from which `parse` returns an equal one.
 
-    The text holds all views in full depth, so `by` and `depth` change nothing; an unknown view raises ValueError.
+    It contains all views in full depth: `depth` is ignored, as is `by`, except that an unknown one raises ValueError.
     """
     check_view(by, report="the JSON report")
-    check_whole(summary, "the JSON report")
+    check_not_collapsed(summary, "the JSON report")
     return json.dumps(
         {
             "format": _FORMAT,
             "schema": SCHEMA,
             "about": dict(summary.about),
-            "columns": _plain(summary.columns),
-            "operators": _plain(summary.operators),
-            "by_both": {heading: _plain(modules) for heading, modules in summary.by_both.items()},
+            "columns": _copy_tables(summary.columns),
+            "operators": _copy_tables(summary.operators),
+            "by_both": {heading: _copy_tables(modules) for heading, modules in summary.by_both.items()},
             "uncalled": {heading: sorted(modules) for heading, modules in summary.uncalled.items()},
-            "ledger": _plain(summary.ledger),
+            "ledger": _copy_tables(summary.ledger),
             "unknown_elements": dict(summary.unknown_elements),
-            "unknown_places": _plain(summary.unknown_places),
+            "unknown_places": _copy_tables(summary.unknown_places),
             "modules": summary.modules.encode(),
         },
         allow_nan=False,
@@ -67,37 +67,39 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
 
 
 def parse(text: str) -> Summary:
-    """Return the summary that `render` wrote; any other text raises SummaryError, which says what is wrong with it.
+    """Return the summary that `render` wrote; any other text raises SummaryError with the reason.
 
     >>> parse('{"format": "fvflops.trace"}')
     Traceback (most recent call last):
-    fvflops.reports.json.SummaryError: this is no summary of fvflops: it lacks the mark "format": "fvflops.summary"
+    fvflops.reports.json.SummaryError: not a summary of fvflops: it has no "format": "fvflops.summary"
     """
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SummaryError(f"this is no whole summary: it is not JSON ({error})") from error
+        raise SummaryError(f"incomplete summary: it is not JSON ({error}); save it again") from error
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
-        raise SummaryError(f'this is no summary of fvflops: it lacks the mark "format": "{_FORMAT}"')
+        raise SummaryError(f'not a summary of fvflops: it has no "format": "{_FORMAT}"')
     schema = record.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise SummaryError(f"this summary has schema {schema!r}, and this fvflops reads up to {SCHEMA}: update fvflops")
+        raise SummaryError(
+            f"this summary has schema {schema!r}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
+        )
     return Summary(
-        modules=_read_modules(_take(record, "modules")),
-        columns=_read_tables(_take(record, "columns"), "columns"),
-        operators=_read_tables(_take(record, "operators"), "operators"),
+        modules=_read_modules(_require(record, "modules")),
+        columns=_read_tables(_require(record, "columns"), "columns"),
+        operators=_read_tables(_require(record, "operators"), "operators"),
         by_both={
             heading: _read_tables(modules, f"by_both, {heading!r}")
-            for heading, modules in _read_object(_take(record, "by_both"), "by_both").items()
+            for heading, modules in _read_object(_require(record, "by_both"), "by_both").items()
         },
         uncalled={
             heading: frozenset(_read_strings(modules, f"uncalled, {heading!r}"))
-            for heading, modules in _read_object(_take(record, "uncalled"), "uncalled").items()
+            for heading, modules in _read_object(_require(record, "uncalled"), "uncalled").items()
         },
-        ledger=_read_tables(_take(record, "ledger"), "ledger"),
-        unknown_elements=_read_counts(_take(record, "unknown_elements"), "unknown_elements"),
+        ledger=_read_tables(_require(record, "ledger"), "ledger"),
+        unknown_elements=_read_counts(_require(record, "unknown_elements"), "unknown_elements"),
         unknown_places=_read_tables(record.get("unknown_places", {}), "unknown_places"),
-        about=_read_about(_take(record, "about")),
+        about=_read_about(_require(record, "about")),
     )
 
 
@@ -105,14 +107,14 @@ def _to_integer(value: Any) -> int:
     # A handle that a program set may have returned an integer of numpy, which json does not know.
     if isinstance(value, Integral):
         return int(value)
-    raise TypeError(f"a summary holds {value!r} of type {type(value).__name__}, which JSON cannot hold")
+    raise TypeError(f"a summary contains {value!r} of type {type(value).__name__}, which JSON cannot represent")
 
 
-def _plain(tables: Any) -> dict[str, dict[str, int]]:
+def _copy_tables(tables: Any) -> dict[str, dict[str, int]]:
     return {key: dict(counts) for key, counts in tables.items()}
 
 
-def _take(record: dict[str, Any], key: str) -> Any:
+def _require(record: dict[str, Any], key: str) -> Any:
     if key not in record:
         raise SummaryError(f"this summary is damaged: it lacks {key!r}")
     return record[key]
@@ -120,7 +122,7 @@ def _take(record: dict[str, Any], key: str) -> Any:
 
 def _read_object(record: Any, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
-        raise SummaryError(f"this summary is damaged: {where} holds {record!r} where an object belongs")
+        raise SummaryError(f"this summary is damaged: {where} is {record!r} instead of an object")
     return record
 
 
@@ -133,13 +135,13 @@ def _read_counts(record: Any, where: str) -> dict[str, int]:
     for key, count in counts.items():
         # A bool is an int to Python. A float can only come from a handle that a program set.
         if type(count) is not int and not (type(count) is float and math.isfinite(count)):
-            raise SummaryError(f"this summary is damaged: {where}, {key!r} holds {count!r} where a number belongs")
+            raise SummaryError(f"this summary is damaged: {where}, {key!r} is {count!r} instead of a number")
     return counts
 
 
 def _read_strings(record: Any, where: str) -> list[str]:
     if not isinstance(record, list) or not all(isinstance(item, str) for item in record):
-        raise SummaryError(f"this summary is damaged: {where} holds {record!r} where a list of strings belongs")
+        raise SummaryError(f"this summary is damaged: {where} is {record!r} instead of a list of strings")
     return record
 
 
@@ -152,14 +154,16 @@ def _read_about(record: Any) -> dict[str, str]:
 def _read_modules(record: Any) -> ModuleTree:
     try:
         modules = ModuleTree.decode(record)
-        places = modules.by_name
-        if "" not in places or len(places) != len(record):
-            raise ValueError("the root is missing, or a name stands twice")
-        for place in places.values():
-            _read_strings([place.name, place.class_name, place.extra_repr], f"module {place.name!r}")
-            # A child may be missing: a module that contains itself is not entered a second time.
-            if place.canonical not in places:
-                raise ValueError(f"module {place.name!r} is said to be {place.canonical!r}, which is not there")
+        by_name = modules.by_name
+        if "" not in by_name or len(by_name) != len(record):
+            raise ValueError("the root is missing, or a name is not unique")
+        for module in by_name.values():
+            _read_strings([module.name, module.class_name, module.extra_repr], f"module {module.name!r}")
+            # A child may be missing: a module that contains itself is listed once.
+            if module.canonical not in by_name:
+                raise ValueError(
+                    f"module {module.name!r} has the canonical name {module.canonical!r}, which does not exist"
+                )
     except SummaryError:
         raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:

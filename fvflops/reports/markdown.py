@@ -1,4 +1,4 @@
-"""A table in GitHub's Markdown, and the coverage of the count below it."""
+"""A table in GitHub's Markdown, with the coverage of the count below."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ def render(
 ) -> str:
     """Return the summary as Markdown, by module, by operator or by both, ending with the coverage.
 
-    Modules without any count are left out, as in the table. `depth` is how many modules below the root are shown, all
-    if None; by operator it is ignored. With `sort`, a heading or "name", or `top` those with most are first, `top` of
-    them are shown, and a note says how many more there are. An unknown view or order raises ValueError.
+    Modules without any count are dropped. `depth` is the number of levels shown below the root, None for all; by
+    operator it is ignored. With `sort`, a heading or "name", or `top` the rows are in descending order, the first
+    `top` are shown, and a note has the number of the others. An unknown `by` or `sort` raises ValueError.
     """
     check_view(by, report="the Markdown report")
     if by == "module":
         cells = _prepare(summary)
-        modules = [place for place in rank_modules(summary, depth=depth, sort=sort, top=top) if place.name in cells]
-        table, more = _write_modules(summary, modules[:top], cells), truncation_note(modules, top, "module")
-        more += collapse_note(summary, (place.name for place in modules[:top]))
+        ranked_modules = rank_modules(summary, depth=depth, sort=sort, top=top)
+        modules = [module for module in ranked_modules if module.name in cells]
+        table, notes = _write_modules(summary, modules[:top], cells), truncation_note(modules, top, "module")
+        notes += collapse_note(summary, (module.name for module in modules[:top]))
     elif by == "operator":
         ranked = rank_operators(summary, sort=sort, top=top)
-        table, more = _write_operators(summary, ranked[:top], False), truncation_note(ranked, top, "operator")
+        table, notes = _write_operators(summary, ranked[:top], False), truncation_note(ranked, top, "operator")
     else:
         ranked = rank_operators_by_module(summary, depth=depth, sort=sort, top=top)
-        table, more = _write_operators(summary, ranked[:top], True), truncation_note(ranked, top, "row")
-        more += collapse_note(summary, (row.module for row in ranked[:top]))
-    sentences = op_coverage.op_coverage_notes(summary, escape=escape_markdown)
-    notes = [f"- {sentence}" for sentence in [*more, *sentences]]
-    return "\n".join([*table, "", *notes] if notes else table)
+        table, notes = _write_operators(summary, ranked[:top], True), truncation_note(ranked, top, "row")
+        notes += collapse_note(summary, (row.module for row in ranked[:top]))
+    notes += op_coverage.op_coverage_notes(summary, escape=escape_markdown)
+    items = [f"- {note}" for note in notes]
+    return "\n".join([*table, "", *items] if items else table)
 
 
 def _prepare(summary: Summary) -> dict[str, dict[str, str]]:
@@ -72,9 +73,9 @@ def _write_modules(
 ) -> list[str]:
     headings = list(summary.columns)
     rows = []
-    for place in modules:
-        numbers = [cells[place.name].get(heading, "") for heading in headings]
-        rows.append([_name(summary.label(place.name)), escape_markdown(place.class_name), *numbers])
+    for module in modules:
+        numbers = [cells[module.name].get(heading, "") for heading in headings]
+        rows.append([_name(summary.label(module.name)), escape_markdown(module.class_name), *numbers])
     return write_table(["module", "class"], headings, rows)
 
 
@@ -99,8 +100,8 @@ def _name(module: str) -> str:
     return escape_markdown(module) or _ROOT
 
 
-def write_table(words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table; heads are escaped here, and the cells of the rows are written as they are."""
-    heads = [escape_markdown(head) for head in (*words, *map(name_heading, numbers))]
-    rules = [":---"] * len(words) + ["---:"] * len(numbers)
-    return [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
+def write_table(text_keys: Sequence[str], number_keys: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with text columns and number columns; cells of rows are already escaped."""
+    headings = [escape_markdown(heading) for heading in (*text_keys, *map(name_heading, number_keys))]
+    rules = [":---"] * len(text_keys) + ["---:"] * len(number_keys)
+    return [f"| {' | '.join(cells)} |" for cells in (headings, rules, *rows)]

@@ -1,4 +1,4 @@
-"""Sums of a measure by module, with all that is inside, and its values as text."""
+"""Sums of a measure by module, submodules included, and formatting of its values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fvflops.views.breakdown import Cell, Measure
 
 
 def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
-    """Return the sum of each module with all inside it; "" is the model.
+    """Return module name → sum of the values, submodules included; "" is the model.
 
     >>> sum_measures({Cell("a.b"): 2, Cell("a"): 3})["a"]
     5

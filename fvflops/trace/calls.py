@@ -54,7 +54,7 @@ class OpCall(NamedTuple):
 
 
 class LineCount(NamedTuple):
-    """Sum over the op calls of one source line, "" for those that no line of the model's code makes.
+    """Sum over the op calls of one source line, "" for calls from outside the model's code.
 
     `unknown` is the number of unsupported calls. `nbytes` are bytes read and written.
     """
@@ -94,7 +94,7 @@ class ModuleCall(NamedTuple):
 
 
 class OpGraph(NamedTuple):
-    """The op calls of a run, which name the calls whose results they read, and the modules that they belong to."""
+    """The op calls of a run, linked by `OpCall.after`, and the module tree."""
 
     calls: Sequence[OpCall]
     modules: ModuleTree

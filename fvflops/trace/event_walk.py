@@ -23,7 +23,7 @@ class RegionCall:
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
 
-    def around(self) -> Iterator[RegionCall]:
+    def enclosing(self) -> Iterator[RegionCall]:
         """Yield the enclosing calls, innermost first."""
         call = self.parent
         while call is not None:
@@ -87,4 +87,4 @@ def walk_events(trace: Trace) -> Iterator[Visit]:
 def _is_open(region: int, innermost: RegionCall | None) -> bool:
     if innermost is None:
         return False
-    return innermost.region == region or any(call.region == region for call in innermost.around())
+    return innermost.region == region or any(call.region == region for call in innermost.enclosing())

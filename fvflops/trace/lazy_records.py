@@ -44,7 +44,7 @@ class LazyRecords(Sequence[T], Generic[T]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (LazyRecords, tuple, list)):
             return NotImplemented
-        return len(self) == len(other) and all(mine == yours for mine, yours in zip(self, other, strict=True))
+        return len(self) == len(other) and all(left == right for left, right in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 

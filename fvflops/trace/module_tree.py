@@ -80,18 +80,18 @@ class ModuleTree:
     def canonical(self, name: str) -> str:
         """Return the canonical name of a module; an unknown name raises KeyError with the closest match."""
         if not isinstance(name, str):
-            raise TypeError(f"a module name is a string such as 'layer1.0', not {name!r}")
+            raise TypeError(f"a module name must be a string such as 'layer1.0'; got {name!r}")
         if name in self.by_name:
             return self.by_name[name].canonical
-        raise KeyError(f"no module is named {name!r}; the nearest is {nearest(name, self.by_name, cutoff=0)!r}")
+        raise KeyError(f"no module is named {name!r}: did you mean {nearest(name, self.by_name, cutoff=0)!r}?")
 
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
-        return _once(parameter for module in self.modules() for parameter in module.parameters)
+        return _distinct(parameter for module in self.modules() for parameter in module.parameters)
 
     def buffers(self) -> Iterator[ParameterInfo]:
         """Yield each buffer once, under its first name, in the order of `Module.named_buffers`."""
-        return _once(buffer for module in self.modules() for buffer in module.buffers)
+        return _distinct(buffer for module in self.modules() for buffer in module.buffers)
 
     def count_parameters(self) -> defaultdict[str, int]:
         """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
@@ -165,19 +165,20 @@ def innermost(scope: tuple[str, ...]) -> str:
 def add_up(tensors: Iterable[ParameterInfo], measure: Callable[[ParameterInfo], Any]) -> defaultdict[str, Any]:
     """Return name → sum of `measure` over tensors, for each tensor and each of its ancestor modules, "" the model.
 
-    >>> weights = [ParameterInfo(f"fc.{name}", TensorSpec((2, 3)), 0, True) for name in ("one", "two")]
+    >>> weights = [ParameterInfo(f"fc.{name}", TensorSpec((2, 3)), 0, True) for name in ("a", "b")]
     >>> dict(add_up(weights, lambda weight: weight.spec.numel))
-    {'': 12, 'fc': 12, 'fc.one': 6, 'fc.two': 6}
+    {'': 12, 'fc': 12, 'fc.a': 6, 'fc.b': 6}
     """
     sums: defaultdict[str, Any] = defaultdict(int)
     for tensor in tensors:
-        amount = measure(tensor)
+        value = measure(tensor)
         for name in (*modules_above(tensor.name), tensor.name):
-            sums[name] += amount
+            sums[name] += value
     return sums
 
 
-def _once(tensors: Iterable[ParameterInfo]) -> Iterator[ParameterInfo]:
+def _distinct(tensors: Iterable[ParameterInfo]) -> Iterator[ParameterInfo]:
+    """Yield each tensor under its first name only."""
     seen: set[int] = set()
     for tensor in tensors:
         if tensor.identity not in seen:

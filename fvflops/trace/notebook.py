@@ -7,13 +7,15 @@ from html import escape
 
 from fvflops.text import printable
 
-_LONGEST = 80
+# Longer text is truncated to the second length, so that truncation hides a substantial part.
+_MAX_LENGTH = 160
+_TRUNCATED_LENGTH = 80
 
 
 def write_notebook_table(
-    caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", names: int = 1
+    caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", text_columns: int = 1
 ) -> str:
-    """Return an HTML table whose first `names` columns are text and the others right-aligned numbers.
+    """Return an HTML table whose first columns are text, and the others right-aligned numbers.
 
     >>> print(write_notebook_table("Net", ["Module", "FLOPs"], [["a<b", "12"]]))
     <table><caption style="text-align:left;caption-side:top"><bdi>Net</bdi></caption><thead><tr>\
@@ -21,7 +23,7 @@ def write_notebook_table(
 <tbody><tr><td style="text-align:left"><bdi>a&lt;b</bdi></td><td style="text-align:right"><bdi>12</bdi></td></tr>\
 </tbody></table>
     """
-    sides = ["left" if index < names else "right" for index in range(len(headings))]
+    sides = ["left" if index < text_columns else "right" for index in range(len(headings))]
     head = "".join(
         f'<th style="text-align:{side}">{escape(text)}</th>' for side, text in zip(sides, headings, strict=True)
     )
@@ -41,6 +43,6 @@ def write_notebook_table(
 def _isolate(text: str) -> str:
     """Return escaped text, truncated, isolated so that its writing direction does not affect the text around it."""
     shown = printable(text)
-    if len(shown) <= 2 * _LONGEST:
+    if len(shown) <= _MAX_LENGTH:
         return f"<bdi>{escape(shown)}</bdi>"
-    return f'<bdi title="{escape(shown)}">{escape(shown[:_LONGEST])}…</bdi>'
+    return f'<bdi title="{escape(shown)}">{escape(shown[:_TRUNCATED_LENGTH])}…</bdi>'

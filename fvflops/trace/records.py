@@ -98,15 +98,16 @@ class StopsAt:
 class RunInfo:
     """Metadata of a recorded run; the JSON of a Trace has it as texts in `about`, with others that are only displayed.
 
-    `execution` is "shapes", "real" or "fake", `vocabulary` "core" or "composite". `device` is the target device of a
-    shape execution or the device of a profile, `inputs` the model's inputs; "" where unknown. `measured` may contain
-    "time" and "memory". `assumed` describes, by op, the assumed results of data-dependent ops, and `upper_bounds` names
-    the ops whose results were assumed to have their maximum size. A profile has the number of `warmup` runs, or of
-    `steps` of a schedule; `overhead_ns` is the subtracted profiling overhead in total, `overhead_ns_per_op` per op.
+    `execution` is "shapes", "real" or "fake", `op_set` (stored as "vocabulary") "core" or "composite". `device` is the
+    target device of a shape execution or the device of a profile, `inputs` the model's inputs; "" where unknown.
+    `measured` may contain "time" and "memory". `assumed` describes, by op, the assumed results of data-dependent ops,
+    and `upper_bounds` names the ops whose results were assumed to have their maximum size. A profile has the number of
+    `warmup` runs, or of `steps` of a schedule; `overhead_ns` is the subtracted profiling overhead in total,
+    `overhead_ns_per_op` per op.
     """
 
     execution: str = ""
-    vocabulary: str = ""
+    op_set: str = ""
     device: str = ""
     inputs: str = ""
     measured: frozenset[str] = frozenset()
@@ -126,7 +127,7 @@ class RunInfo:
         """
         return cls(
             execution=about.get("execution", ""),
-            vocabulary=about.get("vocabulary", ""),
+            op_set=about.get("vocabulary", ""),
             device=about.get("device", ""),
             inputs=about.get("inputs", ""),
             measured=frozenset(_names(about.get("measured", ""))),

@@ -21,9 +21,9 @@ class Frame(NamedTuple):
 
 
 class Callee(NamedTuple):
-    """A distinct call: an "op", or a region of the kind that its frame has.
+    """An op or region with one signature, called by any number of spans; `kind` is "op" or that of the region.
 
-    `name` is the op's full name or the region's; `frame` is a region's frame, None for an op. `inputs` and `outputs`
+    `name` is the full name of the op or region; `frame` is a region's frame, None for an op. `inputs` and `outputs`
     are its tensors, `dtype` the compute dtype. `flops`, `macs` and `nbytes` are the cost of one call without its
     children: FLOPs in the table's convention, multiply-adds, bytes read and written; None where unknown. `status` is
     the table's, "" for a region that is not counted as a whole.
@@ -82,7 +82,7 @@ class Span(NamedTuple):
 
 
 class PlacedSpan(NamedTuple):
-    """A span with its position on an axis: of nanoseconds, or of counted units laid end to end."""
+    """A span with its interval on the time axis, or on an axis of counted units laid end to end."""
 
     span: Span
     start: int
@@ -124,19 +124,19 @@ class Timeline:
     complete: bool = True
 
     def choose(self, weight: str | None = None) -> str:
-        """Return the requested weight; by default time where it was measured, else FLOPs.
+        """Return the requested weight; None is time where it was measured, else FLOPs.
 
-        One without data raises TraceError, one that does not exist ValueError.
+        A weight that the timeline lacks raises TraceError, an unknown one ValueError.
         """
         if weight is None:
             return "time" if "time" in self.weights else "flops"
         if weight not in WEIGHTS:
-            raise ValueError(f"unknown weight {weight!r}: it is one of {', '.join(WEIGHTS)}")
+            raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}; got {weight!r}")
         if weight not in self.weights:
             raise TraceError(f"weight={weight!r}, but {_MISSING[weight]}; available are {', '.join(self.weights)}")
         return weight
 
-    def ordered(self) -> Sequence[Span]:
+    def require_spans(self) -> Sequence[Span]:
         """Return the spans; an aggregated trace raises TraceError."""
         if self.spans is None:
             raise TraceError(
@@ -164,7 +164,7 @@ class Timeline:
         ends: dict[tuple[int, int], list[int]] = {}
         cursors: dict[tuple[int, int], int] = {}
         rank_ends: dict[int, int] = {}
-        for span in self.ordered():
+        for span in self.require_spans():
             track = span.track
             opened = ends.setdefault(track, [])
             cursor = cursors.get(track, 0)
@@ -187,36 +187,36 @@ class Timeline:
     def self_segments(self, weight: str) -> Iterator[SelfSegment]:
         """Yield the intervals of each span outside of its children, in the order of each track, without empty ones.
 
-        The intervals of all spans add up to the whole. A region has several, between its children.
+        The intervals of all spans add up to the total. A region has several, between its children.
         """
         opened: dict[tuple[int, int], list[PlacedSpan]] = {}
         cursors: dict[tuple[int, int], int] = {}
         for piece in self.layout(weight):
             track = piece.span.track
-            around = opened.setdefault(track, [])
-            yield from _close_spans(around, piece.span.depth, track, cursors)
+            enclosing = opened.setdefault(track, [])
+            yield from _close_spans(enclosing, piece.span.depth, track, cursors)
             if piece.start > cursors.get(track, 0):
-                yield SelfSegment(track, around[-1].span if around else None, piece.start - cursors.get(track, 0))
+                yield SelfSegment(track, enclosing[-1].span if enclosing else None, piece.start - cursors.get(track, 0))
             cursors[track] = piece.start
-            around.append(piece)
-        for track, around in opened.items():
-            yield from _close_spans(around, 0, track, cursors)
+            enclosing.append(piece)
+        for track, enclosing in opened.items():
+            yield from _close_spans(enclosing, 0, track, cursors)
 
 
 _MISSING = {
     "time": "the run was not timed: record with measure={'time'}",
-    "flops": "there is no formula table",
-    "macs": "there is no formula table",
+    "flops": "the timeline was built without a formula table",
+    "macs": "the timeline was built without a formula table",
     "bytes": "memory traffic was not counted: build the timeline with a traffic_model",
     "memory": "the trace has no storages: record without folding or merging, or with measure={'memory'}",
 }
 
 
 def _close_spans(
-    around: list[PlacedSpan], depth: int, track: tuple[int, int], cursors: dict[tuple[int, int], int]
+    enclosing: list[PlacedSpan], depth: int, track: tuple[int, int], cursors: dict[tuple[int, int], int]
 ) -> Iterator[SelfSegment]:
-    while len(around) > depth:
-        span, _, end = around.pop()
+    while len(enclosing) > depth:
+        span, _, end = enclosing.pop()
         if end > cursors[track]:
             yield SelfSegment(track, span, end - cursors[track])
             cursors[track] = end

@@ -12,7 +12,7 @@ from fvflops.trace.notebook import write_notebook_table
 from fvflops.trace.records import PHASES, Region, RunInfo, TraceColumns, TraceError
 from fvflops.trace.signature import RegionSignature, Signature
 
-_ROWS = 20  # in a notebook
+_MAX_ROWS = 20  # in a notebook
 # (signature, stack, phase) → number of calls.
 _Calls = Counter[tuple[int, int, str]]
 
@@ -56,16 +56,16 @@ class Trace(TraceColumns):
         if self._scopes:
             return self._scopes
         names = [region.name if region.kind == "module" else None for region in self.regions]
-        known: dict[tuple[int, ...], tuple[str, ...]] = {}
+        by_stack: dict[tuple[int, ...], tuple[str, ...]] = {}
         scopes = self._scopes
         for stack in self.stacks:
-            outer = known.get(stack[:-1])
+            outer = by_stack.get(stack[:-1])
             if outer is None:
                 scope = tuple([name for name in map(names.__getitem__, stack) if name is not None])
             else:
                 name = names[stack[-1]]
                 scope = outer if name is None else (*outer, name)
-            known[stack] = scope
+            by_stack[stack] = scope
             scopes.append(scope)
         return scopes
 
@@ -81,11 +81,11 @@ class Trace(TraceColumns):
             op = self.signatures[index].op
             calls[op] += count
             by_phase[op, phase] += count
-        phases = [phase for phase in PHASES if any(phase == other for _, _, other in self.calls)]
-        rows = [[op, *(f"{by_phase[op, phase]:,}" for phase in phases)] for op, _ in calls.most_common(_ROWS)]
-        left = f"{_ROWS} of {len(calls):,} ops; " if len(calls) > _ROWS else ""
-        broken = "" if self.complete else "; incomplete, the run raised"
-        note = f"{left}{sum(calls.values()):,} calls in {len(self.modules.by_name):,} modules{broken}"
+        phases = [phase for phase in PHASES if any(phase == recorded for _, _, recorded in self.calls)]
+        rows = [[op, *(f"{by_phase[op, phase]:,}" for phase in phases)] for op, _ in calls.most_common(_MAX_ROWS)]
+        shown = f"{_MAX_ROWS} of {len(calls):,} ops; " if len(calls) > _MAX_ROWS else ""
+        incomplete = "" if self.complete else "; incomplete, the run raised"
+        note = f"{shown}{sum(calls.values()):,} calls in {len(self.modules.by_name):,} modules{incomplete}"
         return write_notebook_table(f"Trace of {self.modules.root.class_name}", ["Op", *phases], rows, note=note)
 
     def to_json(self) -> str:
@@ -160,19 +160,19 @@ def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
 
     >>> check_phase("backward", ("forward",))
     Traceback (most recent call last):
-    fvflops.trace.records.TraceError: no backward pass was recorded: give a loss; \
+    fvflops.trace.records.TraceError: no backward pass was recorded: pass a loss; \
 recorded was forward
     """
     if phase in recorded:
         return phase
     if phase not in PHASES:
-        raise ValueError(f"unknown phase {phase!r}: phases are {', '.join(PHASES)}")
+        raise ValueError(f"phase must be one of {', '.join(PHASES)}; got {phase!r}")
     raise TraceError(f"{_NOT_RUN[phase]}; recorded was {', '.join(recorded) or 'nothing'}")
 
 
 _NOT_RUN = {
     "forward": "no forward pass was recorded",
     "recompute": "no recomputation in a backward pass was recorded",
-    "backward": "no backward pass was recorded: give a loss",
+    "backward": "no backward pass was recorded: pass a loss",
     "optimizer": "no optimizer step was recorded: record a loop with fvflops.record",
 }

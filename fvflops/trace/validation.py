@@ -10,7 +10,7 @@ from fvflops.trace.module_tree import ModuleInfo
 from fvflops.trace.records import TraceColumns
 from fvflops.trace.spec import Symbol, TensorSpec, Value
 
-_LARGEST = 1 << 63  # what torch counts elements and bytes up to
+_LARGEST = 1 << 63  # limit of torch's element and byte counts
 _MAX_SHOWN = 60
 
 
@@ -40,12 +40,12 @@ def validate(trace: TraceColumns, phases: Collection[str]) -> None:
     _check_events(trace, phases)
 
 
-def _check_modules(places: Any) -> None:
-    if "" not in places:
+def _check_modules(by_name: Any) -> None:
+    if "" not in by_name:
         raise ValueError("there is no root module")
-    for name, module in places.items():
+    for name, module in by_name.items():
         _check_module(module)
-        if module.canonical not in places:
+        if module.canonical not in by_name:
             raise ValueError(
                 f"module {_quote(name)} has the canonical name {_quote(module.canonical)}, which does not exist"
             )
@@ -66,7 +66,7 @@ def _check_module(module: ModuleInfo) -> None:
     )
     _check_types(where, (module.has_forward,), bool)
     _check_types(where, (key for key, _ in module.children), str)
-    for key, path in module.children:  # so that no module contains itself
+    for key, path in module.children:  # paths grow downward, so no module contains itself
         if path is not None and path != (f"{module.name}.{key}" if module.name else key):
             raise ValueError(f"{where} has the child {_quote(path)} as {_quote(key)}")
     for parameter in (*module.parameters, *module.buffers):
@@ -145,7 +145,7 @@ def _check_events(trace: TraceColumns, phases: Collection[str]) -> None:
     for kind, end in ends.items():
         _check_indexes(
             f"event {kind}",
-            [item for item, other in zip(items, kinds, strict=True) if other == kind],
+            [item for item, event_kind in zip(items, kinds, strict=True) if event_kind == kind],
             end,
         )
     _check_indexes("event stack", stacks, len(trace.stacks))
@@ -163,26 +163,26 @@ def _check_events(trace: TraceColumns, phases: Collection[str]) -> None:
 
 
 def _check_types(where: str, values: Iterable[Any], *types: type) -> None:
-    kept = list(values)
-    if not set(map(type, kept)) <= set(types):
-        wrong = next(value for value in kept if type(value) not in types)
-        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
-        raise ValueError(f"{where} has {_quote(wrong)} instead of {wanted}")
+    items = list(values)
+    if not set(map(type, items)) <= set(types):
+        wrong = next(value for value in items if type(value) not in types)
+        expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
+        raise ValueError(f"{where} has {_quote(wrong)} instead of {expected}")
 
 
-def _check_choices(where: str, values: Iterable[Any], known: Collection[str]) -> None:
-    kept = list(values)
-    _check_types(where, kept, str)
-    if not set(kept) <= set(known):
-        wrong = next(value for value in kept if value not in known)
-        raise ValueError(f"{where} is {_quote(wrong)}, none of {', '.join(known)}")
+def _check_choices(where: str, values: Iterable[Any], choices: Collection[str]) -> None:
+    items = list(values)
+    _check_types(where, items, str)
+    if not set(items) <= set(choices):
+        wrong = next(value for value in items if value not in choices)
+        raise ValueError(f"{where} must be one of {', '.join(choices)}; got {_quote(wrong)}")
 
 
 def _check_indexes(where: str, values: Iterable[Any], end: int) -> None:
-    kept = list(values)
-    _check_types(where, kept, int)
-    if kept and (min(kept) < 0 or max(kept) >= end):
-        wrong = min(kept) if min(kept) < 0 else max(kept)
+    items = list(values)
+    _check_types(where, items, int)
+    if items and (min(items) < 0 or max(items) >= end):
+        wrong = min(items) if min(items) < 0 else max(items)
         raise ValueError(f"{where} is {_quote(wrong)}, out of range 0 to {end - 1}")
 
 

@@ -1,4 +1,4 @@
-"""An analysed run as plain data, the source of all views."""
+"""An analysed run as plain data, the input of all views."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fvflops.trace import Counts, Trace
 
 @dataclass(frozen=True, slots=True)
 class AnalysedRun:
-    """A Trace, its counts, and what they were counted by.
+    """A Trace, its counts, and the formula table and handles that counted them.
 
-    `table` is None where no table was used. `handled` are the ops counted by a program's own handles. `ancestors` is to
-    which modules an op belongs: "owner" or "caller", as in Counts.
+    `table` is None where no table was used. `handled` are the ops counted by handles of the program. `ancestors` is
+    "owner" or "caller", the modules that an op counts for, as in `Counts`.
     """
 
     trace: Trace
@@ -25,7 +25,7 @@ class AnalysedRun:
 
 
 def describe_run(run: AnalysedRun) -> dict[str, str]:
-    """Return facts about a run for reports: those of its Trace, the model's class, and the table."""
+    """Return metadata of a run for reports: that of its Trace, the model's class, and the table."""
     about = dict(run.trace.about)
     about["model"] = run.trace.modules.root.class_name
     if run.table is not None:
@@ -36,7 +36,10 @@ def describe_run(run: AnalysedRun) -> dict[str, str]:
 
 
 def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str]:
-    """Return the ops counted by a program's own formulas, read as multiply-adds ("halved") or as FLOPs."""
+    """Return the ops counted by formulas of torch.utils.flop_counter, by how their result is read.
+
+    "registered_halved" are read as 2 FLOPs per multiply-add, "registered" as FLOPs.
+    """
     ops: dict[str, dict[str, None]] = {}
     for signature in run.trace.signatures if table.registered_formulas else ():
         if table.row(signature.op) is None and not {signature.op, signature.packet} & run.handled:

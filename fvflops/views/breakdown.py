@@ -1,4 +1,4 @@
-"""The cost of each module itself, by phase and operator, in several measures."""
+"""Cost of each module without its submodules, by phase and operator, in several measures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BETWEEN_OPS = "(between ops)"
 
 
 class Cell(NamedTuple):
-    """An owner of work: a module's canonical name, a phase, an operator's label.
+    """A module's canonical name, a phase and an operator's label.
 
-    `phase` and `operator` are "" where a measure has none. Work of submodules is not in the cells of their parent.
+    `phase` and `operator` are "" where a measure has none. The cells of a module do not include its submodules.
 
     >>> Cell("fc", "forward", "linear").module
     'fc'
@@ -36,10 +36,9 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A quantity that is counted or measured: its title, its unit ("", "B" or "ns") and its value in each cell.
+    """A counted or measured quantity: its title, its unit ("", "B" or "ns") and its value in each cell.
 
-    `unknown` are the op calls of a cell whose value is not known, which are in none of `values`. `note` is a sentence
-    on what is counted.
+    `unknown` is the number of unsupported op calls in a cell, which `values` lack. `note` describes what is counted.
     """
 
     title: str
@@ -75,10 +74,10 @@ class Breakdown:
 
 
 def read_breakdown(run: AnalysedRun) -> Breakdown:
-    """Return the counts of a run, and all other measures that its Trace and table give.
+    """Return the counts of a run in all measures that its Trace and table provide.
 
     These are FLOPs, MACs and activations where there is a table, parameters, bytes, op calls, and time where it was
-    measured. An op belongs to the module that was called last when it ran.
+    measured. An op belongs to the innermost module around it.
 
     >>> import torch
     >>> from fvflops.capture.run import record_call
@@ -91,15 +90,15 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     """
     trace, counts = run.trace, run.counts
     counted = MetricCounts(trace, run.table, counts)
-    # One op has one name in all measures, that of the run's own counts.
+    # All measures name an op as the counts of the run do.
     labels = {entry.op: entry.label for entry in reversed(counts.entries)}
     measures = {}
     if counts.metric not in METRICS:
         note = "counted by the handles of this analysis"
-        measures[counts.metric] = Measure("Count", _add_up(counts, _value), note=note, unknown=_unknown(counts, {}))
+        measures[counts.metric] = Measure("Count", _sum_cells(counts, _value), note=note, unknown=_unknown(counts, {}))
     for name in counted.names():
         measures[name] = _measure(METRICS[name], counted[name], labels)
-    measures["calls"] = Measure("Op calls", _add_up(counts, lambda entry: entry.calls), note="calls of operators")
+    measures["calls"] = Measure("Op calls", _sum_cells(counts, lambda entry: entry.calls), note="calls of operators")
     if trace.events is not None and "time" in trace.about.get("measured", ""):
         measures["time"] = _measure_time(trace, labels)
     return Breakdown(
@@ -112,23 +111,23 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     )
 
 
-def _add_up(
+def _sum_cells(
     counts: Counts, weigh: Callable[[Entry], int], labels: Mapping[str, str] = MappingProxyType({})
 ) -> dict[Cell, int]:
-    """Return the sum of the entries' amounts in each cell; `labels` renames ops."""
+    """Return the sum of `weigh` over the entries of each cell; `labels` renames ops."""
     sums: Counter[Cell] = Counter()
     for entry in counts.entries:
-        amount = weigh(entry)
-        if amount:
+        value = weigh(entry)
+        if value:
             owner = entry.scope[-1] if entry.scope else ""
-            sums[Cell(owner, entry.phase, labels.get(entry.op, entry.label))] += amount
+            sums[Cell(owner, entry.phase, labels.get(entry.op, entry.label))] += value
     return dict(sums)
 
 
 def _measure(metric: Metric, counts: Counts, labels: Mapping[str, str]) -> Measure:
     return Measure(
         metric.title,
-        _add_up(counts, _value, labels),
+        _sum_cells(counts, _value, labels),
         unit=metric.unit,
         note=metric.note,
         unknown=_unknown(counts, labels),
@@ -140,11 +139,11 @@ def _value(entry: Entry) -> int:
 
 
 def _unknown(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
-    return _add_up(counts, lambda entry: entry.calls if entry.status is Status.UNSUPPORTED else 0, labels)
+    return _sum_cells(counts, lambda entry: entry.calls if entry.status is Status.UNSUPPORTED else 0, labels)
 
 
 def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
-    """Return the times of ops by owner, and the rest of each module's measured time as one more operator."""
+    """Return the times of ops by owner; the rest of a module's time is the operator BETWEEN_OPS."""
     scopes, sums = trace.scopes(), Counter[Cell]()
     for event in trace.events or ():
         if event.kind == "op" and event.duration_ns:

@@ -1,4 +1,4 @@
-"""Rows of op calls or module calls, or of their sums by line of source, for CSV, JSON and data frames."""
+"""Rows of op calls, module calls or source lines, for CSV, JSON and data frames."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 from fvflops.views.frame import Cell, Table
 
-# View → what a row is.
+# View → the meaning of a row.
 CALL_VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
 _OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
 _MEASURED = ("duration_ns", "memory_before", "memory_after", "memory_peak")
 _LINE = "line calls flops macs activations bytes unknown"
 _MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unknown"
-# View → the columns that it has, whatever was measured.
+# View → its columns, without those of measurements.
 CALL_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "op": tuple(_OP.split()),
     "call": tuple(_MODULE.split()),
@@ -22,9 +22,9 @@ CALL_COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def list_op_rows(calls: Sequence[OpCall]) -> Table:
-    """Return a row for each op call; what was not measured has no column, and a count that is not known is None.
+    """Return a row for each op call; quantities that were not measured have no column, unknown counts are None.
 
-    Several tensors or parameters share a cell, with "; " between them; numbers of calls have a blank between them.
+    Tensors and parameters in one cell are separated by "; ", numbers of calls by a blank.
 
     >>> call = OpCall(1, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
     ...               "float32", "counted", 8, after=(0,))
@@ -39,9 +39,9 @@ def list_op_rows(calls: Sequence[OpCall]) -> Table:
 
 
 def list_module_rows(calls: Sequence[ModuleCall], *, depth: int | None = None) -> Table:
-    """Return a row for each call of a module, the root's named ""; cells are as those of op calls.
+    """Return a row for each module call; the root is named "", and tensors are written as in op calls.
 
-    `depth` is how many calls around one there are at most, any number if None.
+    Calls with more than `depth` enclosing calls are not listed; None lists all.
     """
     return Table(
         _MODULE.split(),
@@ -54,7 +54,7 @@ def list_module_rows(calls: Sequence[ModuleCall], *, depth: int | None = None) -
 
 
 def list_line_rows(lines: Sequence[LineCount]) -> Table:
-    """Return a row for each line of source."""
+    """Return a row for each source line."""
     return Table(_LINE.split(), [list(line) for line in lines])
 
 

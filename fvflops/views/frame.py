@@ -1,4 +1,4 @@
-"""Rows of exact numbers with their headings, for CSV, a dict of columns and a pandas data frame."""
+"""Tables of exact numbers, for CSV, a dict of columns and a pandas data frame."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fvflops.views.summary_rows import (
 if TYPE_CHECKING:
     import pandas
 
-# None is a number that is not known.
+# None is an unknown number.
 Cell = str | int | bool | None
 
 
 class Table(NamedTuple):
-    """Rows below their headings; each has a cell for each heading, and the whole model is the module named ""."""
+    """Headings, and rows with a cell for each heading; the root module is named ""."""
 
     headings: list[str]
     rows: list[list[Cell]]
@@ -42,10 +42,10 @@ def list_rows(
     """Return the exact numbers of a summary, by module, by operator or by both.
 
     By module: module, class, the columns, and whether it was called; by operator: operator and its counts; by both:
-    module, operator and its counts, what is below the module included. `depth` is how many modules below the root are
-    listed, all if None; by operator it is ignored. With `sort`, a heading or "name", or `top` those with most are
-    first, and `top` of them are listed. `report` is named where a view is not there, a ValueError, as is an unknown
-    order.
+    module, operator and its counts, submodules included. `depth` is the number of levels listed below the root, None
+    for all; by operator it is ignored. With `sort`, a heading or "name", or `top` the rows are in descending order and
+    the first `top` are listed. An unknown `by`, with `report` as the subject of the message, or `sort` raises
+    ValueError.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> list_rows(Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}))
@@ -71,13 +71,13 @@ def make_columns(table: Table) -> dict[str, list[Cell]]:
     >>> make_columns(Table(["op", "flops"], [["mm", 24], ["relu", 8]]))
     {'op': ['mm', 'relu'], 'flops': [24, 8]}
     """
-    return {heading: [row[place] for row in table.rows] for place, heading in enumerate(table.headings)}
+    return {heading: [row[index] for row in table.rows] for index, heading in enumerate(table.headings)}
 
 
 def make_frame(table: Table, about: Mapping[str, str]) -> pandas.DataFrame:
-    """Return the columns as a data frame with `about` in its `attrs`; without pandas it raises ImportError."""
+    """Return a data frame with `about` in its `attrs`; without pandas it raises ImportError."""
     pandas = import_pandas()
-    # pandas would make floats of a column in which a number is not known.
+    # Without dtype=object pandas would convert a column with unknown numbers to floats.
     columns = {
         heading: pandas.Series(cells, dtype="object" if None in cells else None)
         for heading, cells in make_columns(table).items()
@@ -88,21 +88,21 @@ def make_frame(table: Table, about: Mapping[str, str]) -> pandas.DataFrame:
 
 
 def import_pandas() -> ModuleType:
-    """Return the module; where it is not installed, an ImportError says what to do."""
+    """Return the module pandas; if it is not installed, raise ImportError with the remedy."""
     try:
         return importlib.import_module("pandas")
     except ModuleNotFoundError as error:
         if error.name != "pandas":
-            raise  # it is there, and lacks something of its own
+            raise  # pandas is installed, but one of its dependencies is missing
         raise ImportError(
-            "pandas is not installed: pip install pandas (the extra `pandas`), or take to_dict(), which needs none"
+            "pandas is not installed: pip install pandas (the extra `pandas`), or use to_dict()"
         ) from None
 
 
 def _list_modules(summary: Summary, modules: Sequence[ModuleInfo]) -> list[list[Cell]]:
     uncalled = frozenset().union(*summary.uncalled.values())
     rows: list[list[Cell]] = []
-    for place in modules:
-        counts = [column.get(place.name, 0) for column in summary.columns.values()]
-        rows.append([summary.label(place.name), place.class_name, *counts, place.name not in uncalled])
+    for module in modules:
+        counts = [column.get(module.name, 0) for column in summary.columns.values()]
+        rows.append([summary.label(module.name), module.class_name, *counts, module.name not in uncalled])
     return rows

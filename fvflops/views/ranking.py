@@ -1,11 +1,11 @@
-"""Order the rows of a report, and limit how many are shown."""
+"""Sort the rows of a report and limit their number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from fvflops.text import suggest
+from fvflops.text import require_int, suggest
 from fvflops.units import format_quantity
 
 Row = TypeVar("Row")
@@ -21,10 +21,10 @@ def rank(
     sort: str | None = None,
     top: int | None = None,
 ) -> list[Row]:
-    """Return all rows: as they are or, with `sort` or `top`, those with most first and equal ones as they are.
+    """Return all rows, in stable descending order of a count if `sort` or `top` is given.
 
-    `sort` is one of the headings or "name", numbers in names in their order; if it is None and `top` is not, it is what
-    `choose_measure` takes. Another order, and a `top` below 1, raise ValueError.
+    `sort` is a heading, or "name" for the natural order of names; if only `top` is given, rows are sorted by the
+    heading that `choose_measure` returns. An unknown `sort` and a `top` below 1 raise ValueError.
 
     >>> rank(["fc.10", "fc.9"], ["flops"], count=lambda row, heading: len(row), name=str, sort="name")
     ['fc.9', 'fc.10']
@@ -39,7 +39,7 @@ def rank(
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return the key by which dotted names are sorted, parts that are numbers as numbers.
+    """Return the sort key of a dotted name in natural order: numeric parts as numbers.
 
     >>> sorted(["fc.10", "fc.9"], key=natural_key)
     ['fc.9', 'fc.10']
@@ -52,7 +52,7 @@ def _order_part(part: str) -> tuple[bool, int, str]:
 
 
 def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:
-    """Return the main heading: that of `sort`, else the first one but parameters.
+    """Return the heading that rows are ranked by: `sort` if it is a heading, else the first one except parameters.
 
     >>> choose_measure(["parameters", "flops"]), choose_measure(["parameters", "flops"], "parameters")
     ('flops', 'parameters')
@@ -63,30 +63,28 @@ def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:
 
 
 def truncation_note(rows: Sequence[Row], top: int | None, noun: str) -> list[str]:
-    """Return a sentence on how many of the rows are not among the first `top`, none if all are.
+    """Return a sentence with the number of rows beyond the first `top`; [] if there are none.
 
     >>> truncation_note("abc", 2, "module")
-    ['1 module more.']
+    ['1 more module.']
     """
     hidden = 0 if top is None else len(rows) - top
-    return [f"{format_quantity(hidden, noun)} more."] if hidden > 0 else []
+    return [f"{format_quantity(hidden, f'more {noun}')}."] if hidden > 0 else []
 
 
 def check_sort(sort: str, known: Collection[str]) -> str:
-    """Return an order that there is; another raises ValueError, which names the nearest and all.
+    """Return a known sort key; an unknown one raises ValueError with the closest match.
 
     >>> check_sort("tme", ["time", "name"])
     Traceback (most recent call last):
-    ValueError: nothing is sorted by 'tme': did you mean 'time'? There are time, name
+    ValueError: sort must be one of time, name; got 'tme': did you mean 'time'?
     """
-    if sort in known:
-        return sort
-    near = suggest(sort, known)
-    hint = f"{near} There are" if near else ": take"
-    raise ValueError(f"nothing is sorted by {sort!r}{hint} {', '.join(known)}")
+    if sort not in known:
+        raise ValueError(f"sort must be one of {', '.join(known)}; got {sort!r}{suggest(sort, known)}")
+    return sort
 
 
 def check_top(top: int | None) -> None:
-    """Raise ValueError where the number of rows to be shown is none."""
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
-        raise ValueError(f"top is how many lines are shown, 1 or more, not {top!r}")
+    """Raise ValueError for a number of rows below 1."""
+    if top is not None:
+        require_int("top", top, least=1)

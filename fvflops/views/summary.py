@@ -1,4 +1,4 @@
-"""Summaries, the source of most reports, of one analysed run or of several side by side."""
+"""Make the Summary of one or several analysed runs, the input of most reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 
 
 def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
-    """Return the summary of analysed runs, by heading; everything but counts is that of the first.
+    """Return the summary of analysed runs by heading; everything except counts is that of the first run.
 
-    Where more than a forward pass was recorded, each phase has a column.
+    If more than the forward pass was recorded, each phase has a column.
     """
     first = next(iter(runs.values()))
     by_both = {heading: run.counts.by_module_and_operator(run.ancestors) for heading, run in runs.items()}
@@ -40,7 +40,7 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
 
 
 def with_columns(run: AnalysedRun) -> dict[str, AnalysedRun]:
-    """Return a run by its metric, and beside FLOPs of a table the other metrics that tables show."""
+    """Return metric → run: the metric of `run` and, where that is a table's FLOPs, the others that tables show."""
     runs = {run.counts.metric: run}
     if "flops" in runs and run.table is not None:
         counts = MetricCounts(run.trace, run.table, run.counts)
@@ -49,12 +49,12 @@ def with_columns(run: AnalysedRun) -> dict[str, AnalysedRun]:
 
 
 def column_metrics() -> tuple[str, ...]:
-    """Return the metrics that have a column in tables, beside that of parameters."""
+    """Return the metrics with a column in tables, except parameters."""
     return tuple(name for name, metric in METRICS.items() if metric.column and name != "parameters")
 
 
 def name_heading(heading: str) -> str:
-    """Return the heading of a column as people read it: a metric's title within a sentence, a phase as it is.
+    """Return the displayed heading of a column: a metric's title, lower case unless an acronym, or a phase.
 
     >>> name_heading("flops"), name_heading("parameters"), name_heading("backward")
     ('FLOPs', 'parameters', 'backward')
@@ -64,14 +64,14 @@ def name_heading(heading: str) -> str:
 
 
 def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
-    """Return the names of modules in which no op was seen: unused, or used without being called."""
+    """Return the names of modules in which no op ran: unused, or used without being called."""
     scopes = trace.scopes()
     active = [scopes[stack] for stack in trace.active]
     seen = set().union(*active)
     if ancestors == "owner":
         owners = set(map(innermost, active))
         seen |= owners.union(*map(modules_above, owners))
-    return {place.name for place in trace.modules.modules()} - seen
+    return {module.name for module in trace.modules.modules()} - seen
 
 
 def _by_phase(run: AnalysedRun) -> dict[str, dict[str, int]]:

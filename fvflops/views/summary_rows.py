@@ -1,4 +1,4 @@
-"""A summary's counts by name or by operator, prepared for reports.
+"""Rows of a summary by name or by operator, for reports.
 
 All functions are linear in the number of names (fvcore is quadratic) and not recursive, for wide and deep models.
 """
@@ -17,7 +17,7 @@ VIEWS = ("module", "operator", "both")
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """One operator of one module, what is below the module included; `counts` has one number for each heading.
+    """One operator of one module, submodules included; `counts` has one number for each heading.
 
     `module` is canonical, "" for the whole model.
     """
@@ -28,26 +28,26 @@ class OperatorRow:
 
 
 def check_view(by: str, views: Sequence[str] = VIEWS, report: str = "this report") -> None:
-    """Raise ValueError if a report does not offer a view.
+    """Raise ValueError if a report has no view named `by`.
 
     >>> check_view("layer")
     Traceback (most recent call last):
-    ValueError: this report has no view by 'layer': choose 'module', 'operator' or 'both'
+    ValueError: this report has no view by 'layer': use 'module', 'operator' or 'both'
     """
     if by not in views:
         *first, last = (repr(view) for view in views)
-        choice = f"{', '.join(first)} or {last}" if first else last
-        raise ValueError(f"{report} has no view by {by!r}: choose {choice}")
+        available = f"{', '.join(first)} or {last}" if first else last
+        raise ValueError(f"{report} has no view by {by!r}: use {available}")
 
 
-def check_whole(summary: Summary, report: str) -> None:
-    """Raise ValueError if rows of a summary stand for several modules, for a report that shows each as it is."""
+def check_not_collapsed(summary: Summary, report: str) -> None:
+    """Raise ValueError if rows of a summary represent repeated layers, for a report of single modules."""
     if summary.labels:
-        raise ValueError(f"{report} shows each module as it is: take the summary before equal ones are collapsed")
+        raise ValueError(f"{report} has a row for every module: pass a summary without collapsed layers")
 
 
 def depth_of(name: str) -> int:
-    """Return how many levels below the root a name is.
+    """Return the number of levels of a dotted name below the root.
 
     >>> depth_of(""), depth_of("fc"), depth_of("layer1.0")
     (0, 1, 2)
@@ -56,9 +56,9 @@ def depth_of(name: str) -> int:
 
 
 def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return name → heading → count from heading → name → count; the root is always there.
+    """Return name → heading → count from heading → name → count; the root is always included.
 
-    Names come in the order in which they first appear, which is the order of the rows of a table.
+    Names are in order of first appearance, which is the order of the rows of a table.
 
     >>> group_by_name({"parameters": {"": 6, "fc": 6}, "flops": {"fc": 12}})
     {'': {'parameters': 6}, 'fc': {'parameters': 6, 'flops': 12}}
@@ -81,7 +81,7 @@ def fill_missing(columns: Mapping[str, Mapping[str, int]], names: Iterable[str])
 
 
 def index_children(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return name → the names one dot below it, in their order.
+    """Return name → the names one level below it, in order.
 
     >>> index_children(["", "a", "a.x", "b"])
     {'': ['a', 'b'], 'a': ['a.x']}
@@ -96,35 +96,34 @@ def index_children(names: Iterable[str]) -> dict[str, list[str]]:
 def drop_zeros(
     counts: Mapping[str, dict[str, int]],
     *,
-    keep: Collection[str] = (),
+    except_for: Collection[str] = (),
     keep_parents: bool = False,
 ) -> dict[str, dict[str, int]]:
-    """Return the counts without the names whose counts are all 0, those of `keep` excepted.
+    """Return the counts without the names whose counts are all 0.
 
-    If `keep` is empty, the root is kept. With `keep_parents` a name also stays if one below it stays; without, only
-    the rows that say something stay, wherever they stand. Names that cannot be reached from the root, because one
-    between is missing, are dropped. The table of fvcore drops with `keep_parents`, its tree without.
+    Names in `except_for` are retained, the root if that is empty; with `keep_parents` also the ancestors of every
+    retained name. Names with a missing ancestor are dropped. fvcore's table uses `keep_parents`, its tree does not.
 
     >>> drop_zeros({"": {"flops": 2}, "a": {"flops": 0}, "a.x": {"flops": 2}, "b": {"flops": 0}})
     {'': {'flops': 2}, 'a.x': {'flops': 2}}
     """
     children = index_children(counts)
     reached = [""]
-    for name in reached:  # grows as it is read: parents come before their children
+    for name in reached:  # grows while it is iterated over: parents before their children
         reached.extend(children.get(name, ()))
-    kept: set[str] = set()
+    retained: set[str] = set()
     for name in reversed(reached):
         if (
             any(counts[name].values())
-            or (name in keep if keep else not name)
-            or (keep_parents and any(child in kept for child in children.get(name, ())))
+            or (name in except_for if except_for else not name)
+            or (keep_parents and any(child in retained for child in children.get(name, ())))
         ):
-            kept.add(name)
-    return {name: row for name, row in counts.items() if name in kept}
+            retained.add(name)
+    return {name: row for name, row in counts.items() if name in retained}
 
 
 def format_cells(counts: Mapping[str, Mapping[str, int]], *, digits: int) -> dict[str, dict[str, str]]:
-    """Return name → heading → text.
+    """Return name → heading → formatted count.
 
     >>> format_cells({"fc": {"flops": 1234}}, digits=2)
     {'fc': {'flops': '1.23K'}}
@@ -150,54 +149,54 @@ def mark_uncalled(
 
 
 def list_operator_headings(summary: Summary) -> list[str]:
-    """Return the headings that are counted by operator, in the order of the columns; none raises ValueError."""
+    """Return the headings with counts by operator, in column order; without any it raises ValueError."""
     headings = [heading for heading in summary.columns if heading in summary.operators]
     headings += [heading for heading in summary.operators if heading not in summary.columns]
     if not headings:
-        raise ValueError("this summary holds no counts by operator: choose the view by 'module'")
+        raise ValueError("this summary has no counts by operator: use by='module'")
     return headings
 
 
 def rank_modules(
     summary: Summary, *, depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> list[ModuleInfo]:
-    """Return the modules in the order of the tree, down to `depth` modules below the root.
+    """Return the modules in tree order, down to `depth` levels below the root.
 
-    With `sort` or `top`, which are those of `fvflops.views.ranking.rank`, those with most are first; none is cut off.
+    With `sort` or `top` they are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
     """
     return rank(
-        [place for place in summary.modules.modules() if depth is None or depth_of(place.name) <= depth],
+        [module for module in summary.modules.modules() if depth is None or depth_of(module.name) <= depth],
         list(summary.columns),
-        count=lambda place, heading: summary.columns[heading].get(place.name, 0),
-        name=lambda place: place.name,
+        count=lambda module, heading: summary.columns[heading].get(module.name, 0),
+        name=lambda module: module.name,
         sort=sort,
         top=top,
     )
 
 
 def rank_operators(summary: Summary, *, sort: str | None = None, top: int | None = None) -> list[OperatorRow]:
-    """Return the operators of the whole model, those with the largest count under the first heading first.
+    """Return the operators of the model in descending order of their counts, the first heading first.
 
-    `sort` and `top` are those of `rank`; none is cut off.
+    With `sort` or `top` they are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
     """
     headings = list_operator_headings(summary)
-    rows = _rank("", [summary.operators[heading] for heading in headings])
+    rows = _list_rows("", [summary.operators[heading] for heading in headings])
     return _sort(rows, headings, lambda row: row.operator, sort, top)
 
 
 def rank_operators_by_module(
     summary: Summary, *, depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> list[OperatorRow]:
-    """Return the operators of each module, modules in the order of the tree, down to `depth` modules below the root.
+    """Return the operators of each module in tree order, down to `depth` levels below the root.
 
-    With `sort` or `top`, which are those of `rank`, all rows stand in one order; none is cut off.
+    With `sort` or `top` all rows are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
     """
     headings = list_operator_headings(summary)
     tables = [summary.by_both.get(heading, {}) for heading in headings]
     rows: list[OperatorRow] = []
-    for place in summary.modules.modules():
-        if depth is None or depth_of(place.name) <= depth:
-            rows += _rank(place.name, [table.get(place.name, {}) for table in tables])
+    for module in summary.modules.modules():
+        if depth is None or depth_of(module.name) <= depth:
+            rows += _list_rows(module.name, [table.get(module.name, {}) for table in tables])
     return _sort(rows, headings, lambda row: row.module, sort, top)
 
 
@@ -208,11 +207,11 @@ def _sort(
     sort: str | None,
     top: int | None,
 ) -> list[OperatorRow]:
-    places = {heading: place for place, heading in enumerate(headings)}
-    return rank(rows, headings, count=lambda row, heading: row.counts[places[heading]], name=name, sort=sort, top=top)
+    indexes = {heading: index for index, heading in enumerate(headings)}
+    return rank(rows, headings, count=lambda row, heading: row.counts[indexes[heading]], name=name, sort=sort, top=top)
 
 
-def _rank(module: str, tables: Sequence[Mapping[str, int]]) -> list[OperatorRow]:
+def _list_rows(module: str, tables: Sequence[Mapping[str, int]]) -> list[OperatorRow]:
     labels = dict.fromkeys(label for table in tables for label in table)
     rows = [OperatorRow(module, label, tuple(table.get(label, 0) for table in tables)) for label in labels]
     return sorted(

@@ -98,7 +98,7 @@ def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
     """
     entry = ZOO.get(name)
     if entry is None:
-        hint = suggest(name, ZOO) or f": take one of {', '.join(ZOO)}"
+        hint = suggest(name, ZOO) or f": use one of {', '.join(ZOO)}"
         raise ValueError(f"no model {name!r} in the zoo{hint}")
     if device is None and entry.meta:
         device = "meta"

@@ -45,9 +45,9 @@ class EncoderLayer(nn.Module):
 
 
 class ViTB16(nn.Module):
-    """ViT-B/16: 86,567,656 parameters, 17,563,828,224 multiply-adds a 224x224 image.
+    """ViT-B/16: 86,567,656 parameters, 17,563,828,224 multiply-adds per 224x224 image.
 
-    Of these 715,327,488 are the two products of attention. Takes images (b, 3, 224, 224), gives logits
+    Of these 715,327,488 are the two products of attention. Takes images (b, 3, 224, 224), returns logits
     (b, classes); raises ValueError for another image size.
 
     >>> with torch.device("meta"):

@@ -218,7 +218,7 @@ def test_handles_can_name_labels_and_are_checked():
     assert analysis.by_operator() == Counter(multiply=16, add=4)
     with pytest.raises(TypeError, match="pairs"):
         analysis.set_op_handle("aten::linear")
-    with pytest.raises(TypeError, match="give a function, or None"):
+    with pytest.raises(TypeError, match="must be a function, or None to ignore the op"):
         analysis.set_op_handle("aten::linear", 3)
     with pytest.raises(ValueError, match="aten::linear returned 'many'"):
         analysis.set_op_handle("aten::linear", lambda call: "many").total()
@@ -242,7 +242,7 @@ def test_a_module_handle_counts_at_the_module(caplog):
         FlopCountAnalysis(model, X).total()
         == analysis.copy(new_inputs=X).clear_op_handles().total() + 4 * 8 + 8 * 8 + 192
     )
-    with pytest.raises(ValueError, match=r"no module class is called torch.nn.LSTMM: did you mean torch.nn.LSTM\?"):
+    with pytest.raises(ValueError, match=r"no module class is named torch.nn.LSTMM: did you mean torch.nn.LSTM\?"):
         analysis.set_module_handle("torch.nn.LSTMM", None)
     with pytest.raises(TypeError, match="pairs of a class and a handle"):
         analysis.set_module_handle(nn.LSTM)
@@ -304,7 +304,7 @@ def test_a_copy_keeps_class_and_settings():
 
 def test_wrong_names_and_modes_say_what_is_right():
     analysis = FlopCountAnalysis(Toy(), torch.ones(1, 1, 32, 32))
-    with pytest.raises(KeyError, match=r"no module is named 'fc4'; the nearest is 'fc[123]'"):
+    with pytest.raises(KeyError, match=r"no module is named 'fc4': did you mean 'fc[123]'"):
         analysis.total("fc4")
     with pytest.raises(ValueError, match="owner, caller"):
         analysis.ancestor_mode("parent")
@@ -357,6 +357,24 @@ def test_uncalled_modules_are_warned_of_in_one_line(caplog):
         analysis = FlopCountAnalysis(Net(), X)
         assert analysis.uncalled_modules() == {"unused", "holder", "holder.0"}
     assert len(caplog.records) == 1 and "unused" in caplog.text and "holder" not in caplog.text
+
+
+@pytest.mark.parametrize("write", [flop_count_table, flop_count_str])
+def test_a_table_disables_warnings_while_it_runs_the_model_and_restores_them(write, caplog):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x + 1
+
+    analysis = FlopCountAnalysis(Net(), X)
+    with caplog.at_level(logging.WARNING):
+        write(analysis)
+        assert not caplog.records
+        analysis.copy(new_inputs=torch.ones(2, 4)).total()
+        assert len(caplog.records) == 1
 
 
 def test_warnings_of_the_model_can_be_silenced():

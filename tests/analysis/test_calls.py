@@ -233,10 +233,10 @@ def test_counted_work_is_exported_beside_the_report(capsys, tmp_path, weight, to
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--by", "op", "--format", "tree"], "--format tree is by module, not by op"),
-        (["--by", "call", "--format", "dot"], "--format dot is by module, not by call"),
+        (["--by", "op", "--format", "tree"], "--format tree supports --by module; got op"),
+        (["--by", "call", "--format", "dot"], "--format dot supports --by module; got call"),
         (["--trace", "out.json", "--weight", "time"], "--weight time: count measures no time"),
-        (["--trace", "out.json", "--weight", "flop"], "unknown weight 'flop': it is one of time, flops"),
+        (["--trace", "out.json", "--weight", "flop"], "weight must be one of time, flops"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
         (["--trace", "a", "--output", "a"], "--trace a: another file of this run has that path"),
         (["--trace", "/dev/null/out.json"], "/dev/null/out.json"),
@@ -313,7 +313,7 @@ def test_model_explorer_gets_the_same_edges_and_exact_counts(capsys):
     assert [edge["sourceNodeId"] for edge in nodes["14"]["incomingEdges"]] == ["11", "13"]
     assert nodes["14"]["outputsMetadata"][0]["attrs"][0]["value"] == "float32[1, 256, 56, 56]"
     assert {node["namespace"] for node in graph["nodes"]} <= graph["groupNodeAttributes"].keys()
-    with pytest.raises(ValueError, match="unknown graph format 'netron': it is one of dot, model-explorer"):
+    with pytest.raises(ValueError, match="graph format must be one of dot, model-explorer; got 'netron'"):
         flops.to_graph("netron")
 
 
@@ -344,7 +344,7 @@ def test_recording_lines_changes_no_count():
 def test_what_no_line_of_the_model_calls_has_none(capsys, tmp_path):
     (tmp_path / "net.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(8, 4), torch.ones(2, 8)\n")
     assert main(["count", f"{tmp_path}/net.py:build", "--by", "line"]) == 0
-    assert capsys.readouterr().out.splitlines()[4].startswith("(no line of the model's)         1     64")
+    assert capsys.readouterr().out.splitlines()[4].startswith("(outside the model's code)         1     64")
     assert main(["count", "zoo:lenet5", "--by", "line", "--format", "csv"]) == 0
     assert re.match(
         r"fvflops/zoo/lenet5.py:\d+,12,416520,416520,6518,366736,0$", capsys.readouterr().out.splitlines()[1]

@@ -84,7 +84,7 @@ def test_a_long_recording_keeps_numbers_of_calls_and_not_their_order(monkeypatch
     run_steps(model, 1)  # the first backward pass makes the gradients, later ones add to them
     with record(model, table="exact") as short:
         run_steps(model, 20)
-    monkeypatch.setattr("fvflops.capture.session._EVENTS", 100)
+    monkeypatch.setattr("fvflops.capture.session._MAX_EVENTS", 100)
     with record(model, table="exact") as long:
         run_steps(model, 20)
     assert len(short.trace().events) > 200
@@ -95,7 +95,7 @@ def test_a_long_recording_keeps_numbers_of_calls_and_not_their_order(monkeypatch
 
 
 def test_a_long_recording_stays_small(monkeypatch):
-    monkeypatch.setattr("fvflops.capture.session._EVENTS", 1000)
+    monkeypatch.setattr("fvflops.capture.session._MAX_EVENTS", 1000)
     model = nn.Linear(4, 4)
     with record(model):
         run_steps(model, 50)

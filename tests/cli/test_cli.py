@@ -185,10 +185,10 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["transformers:BertModle"], "transformers has no 'BertModle': the nearest is 'BertModel'"),
         (["transformers:BertModel", "--config", "{"], "--config {:"),
         (["transformers:BertModel", "--config", "missing.json"], "missing.json"),
-        (["zoo:lenet5", "--config", "{}"], "--config is for transformers models"),
-        (["zoo:lenet5", "--input", "1,a"], "--input 1,a: '1,a' is no shape; write it like 1,3,224,224"),
-        (["zoo:lenet5", "--input", "1:floot"], "'floot' is no dtype"),
-        (["zoo:lenet5", "--input", "0y=1"], "'0y' is no argument name"),
+        (["zoo:lenet5", "--config", "{}"], "--config applies to transformers:CLASS only"),
+        (["zoo:lenet5", "--input", "1,a"], "--input 1,a: '1,a' is not a shape; write it like 1,3,224,224"),
+        (["zoo:lenet5", "--input", "1:floot"], "'floot' is not a dtype"),
+        (["zoo:lenet5", "--input", "0y=1"], "'0y' is not an argument name"),
         (["zoo:lenet5", "--input", "1,3,28,28"], "expected input[1, 3, 28, 28] to have 1 channels"),
         (["transformers:AutoModel"], "AutoModel has no configuration: name a model class"),
         (["transformers:BertModel", "--config", "[]"], "a configuration is a JSON object"),
@@ -196,7 +196,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
             ["transformers:CLIPModel", "--device", "meta"],
             "default inputs: input_ids=int64[1, 128]; pass",
         ),
-        (["zoo:lenet5", "--format", "txet"], "--format: no format is called 'txet': take 'text'"),
+        (["zoo:lenet5", "--format", "txet"], "got 'txet': did you mean 'text'"),
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
         (["no.such.package:model"], "there is no package"),
         (["missing.py:model"], "there is no file 'missing.py'"),
@@ -281,7 +281,9 @@ def test_ops_lists_and_explains(capsys):
     assert code == 0 and "ignored" in out
     for name, message in (
         ("aten::lineer", "'aten::linear'"),
-        ("aten::add.Tenser", "no op is called 'aten::add.Tenser'"),
+        ("aten::add.Tenser", "no op is called 'aten::add.Tenser', and no module class in table 'default'\n"),
+        ("torch.nn.LSTM", "no op is called 'torch.nn.LSTM', and no module class in table 'default'\n"),
+        ("LSTM", "did you mean 'aten::lstm'?"),
     ):
         code, out, err = run(capsys, "ops", name)
         assert (code, out) == (2, "") and message in err

@@ -74,7 +74,7 @@ def test_a_profile_by_module_operator_and_op(capsys):
     assert columns(text)[:3] == ["module", "calls", "time"] and "self" in columns(text)
     assert max(map(len, text.splitlines())) <= 80
     _, wide, _ = run(capsys, *LENET, "--format", "markdown")
-    assert "| kept | peak |" in wide
+    assert "| retained | peak |" in wide
     assert [line.split()[0] for line in text.splitlines() if line.startswith(" f")] == ["features"]
     _, text, _ = run(capsys, *LENET, "--by", "operator", "--top", "2", "--sort", "flops", "--peaks", "H100")
     assert "roofline" in columns(text)
@@ -145,29 +145,32 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--schedule", "wait=3,active=1", "--steps", "3"], "of 3 steps the schedule makes none active"),
+        (["--schedule", "wait=3,active=1", "--steps", "3"], "the schedule makes none of 3 steps active"),
         (["--schedule", "active=1"], "--schedule needs --steps N"),
         (["--steps", "3"], "--steps is the number of runs of a --schedule"),
-        (["--schedule", "activ=1", "--steps", "1"], "a schedule has no 'activ': did you mean 'active'?"),
-        (["--schedule", "active=-1", "--steps", "1"], "active is a whole number, 0 or more, not '-1'"),
-        (["--schedule", "wait=1", "--steps", "1"], "give the number of measured steps, such as active=1"),
-        (["--schedule", "active=1,active=2", "--steps", "1"], "active is given twice"),
-        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "leave --warmup and --repeat out"),
+        (["--schedule", "activ=1", "--steps", "1"], "got 'activ': did you mean 'active'?"),
+        (["--schedule", "active=-1", "--steps", "1"], "active must be an integer of at least 0; got '-1'"),
+        (["--schedule", "wait=1", "--steps", "1"], "add the number of measured steps, such as active=1"),
+        (["--schedule", "active=1,active=2", "--steps", "1"], "active is repeated"),
+        (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "omit --warmup and --repeat"),
         (["--phase", "backward"], "--phase backward: no backward pass is run; add --backward"),
         (["--phase", "optimizer"], "fvflops.record measures a training loop"),
-        (["--phase", "back"], "there is no phase 'back': phases are forward"),
-        (["--sort", "tim"], "nothing is sorted by 'tim': did you mean 'time'?"),
-        (["--by", "op", "--sort", "self"], "nothing is sorted by 'self'"),
-        (["--sort", "roofline"], "name the device by --peaks"),
-        (["--top", "0"], "the number of rows is 1 or more, not '0'"),
-        (["--format", "htlm"], "no format is called 'htlm': take 'html'"),
-        (["--deepspeed", "--format", "csv"], "--format csv: --deepspeed is DeepSpeed's own text; leave --format out"),
+        (["--phase", "back"], "--phase must be one of forward, recompute, backward, optimizer; got 'back'"),
+        (["--sort", "tim"], "got 'tim': did you mean 'time'?"),
+        (["--by", "op", "--sort", "self"], "got 'self'"),
+        (["--sort", "roofline"], "--sort roofline: add the device, such as --peaks H100"),
+        (["--top", "0"], "the number of rows must be at least 1; got '0'"),
+        (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
+        (["--deepspeed", "--format", "csv"], "--format csv: --deepspeed writes DeepSpeed's text; omit --format"),
         (["--ignore", "aten::view"], "--ignore excludes ops from the list of op calls: add --by op"),
-        (["--by", "op", "--peaks", "H100"], "leave --by op out"),
+        (["--by", "op", "--peaks", "H100"], "omit --by op"),
         (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
         (["--deepspeed", "--by", "op"], "--deepspeed writes DeepSpeed's report: omit --by"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
-        (["--trace", "a.json", "--weight", "watts"], "unknown weight 'watts'"),
+        (
+            ["--trace", "a.json", "--weight", "watts"],
+            "weight must be one of time, flops, macs, bytes, memory; got",
+        ),
         (["--trace", "nets.py/a.json"], "nets.py/a.json cannot be written: "),
         (["--output", "nets.py/report.txt"], "nets.py/report.txt cannot be written: "),
         (["--trace", "a.json", "--speedscope", "a.json"], "--speedscope a.json: another file of this run"),
@@ -192,7 +195,7 @@ def test_a_mistake_is_said_before_the_model_is_built(capsys, factory, options, m
     ("options", "message"),
     [
         (["nets.py:build", "--repeat", "0"], "repeat must be an integer >= 1, not 0"),
-        (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no numbers"),
+        (["nets.py:on_meta"], "a profile needs real execution, and the meta device has no values"),
         (
             ["nets.py:build", "--by", "op", "--ignore", "aten::veiw"],
             "--ignore aten::veiw: there is no such op; the nearest is aten::view",

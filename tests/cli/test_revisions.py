@@ -178,7 +178,7 @@ def test_a_partial_clone_fetches_nothing(hostile, tmp_path):
         git(clone, "config", "core.sshCommand", str(tmp_path / "programs" / "ssh"))
         ran.write_text("")
         (tmp_path / "tree").mkdir(exist_ok=True)
-        with pytest.raises(GitError, match="is not in this clone, and nothing is fetched"):
+        with pytest.raises(GitError, match="is missing from this clone, and nothing is fetched"):
             write_files(str(clone), list_files(str(clone), "HEAD"), str(tmp_path / "tree"))
         assert ran.read_text() == ""
 

@@ -248,7 +248,7 @@ def test_read_and_written_are_what_is_moved():
     x = torch.ones(2, 1, 28, 28)
     parts = [ByteCountAnalysis(model, x, part=part).by_module() for part in ("moved", "read", "written")]
     assert parts[0] == parts[1] + parts[2] and parts[0][""] > 0
-    with pytest.raises(ValueError, match="part is one of moved, read, written, not 'sent'"):
+    with pytest.raises(ValueError, match="part must be one of moved, read, written; got 'sent'"):
         ByteCountAnalysis(model, x, part="sent")
 
 

@@ -1,4 +1,4 @@
-"""The budget: its file and the mistakes in it, the verdict, the update that keeps comments, and the pytest plugin."""
+"""The budget: its file and the mistakes in it, the result, the update that keeps comments, and the pytest plugin."""
 
 import configparser
 import importlib
@@ -86,7 +86,7 @@ def test_a_size_is_read_exactly(text, number):
 
 
 @pytest.mark.parametrize("text", ["", "1.5", "-3", "1e9", "G", "1.2X", "nan", "٣", "1" * 100, "1.0005K"])
-def test_what_is_no_size_is_refused(text):
+def test_an_invalid_size_raises(text):
     with pytest.raises(ValueError, match="is no"):
         parse_size(text)
 
@@ -135,7 +135,7 @@ def test_a_tolerance_is_a_share_of_the_limit():
 
 MISTAKES = {
     "unknown key of a file": ("modles: {}", 1, "unknown key 'modles': did you mean 'models'?"),
-    "unknown figure": ("models:\n  a:\n    flosp: 1", 3, "unknown key 'flosp': did you mean 'flops'?"),
+    "unknown metric": ("models:\n  a:\n    flosp: 1", 3, "unknown key 'flosp': did you mean 'flops'?"),
     "unknown key of a limit": ("models:\n  a:\n    flops: {maxi: 1}", 3, "unknown key 'maxi': did you mean 'max'?"),
     "no number": ("models:\n  a:\n    flops: many", 3, "flops: 'many' is not a number such as 25_557_032, 1.2G"),
     "a number that is not whole": ("models:\n  a:\n    macs: 0.5", 3, "macs: '0.5' is not an integer"),
@@ -146,12 +146,12 @@ MISTAKES = {
     "a list": ("models: [a]", 1, "models is a list, not a mapping"),
     "a key twice": ("models:\n  a:\n    macs: 1\n    macs: 2", 4, "'macs' is defined twice, first on line 3"),
     "no YAML": ("models: ]", 1, "this is not YAML"),
-    "an anchor": ("models: &a {}", 1, "has no anchors"),
+    "an anchor": ("models: &a {}", 1, "anchors and aliases are not supported"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_a_budget_is_told_with_its_line(name, folder, capsys):
+def test_a_mistake_in_a_budget_is_reported_with_its_line(name, folder, capsys):
     text, line, message = MISTAKES[name]
     (folder / "budget.yaml").write_text(text)
     with pytest.raises(TableError) as caught:
@@ -160,46 +160,46 @@ def test_a_mistake_in_a_budget_is_told_with_its_line(name, folder, capsys):
     assert message in str(caught.value)
 
 
-def test_a_limit_that_a_program_says_is_checked():
+def test_limits_passed_by_a_program_are_checked():
     assert make_limit("flops", 1200) == Limit("flops", 1200)
-    for figure, said, message in (
+    for metric, value, message in (
         ("flosp", 1, "did you mean 'flops'"),
-        ("flops", 1.5, "give an integer"),
-        ("flops", True, "give an integer"),
-        ("flops", {"maxi": 1}, "write {'max': 1200}"),
+        ("flops", 1.5, "pass an integer"),
+        ("flops", True, "pass an integer"),
+        ("flops", {"maxi": 1}, "pass {'max': 1200}"),
     ):
         with pytest.raises(ValueError, match="flo") as caught:
-            make_limit(figure, said)
+            make_limit(metric, value)
         assert message in str(caught.value)
 
 
 # --- the verdict ---
 
 
-def test_a_model_that_keeps_to_its_budget_passes(folder, capsys):
+def test_a_model_within_its_budget_passes(folder, capsys):
     (folder / "budget.yaml").write_text("models: {net: {flops: 144, parameters: {exact: 58}, unknown: 0}}")
     assert check() == 0
     assert "net is within its budget (convention default)." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("figure", [*NARROW, "memory"])
-def test_each_figure_is_limited(figure, folder, capsys):
+@pytest.mark.parametrize("metric", [*NARROW, "memory"])
+def test_each_metric_is_limited(metric, folder, capsys):
     narrow = FlopCountAnalysis(
         torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)), torch.ones(3, 4)
     )
-    value = NARROW.get(figure) or predict_memory(narrow).peak
+    value = NARROW.get(metric) or predict_memory(narrow).peak
     for limit, code in ((value, 0), (value - 1, 1)):
-        (folder / "budget.yaml").write_text(f"models: {{net: {{{figure}: {limit}}}}}")
+        (folder / "budget.yaml").write_text(f"models: {{net: {{{metric}: {limit}}}}}")
         assert check() == code
     assert "OVER BUDGET: net costs more than allowed (convention default)." in capsys.readouterr().out
 
 
-def test_a_model_over_its_budget_is_told_by_how_much_and_where(folder, capsys):
+def test_a_model_over_its_budget_reports_by_how_much_and_where(folder, capsys):
     assert check("--update", "--depth", "1") == 0
     capsys.readouterr()
     assert check("--summary", "summary.md", model="net.py:wide") == 1
-    said = capsys.readouterr().out
-    rows = [line.split() for line in said.splitlines()]
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines()]
     assert ["FLOPs", "max", "144", "288", "+144", "+100%", "OVER"] in rows
     modules = rows.index(["FLOPs", "of", "the", "modules", "that", "grew", "most"])
     assert rows[modules + 3 : modules + 6] == [
@@ -216,24 +216,24 @@ def test_a_model_over_its_budget_is_told_by_how_much_and_where(folder, capsys):
     assert (folder / "summary.md").read_text().startswith(summary + "### ✅ net is within")  # appended
 
 
-def test_less_than_exact_is_no_match(folder, capsys):
+def test_a_value_below_an_exact_limit_fails(folder, capsys):
     (folder / "budget.yaml").write_text("models: {net: {flops: {exact: 150}}}")
     assert check() == 1
-    said = capsys.readouterr().out
-    assert "OFF BUDGET: net differs from its exact budget" in said
-    assert said.splitlines()[-1].split() == ["FLOPs", "exact", "150", "144", "-6", "-4%", "UNDER"]
+    output = capsys.readouterr().out
+    assert "OFF BUDGET: net differs from its exact budget" in output
+    assert output.splitlines()[-1].split() == ["FLOPs", "exact", "150", "144", "-6", "-4%", "UNDER"]
     (folder / "budget.yaml").write_text("models: {net: {flops: {exact: 150, tolerance: 4%}}}")
     assert check() == 0
 
 
-def test_unknown_ops_are_over_a_budget_of_none(folder, capsys):
+def test_unsupported_ops_exceed_a_budget_of_zero(folder, capsys):
     (folder / "budget.yaml").write_text("models: {net: {unknown: 0}}")
     assert check(model="net.py:scan") == 1
-    said = capsys.readouterr().out
-    assert "Unsupported, so not counted: fvflops_check::scan (2 calls)." in said
+    output = capsys.readouterr().out
+    assert "Unsupported, so not counted: fvflops_check::scan (2 calls)." in output
 
 
-def test_numbers_that_look_alike_in_short_are_told_in_full(folder, capsys):
+def test_numbers_that_round_to_the_same_text_are_written_in_full(folder, capsys):
     (folder / "budget.yaml").write_text("models: {zoo:lenet5: {flops: 416_519}}")
     assert main(["check", "zoo:lenet5", "--budget", "budget.yaml"]) == 1
     assert "max    416,519  416,520          +1" in capsys.readouterr().out
@@ -244,7 +244,7 @@ def test_a_saved_trace_is_checked_without_memory(folder, capsys):
     (folder / "net.json").write_text(FlopCountAnalysis(model, torch.ones(3, 4)).trace().to_json())
     assert check("--update", model="net.json") == 0
     limits = load_budgets("budget.yaml")["net"].limits
-    assert {figure: limit.value for figure, limit in limits.items()} == {**NARROW, "bytes": BYTES, "unknown": 0}
+    assert {metric: limit.value for metric, limit in limits.items()} == {**NARROW, "bytes": BYTES, "unknown": 0}
     (folder / "budget.yaml").write_text("models: {net: {memory: 1M}}")
     assert check(model="net.json") == 2
     assert "predicted from a model, not from a saved run" in capsys.readouterr().err
@@ -254,13 +254,11 @@ def test_the_table_is_that_of_the_budget(folder, capsys):
     (folder / "budget.yaml").write_text("table: exact\nmodels: {net: {flops: 342}}")
     assert check() == 0  # 2 flops a multiply-add, 30 for the bias, 24 for ReLU
     assert check("--table", "fvcore") == 2
-    assert "the budget of net is for the table exact, not fvcore" in capsys.readouterr().err
+    assert "--table must be exact, as in the budget of net; got fvcore" in capsys.readouterr().err
 
 
-def test_what_cannot_be_is_told_before_the_work(folder, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "fvflops.cli.commands.check.open_analysis", lambda *_, **__: pytest.fail("the work was done first")
-    )
+def test_invalid_arguments_are_reported_before_the_model_runs(folder, capsys, monkeypatch):
+    monkeypatch.setattr("fvflops.cli.commands.check.open_analysis", lambda *_, **__: pytest.fail("the model ran first"))
     assert check() == 2
     assert "budget.yaml:1: cannot be read: No such file" in capsys.readouterr().err
     (folder / "budget.yaml").write_text("models: {nett: {flops: 1}}")
@@ -311,7 +309,7 @@ models:
     # of what runs in it
     modules:
       "0": 90
-      gone: 7
+      removed: 7
   other: {flops: 1, macs: 2}
 """
 REWRITTEN = """# What our models may cost.
@@ -331,7 +329,7 @@ models:
 """
 
 
-def test_an_update_keeps_comments_and_says_what_changed(folder, capsys):
+def test_an_update_keeps_comments_and_lists_its_changes(folder, capsys):
     (folder / "budget.yaml").write_text(WRITTEN)
     os.chmod("budget.yaml", 0o640)
     assert check("--update") == 0
@@ -339,13 +337,13 @@ def test_an_update_keeps_comments_and_says_what_changed(folder, capsys):
     assert title == "budget.yaml: net updated."
     assert [re.split(" {2,}", row) for row in rows] == [
         ["entry", "before", "after"],
-        ["-------------", "-------", "-------"],
+        ["----------------", "------", "----------"],
         ["flops", "1.2K", "144"],
         ["parameters", "57", "58"],
-        ["modules, gone", "7", "nothing"],
+        ["modules, removed", "7", "none"],
         ["modules, 0", "90", "96"],
-        ["modules, 2", "nothing", "48"],
-        ["operators", "1 noted"],
+        ["modules, 2", "none", "48"],
+        ["operators", "1 recorded"],
     ]
     assert (folder / "budget.yaml").read_text() == REWRITTEN
     assert os.stat("budget.yaml").st_mode & 0o777 == 0o640
@@ -364,7 +362,7 @@ def test_an_update_writes_a_new_file_and_adds_a_model(folder, capsys):
     assert check("--update", "--table", "exact", model="net.py:wide", name="null: *x") == 0
     budgets = load_budgets("budget.yaml")
     assert list(budgets) == ["net", "null: *x"]
-    assert {figure: budgets["net"].limits[figure].value for figure in NARROW} == NARROW
+    assert {metric: budgets["net"].limits[metric].value for metric in NARROW} == NARROW
     assert budgets["null: *x"].table == "exact"
     assert check() == check(model="net.py:wide", name="null: *x") == 0
 
@@ -378,21 +376,21 @@ def test_an_update_writes_a_new_file_and_adds_a_model(folder, capsys):
     ],
     ids=["flow", "quoted", "wide"],
 )
-def test_an_update_finds_each_figure(text):
+def test_an_update_finds_each_metric(text):
     update = update_text(text, "budget.yaml", "net", {"flops": 1234, "macs": 12})
     limits = parse_budgets(update.text, "budget.yaml")["net"].limits
     assert {limit.value for limit in limits.values()} <= {1234, 12}
     assert limits["macs"].value == 12
 
 
-def test_a_line_that_cannot_be_rewritten_is_told():
+def test_a_line_that_cannot_be_rewritten_raises():
     with pytest.raises(TableError, match=r"budget.yaml:2: flops of net cannot be rewritten here"):
         update_text("models: {net:\n {flops:\n 1}}", "budget.yaml", "net", {"flops": 5})
     with pytest.raises(TableError, match="a model cannot be added here"):
         update_text("models: {net: {flops: 1}}", "budget.yaml", "other", {"flops": 5})
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
     path, link = tmp_path / "a.txt", tmp_path / "link"
     path.write_text("old")
     link.symlink_to(path)
@@ -419,9 +417,9 @@ def net(width=8):
 X = torch.ones(3, 4)
 
 @pytest.mark.flops_budget(flops=144, parameters={"exact": 58}, unknown=0)
-def test_kept(flops_budget):
+def test_within(flops_budget):
     verdict = flops_budget(net(), X)
-    assert verdict.findings[0].value == 144
+    assert verdict.results[0].value == 144
 
 @pytest.mark.flops_budget(flops="0.144K", tolerance="1%")
 def test_over(flops_budget):
@@ -466,11 +464,11 @@ def test_the_plugin_fails_what_is_over_its_budget(project):
             "FLOPs   max       144         1%     162         +18    +12.5%  OVER",
         ]
     )
-    said = result.stdout.str()
-    assert "marked flops_budget without using the fixture" in said
-    assert "marked flops_budget without calling it" in said
-    assert "unknown figure 'flosp': did you mean 'flops'?" in said
-    assert "OVER BUDGET: test_of_file costs more" in said
+    output = result.stdout.str()
+    assert "marked flops_budget without using the fixture" in output
+    assert "marked flops_budget without calling it" in output
+    assert "unknown metric 'flosp': did you mean 'flops'?" in output
+    assert "OVER BUDGET: test_of_file costs more" in output
 
 
 def test_the_plugin_updates_the_file(project):
@@ -482,7 +480,7 @@ def test_the_plugin_updates_the_file(project):
     project.runpytest_inprocess("-k", "of_file").assert_outcomes(failed=1)
     project.runpytest_inprocess("-k", "of_file", "--flops-budget-update").assert_outcomes(passed=1)
     assert file.read_text() == "# ours\nmodels:\n  test_of_file:\n    flops: 144  # so far\n"
-    # Limits that the test itself says are not in the file, and stay.
+    # Limits in the test's marker are not in the file, so they are not updated.
     project.runpytest_inprocess("-k", "over", "--flops-budget-update").assert_outcomes(failed=1)
 
 
@@ -496,11 +494,11 @@ def test_the_plugin_imports_nothing_until_it_is_used(tmp_path):
     )
     root = str(ROOT)
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": root}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
     )
-    assert "test_a.py::test_a" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[] True"
+    assert "test_a.py::test_a" in completed.stdout
+    assert completed.stdout.splitlines()[-1] == "[] True"
 
 
 def test_the_entry_point_names_the_plugin():

@@ -1,4 +1,4 @@
-"""The comparison of conventions: every difference is explained, to the last flop, and said in words."""
+"""The comparison of conventions: every difference is explained, to the last FLOP."""
 
 import json
 import re
@@ -26,34 +26,34 @@ def counts(*entries):
 
 
 def test_the_same_work_under_two_names_is_no_difference():
-    one = counts(entry("linear", 10), entry("softmax", flops=3))
-    two = counts(entry("addmm", 10, unit=2), entry("softmax", flops=3))
-    assert explain_differences(one, two, units=(1, 2)) == (Difference("unit", 10),)
+    first = counts(entry("linear", 10), entry("softmax", flops=3))
+    second = counts(entry("addmm", 10, unit=2), entry("softmax", flops=3))
+    assert explain_differences(first, second, units=(1, 2)) == (Difference("unit", 10),)
 
 
-def test_what_one_leaves_out_the_other_counts_beside():
-    one = counts(entry("linear", 10), entry("sdpa", 7, calls=2))
-    two = counts(entry("linear", 10), entry("sdpa", status=Status.IGNORED), entry("gelu", flops=4, calls=3))
-    assert explain_differences(one, two, units=(1, 1)) == (
+def test_ops_that_only_one_convention_counts():
+    first = counts(entry("linear", 10), entry("sdpa", 7, calls=2))
+    second = counts(entry("linear", 10), entry("sdpa", status=Status.IGNORED), entry("gelu", flops=4, calls=3))
+    assert explain_differences(first, second, units=(1, 1)) == (
         Difference("without", -7, "sdpa", "", 2),
         Difference("beside", 4, "", "gelu", 3),
     )
     unknown = counts(entry("linear", 10), entry("sdpa", status=Status.UNSUPPORTED))
-    assert explain_differences(one, unknown, units=(1, 1)) == (Difference("unknown", -7, "sdpa", "", 2),)
+    assert explain_differences(first, unknown, units=(1, 1)) == (Difference("unknown", -7, "sdpa", "", 2),)
 
 
 def test_ops_are_matched_module_by_module():
-    one = counts(entry("linear", 10, scope=("", "a")), entry("linear", 10, scope=("", "b")))
-    two = counts(entry("addmm", 10, scope=("", "a")), entry("mm", 9, scope=("", "b")))
-    assert explain_differences(one, two, units=(1, 1)) == (Difference("otherwise", -1, "linear", "mm", 1),)
+    first = counts(entry("linear", 10, scope=("", "a")), entry("linear", 10, scope=("", "b")))
+    second = counts(entry("addmm", 10, scope=("", "a")), entry("mm", 9, scope=("", "b")))
+    assert explain_differences(first, second, units=(1, 1)) == (Difference("otherwise", -1, "linear", "mm", 1),)
 
 
-def test_a_module_that_is_counted_as_one_stands_for_what_ran_inside():
-    one = counts(entry("linear", 10, scope=("", "mha", "mha.out")), entry("sdpa", 5, scope=("", "mha")))
-    two = counts(entry("MultiheadAttention", 15, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
-    assert explain_differences(one, two, units=(1, 1)) == ()
+def test_a_module_with_a_formula_is_compared_with_the_ops_inside_it():
+    first = counts(entry("linear", 10, scope=("", "mha", "mha.out")), entry("sdpa", 5, scope=("", "mha")))
+    second = counts(entry("MultiheadAttention", 15, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
+    assert explain_differences(first, second, units=(1, 1)) == ()
     less = counts(entry("MultiheadAttention", 12, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
-    reasons = explain_differences(one, less, units=(1, 1))
+    reasons = explain_differences(first, less, units=(1, 1))
     assert {(reason.kind, reason.first, reason.second, reason.value) for reason in reasons} == {
         ("without", "linear", "", -10),
         ("without", "sdpa", "", -5),
@@ -65,11 +65,11 @@ def test_a_module_that_is_counted_as_one_stands_for_what_ran_inside():
 def test_the_reasons_add_up_for_every_pair_of_conventions(name):
     model, inputs = build_case(name)
     comparison = compare(model, inputs)
-    assert set(comparison.tallies) == set(shipped_tables())
-    for first, one in comparison.tallies.items():
-        for second, two in comparison.tallies.items():
+    assert set(comparison.totals) == set(shipped_tables())
+    for first, first_total in comparison.totals.items():
+        for second, second_total in comparison.totals.items():
             reasons = comparison.between(first, second)
-            assert sum(reason.value for reason in reasons) == two.total - one.total, (first, second)
+            assert sum(reason.value for reason in reasons) == second_total.total - first_total.total, (first, second)
             assert all(reason.value for reason in reasons)
 
 
@@ -81,29 +81,29 @@ def test_fvcore_lacks_the_attention_of_a_transformer():
     assert reason == Difference("without", -12 * 2 * 197 * 197 * 768, "scaled_dot_product_attention", "", 12)
 
 
-def test_the_report_says_why(capsys):
+def test_the_report_explains_the_differences(capsys):
     assert main(["compare", "zoo:vit_b_16", "--tables", "fvcore,torch", "--device", "meta"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("zoo:vit_b_16 on float32[1, 3, 224, 224]\n")
-    assert "(MAC)" in text and "Why the others do not report 17.6G, as default does\n" in text
+    assert "A MAC (multiply-add) is" in text and "Why the others do not report 17.6G, as default does\n" in text
     assert re.search(r"\nfvcore +-715M  ignores scaled_dot_product_attention \(12 calls\)\n", text)
     assert re.search(r"\ntorch +\+17.6G  a MAC is 2 FLOPs, not 1\n", text)
     assert re.search(r"\ntorch +33.7G +2  16.8G +0\n", text)
     assert "\ntorch: torch.utils.flop_counter.FlopCounterMode of torch 2.13.\n" in text
 
 
-def test_the_report_can_take_another_reference_and_says_the_same():
+def test_the_report_compares_with_another_reference():
     comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "fvcore"])
     assert render(comparison, against="fvcore").endswith("default              0  the same")
     with pytest.raises(KeyError, match="no convention 'fvcor' was compared: did you mean 'fvcore'"):
         render(comparison, against="fvcor")
 
 
-def test_smaller_differences_are_summed_up():
+def test_smaller_differences_are_summed():
     comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default"])
     reasons = tuple(Difference("beside", 9 - index, "", f"op{index}", 1) for index in range(4))
-    two = comparison.tallies["default"]
-    comparison = type(comparison)("x", {"a": two, "b": two}, {("a", "b"): reasons})
+    total = comparison.totals["default"]
+    comparison = type(comparison)("x", {"a": total, "b": total}, {("a", "b"): reasons})
     rows = render(comparison, shown=2).split("\n")[-3:]
     assert [row.split(None, 2)[1:] for row in rows] == [
         ["+9", "also counts op0 (1 call)"],
@@ -124,12 +124,12 @@ def test_json_has_every_pair(capsys):
     [
         (["--tables", "fvcor"], "did you mean 'fvcore'"),
         (["--tables", ","], "--tables ',' names no convention"),
-        (["--format", "htlm"], "--format: no format is called 'htlm': take 'html'"),
-        (["--sort", "flosp"], "nothing is sorted by 'flosp': did you mean 'flops'"),
-        (["--top", "0"], "--top: the number of rows is 1 or more, not '0'"),
+        (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
+        (["--sort", "flosp"], "got 'flosp': did you mean 'flops'"),
+        (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(capsys, arguments, message):
+def test_a_mistake_is_reported_in_one_line(capsys, arguments, message):
     try:
         assert main(["compare", "zoo:lenet5", *arguments]) == 2
     except SystemExit as error:
@@ -138,6 +138,6 @@ def test_a_mistake_is_told_in_one_line(capsys, arguments, message):
     assert message in error and error.count("\n") == 1
 
 
-def test_a_convention_twice_is_refused():
+def test_a_duplicate_convention_raises():
     with pytest.raises(ValueError, match="duplicate tables: fvcore"):
         compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["fvcore", "fvcore"])

@@ -1,4 +1,4 @@
-"""The flops profiler: DeepSpeed's calls, results and strings beside DeepSpeed itself, and a text from a saved Trace."""
+"""The FLOPs profiler: calls, results and strings compared with DeepSpeed, and the report of a saved Trace."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import fvflops.capture.instrument.probe as meter
+import fvflops.capture.instrument.probe as probe
 from fvflops import Trace, record, units, zoo
 from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.deepspeed.configuration import ProfilerConfiguration, read_configuration
@@ -23,7 +23,7 @@ from tests.support.processes.deepspeed_process import CALLS, FORMATS, arguments,
 
 MILLISECOND = 1_000_000
 # LeNet-5 on one image of 28x28, by hand: 6*28*28*25 + 16*10*10*150 + 400*120 + 120*84 + 84*10 multiply-adds; two flops
-# each, and one for the bias of each output of a convolution and for what goes into a pooling.
+# each, and one for the bias of each output of a convolution and for each input of a pooling.
 MACS = 117_600 + 240_000 + 48_000 + 10_080 + 840
 FLOPS = 2 * MACS + (4704 + 1600) + (4704 + 1600)
 # A line of the tree: params, MACs and latency with their shares, and FLOPS.
@@ -35,7 +35,7 @@ COLUMNS = re.compile(
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    path = tmp_path_factory.mktemp("deepspeed") / "said.json"
+    path = tmp_path_factory.mktemp("deepspeed") / "deepspeed.json"
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.deepspeed_process", str(path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -44,20 +44,21 @@ def theirs(tmp_path_factory):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Let the meter read a clock that each beginning of an op or a module's call moves by a millisecond."""
-    now, coming = [0], [0]
-    begin = meter.Probe.begin
+    """Replace the clock by one that advances by a millisecond at the start of each op and module call."""
+    now, advance = [0], [0]
+    begin = probe.Probe.begin
 
     def read():
-        now[0], coming[0], seen = now[0] + coming[0], 0, now[0]
-        return seen
+        time = now[0]
+        now[0], advance[0] = time + advance[0], 0
+        return time
 
-    def begin_and_move(self):
-        coming[0] = MILLISECOND  # once the beginning has been read
+    def begin_and_advance(self):
+        advance[0] = MILLISECOND  # after the start has been read
         return begin(self)
 
-    monkeypatch.setattr(meter, "perf_counter_ns", read)
-    monkeypatch.setattr(meter.Probe, "begin", begin_and_move)
+    monkeypatch.setattr(probe, "perf_counter_ns", read)
+    monkeypatch.setattr(probe.Probe, "begin", begin_and_advance)
 
 
 def train(model, images=1024):
@@ -78,8 +79,8 @@ def run_forward(model, images=2):
 @pytest.mark.parametrize("name", FORMATS)
 def test_numbers_are_written_as_deepspeed_writes_them(name, theirs):
     ours = [getattr(units, name)(*call) for call in arguments()]
-    wrong = [row for row in zip(arguments(), ours, theirs["strings"][name], strict=True) if row[1] != row[2]]
-    assert len(ours) > 900 and not wrong
+    different = [row for row in zip(arguments(), ours, theirs["strings"][name], strict=True) if row[1] != row[2]]
+    assert len(ours) > 900 and not different
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -96,11 +97,11 @@ def test_every_column_of_deepspeeds_text_is_there_with_equal_numbers(theirs):
     assert len(rows) == len(expected) == 14  # LeNet5, two Sequentials and the eleven modules in them
     assert [row[:4] for row in rows] == [row[:4] for row in expected]
     assert all(extra in ours and extra in text for extra in ("kernel_size=(5, 5), stride=(1, 1)", "in_features=400"))
-    # Times differ from one run to the next: FLOPS is what the others say.
+    # Times, and so FLOPS, differ from run to run.
     assert all(float(row[5]) <= 100 for row in rows)
 
 
-def test_ignored_modules_leave_their_work_to_what_called_them(theirs):
+def test_costs_of_ignored_modules_are_attributed_to_their_callers(theirs):
     ours = COLUMNS.findall(get_text(get_model_profile, **CALLS["ignored"]))
     expected = COLUMNS.findall(theirs["ignored"])
     assert [row[:4] for row in ours] == [row[:4] for row in expected]
@@ -117,7 +118,7 @@ def test_the_text_of_a_saved_trace():
     assert text == (DATA / "lenet5_training_profile.txt").read_text()
 
 
-def test_the_saved_trace_is_what_is_recorded_today(clock):
+def test_the_saved_trace_equals_a_new_recording(clock):
     model = zoo.build("lenet5")
     with record(model, measure={"time"}, table="deepspeed") as run:
         train(model)
@@ -125,7 +126,7 @@ def test_the_saved_trace_is_what_is_recorded_today(clock):
     assert read_profile(run.trace()) == read_profile(saved)
 
 
-def test_the_figures_of_the_text_are_counted_by_hand():
+def test_the_costs_in_the_report_equal_a_hand_count():
     profile = read_profile(Trace.from_json((DATA / "lenet5_training_trace.json").read_text()))
     forward, backward, step = (profile.phases[name] for name in ("forward", "backward", "optimizer"))
     # Under autograd a linear layer is addmm, whose bias counts once for all rows.
@@ -138,8 +139,8 @@ def test_the_figures_of_the_text_are_counted_by_hand():
     # in the four Tanhs, and the flatten between features and classifier.
     assert profile.durations["classifier.0"] == 3 * MILLISECOND
     assert profile.durations[""] == (14 + 11 + 3 + 4 + 1) * MILLISECOND == forward.duration_ns
-    places = profile.by_place()
-    assert places[""].macs == places["features"].macs + places["classifier"].macs
+    costs = profile.by_module()
+    assert costs[""].macs == costs["features"].macs + costs["classifier"].macs
 
 
 def test_the_top_modules_are_cut_by_depth_and_number():
@@ -152,16 +153,16 @@ def test_the_top_modules_are_cut_by_depth_and_number():
     assert "    MACs        - Conv2d: 366.18 MMACs, Linear: 60.33 MMACs\n" in deep
 
 
-def test_a_shared_module_is_told_at_each_place_and_summed_once():
+def test_a_shared_module_is_listed_under_each_name_and_counts_once():
     shared = nn.Linear(4, 4, bias=False)
     model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared, shared))
     profiler = FlopsProfiler(model)
     profiler.start_profile()
     with torch.inference_mode():
         model(torch.ones(2, 4))
-    places = profiler._profile().by_place()
+    costs = profiler._profile().by_module()
     profiler.end_profile()
-    assert {name: (place.macs, place.parameters) for name, place in places.items()} == dict.fromkeys(
+    assert {name: (cost.macs, cost.parameters) for name, cost in costs.items()} == dict.fromkeys(
         ("", "0", "0.0", "1", "1.0", "1.1"), (3 * 32, 16)
     )
 
@@ -176,7 +177,7 @@ def test_totals_do_not_grow_from_one_profile_to_the_next(capsys):
     for _ in range(3):
         profiler.start_profile()
         run_forward(model)
-        assert profiler.get_total_flops() == 2 * FLOPS  # asked while it goes on
+        assert profiler.get_total_flops() == 2 * FLOPS  # while the profile is active
         run_forward(model)
         profiler.stop_profile()
         run_forward(model)
@@ -193,7 +194,7 @@ def test_totals_do_not_grow_from_one_profile_to_the_next(capsys):
     assert not [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]
 
 
-def test_a_reset_goes_on_from_nothing():
+def test_a_reset_starts_from_zero():
     model = zoo.build("lenet5")
     with FlopsProfiler(model, table="exact") as profiler:
         run_forward(model)
@@ -219,7 +220,7 @@ def test_a_training_loop_has_the_forward_numbers_of_deepspeed_but_for_biases(nam
     assert flops - expected[0] == sum(layer.out_features for layer in layers if layer.bias is not None)
 
 
-def test_what_was_not_recorded_is_told_and_not_estimated(capsys):
+def test_unrecorded_phases_are_reported_and_not_estimated(capsys):
     model = zoo.build("lenet5")
     get_model_profile(model, (2, 1, 28, 28), detailed=False)
     header = capsys.readouterr().out
@@ -232,7 +233,7 @@ def test_what_was_not_recorded_is_told_and_not_estimated(capsys):
         profiler.get_total_flops()
 
 
-def test_a_file_gets_the_text_in_a_folder_that_is_made(tmp_path, capsys):
+def test_the_report_is_written_to_a_file_in_a_new_folder(tmp_path, capsys):
     path = tmp_path / "new" / "profile.txt"
     get_model_profile(zoo.build("lenet5"), (2, 1, 28, 28), output_file=str(path))
     assert capsys.readouterr().out == ""
@@ -285,7 +286,7 @@ def test_a_configuration_profiles_the_step_that_it_names(section, suffix, tmp_pa
             assert ("LeNet5 at step 1," in text) == ("batch size: " + " " * 38 + "4\n" in text) == (images == 4)
 
 
-def test_a_step_that_is_not_reached_is_told(capsys):
+def test_a_step_that_is_not_reached_raises(capsys):
     model = zoo.build("lenet5")
     for step in (2, 5):
         with (
@@ -318,12 +319,12 @@ def test_an_exception_passes_through_and_ends_the_profile():
     [
         ("enabeld: true", ":1: unknown key 'enabeld': did you mean 'enabled'?"),
         ("enabled: true\nprofile_step: soon", ":2: profile_step must be an integer >= 0, not 'soon'"),
-        ("flops_profiler: 3", ":1: flops_profiler is the text '3', not a mapping"),
-        ("enabled: 1", ":1: enabled is true or false, not 1"),
+        ("flops_profiler: 3", ":1: flops_profiler is the string '3', not a mapping"),
+        ("enabled: 1", ":1: enabled must be true or false; got 1"),
         ("top_modules: 0", ":1: top_modules must be an integer >= 1, not 0"),
     ],
 )
-def test_a_mistake_in_a_configuration_is_told_with_its_line(text, message, tmp_path):
+def test_a_mistake_in_a_configuration_is_reported_with_its_line(text, message, tmp_path):
     path = tmp_path / "configuration.yaml"
     path.write_text(text)
     with pytest.raises(TableError, match=re.escape(f"{path}{message}")):
@@ -333,7 +334,7 @@ def test_a_mistake_in_a_configuration_is_told_with_its_line(text, message, tmp_p
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_cannot_be_written_is_told_before_the_run(tmp_path):
+def test_an_unwritable_file_raises_before_the_run(tmp_path):
     class Unrunnable(nn.Linear):
         def forward(self, x):
             raise AssertionError("it ran")
@@ -346,23 +347,23 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(tmp_path):
         with pytest.raises(OSError, match="cannot be written"):
             StepProfiler(Unrunnable(1, 1), configuration)
     assert (tmp_path / "file").read_text() == "here"
-    kept = tmp_path / "kept"
+    output = tmp_path / "output"
     with pytest.raises(AssertionError, match="it ran"):
-        get_model_profile(Unrunnable(1, 1), (1, 1), output_file=kept)
-    assert not kept.exists()
+        get_model_profile(Unrunnable(1, 1), (1, 1), output_file=output)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({}, ValueError, "the model has no inputs: pass input_shape, args or kwargs"),
-        ({"input_shape": ()}, ValueError, r"input_shape is a tuple of sizes such as \(1, 3, 224, 224\), not \(\)"),
-        ({"input_shape": 3}, ValueError, "not 3"),
-        ({"input_shape": torch.ones(3)}, ValueError, "not a tensor"),
-        ({"input_shape": (1,), "mode": "train"}, ValueError, "mode is one of 'forward', 'generate', not 'train'"),
+        ({"input_shape": ()}, ValueError, r"input_shape must be a tuple of sizes such as \(1, 3, 224, 224\); got \(\)"),
+        ({"input_shape": 3}, ValueError, "got 3"),
+        ({"input_shape": torch.ones(3)}, ValueError, "got a tensor"),
+        ({"input_shape": (1,), "mode": "train"}, ValueError, "mode must be one of 'forward', 'generate'; got 'train'"),
         ({"input_shape": (1,), "warm_up": -1}, ValueError, "warm_up must be an integer >= 0, not -1"),
         ({"input_shape": (1,), "top_modules": 0}, ValueError, "top_modules must be an integer >= 1, not 0"),
-        ({"input_shape": (1,), "ignore_modules": ["Linear"]}, TypeError, "given as classes, .*, not 'Linear'"),
+        ({"input_shape": (1,), "ignore_modules": ["Linear"]}, TypeError, "must be classes .*; got 'Linear'"),
     ],
 )
 def test_bad_arguments(options, error, message):
@@ -371,9 +372,9 @@ def test_bad_arguments(options, error, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_is_none_and_a_unit_that_is_none():
+def test_an_invalid_model_and_an_invalid_unit():
     for call in (FlopsProfiler, get_model_profile):
-        with pytest.raises(TypeError, match=r"the model is a torch.nn.Module, not function"):
+        with pytest.raises(TypeError, match=r"the model must be a torch.nn.Module; got function"):
             call(lambda x: x)
-    with pytest.raises(ValueError, match="not 'P'"):
+    with pytest.raises(ValueError, match="got 'P'"):
         units.number_to_string(1, "P")

@@ -1,4 +1,4 @@
-"""The kernels: torch.profiler's own numbers, with every FLOP of the count on some event of the module that did it."""
+"""Profiles of kernels: torch.profiler's numbers are unchanged, and every counted FLOP is on an event of its module."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 from tests.support.recording_checks import installed, nothing_stays_installed  # noqa: F401
 
-PRICER = TableCostModel(load_table("default"), "flops")
+COST_MODEL = TableCostModel(load_table("default"), "flops")
 
 
 class Block(nn.Module):
@@ -85,7 +85,7 @@ LOSSES = {"forward": None, "training": lambda y: y.sum()}
 def sums_of_steps(match):
     sums = {}
     for step, flops in zip(match.steps, match.self_flops, strict=True):
-        if step >= 0 or flops:  # a device has events outside of all steps, such as the waiting for it
+        if step >= 0 or flops:  # a device has events outside of all steps, such as synchronization
             sums[step] = sums.get(step, 0) + (flops or 0)
     return sums
 
@@ -93,7 +93,7 @@ def sums_of_steps(match):
 @pytest.mark.parametrize("table", ["default", "exact"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
+def test_every_counted_flop_is_on_an_event(name, loss, table):
     make, shape = MODELS[name]
     model, x = make().train(), torch.randn(shape)
     run = profile_kernels(model, x, loss=LOSSES[loss], repeat=2, table=table)
@@ -103,17 +103,17 @@ def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
     assert run.total() == counted.total() > 0
     assert sums_of_steps(match) == {0: run.total(), 1: run.total()}
     assert run.ledger().attributed_to_modules == ()
-    # What a call of a module comes to is its event's, functions in it included.
+    # The FLOPs of a module call are on its event, including those of functions called in it.
     timeline = build_timeline(trace, run._cost_model)
     calls = {
         timeline.callees[span.callee].name: span.flops
         for span in timeline.spans
         if timeline.callees[span.callee].kind == "module"
     }
-    for place, event in enumerate(match.run.events):
+    for index, event in enumerate(match.run.events):
         if event.kind == "module":
-            assert match.flops[place] == calls[event.module], event.name
-    # And all of it, by the modules that events belong to, is by_module()'s.
+            assert match.flops[index] == calls[event.module], event.name
+    # The FLOPs of the events of a module add up to by_module().
     by_module = dict.fromkeys(counted.by_module(), 0)
     for module, flops, step in zip(match.modules, match.self_flops, match.steps, strict=True):
         if step == 0 and flops:
@@ -124,30 +124,30 @@ def test_every_flop_of_the_count_is_on_some_event(name, loss, table):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sequence_numbers_alone_tell_whose_a_backward_op_is(name):
+def test_sequence_numbers_alone_find_the_module_of_a_backward_op(name):
     make, shape = MODELS[name]
     run = profile_kernels(make().train(), torch.randn(shape), loss=LOSSES["training"], repeat=1)
     match = run.match()
-    alone = match_kernels(match.run, None, PRICER)
+    without_trace = match_kernels(match.run, None, COST_MODEL)
     events = match.run.events
     compared = 0
-    for place in match.call_of_event:
-        outer = place
+    for index in match.call_of_event:
+        outer = index
         while outer >= 0 and events[outer].kind != "node":
             outer = events[outer].parent
         if outer >= 0 and events[outer].sequence >= 0:
-            assert alone.modules[place] == match.modules[place], events[place]
-            assert alone.phases[place] == match.phases[place] == "backward"
+            assert without_trace.modules[index] == match.modules[index], events[index]
+            assert without_trace.phases[index] == match.phases[index] == "backward"
             compared += 1
     assert compared > 20
-    assert alone.total is None and set(alone.flops) == {None}
+    assert without_trace.total is None and set(without_trace.flops) == {None}
 
 
-WATCHED = defaultdict(list)
+MEASURED_NS = defaultdict(list)
 
 
 class Sleeper(nn.Module):
-    """Sleeps in its forward, and is a stopwatch of it."""
+    """Sleep in the forward pass, and measure its time."""
 
     def __init__(self, milliseconds):
         super().__init__()
@@ -155,35 +155,37 @@ class Sleeper(nn.Module):
         self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x):
-        begin = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         time.sleep(self.milliseconds / 1000)
         result = x * self.weight
-        WATCHED[self.milliseconds].append(time.perf_counter_ns() - begin)  # a profile would put back a list of its own
+        MEASURED_NS[self.milliseconds].append(
+            time.perf_counter_ns() - start
+        )  # a profile would restore the module's own list
         return result
 
 
-def test_a_modules_time_is_that_of_a_stopwatch_around_it():
+def test_the_time_of_a_module_equals_a_direct_measurement():
     model = nn.Sequential(Sleeper(20), nn.Sequential(Sleeper(40)))
     run = profile_kernels(model, torch.ones(4), repeat=3)
     trace = run.trace()
     times = read_times(trace).modules["forward"]
     for name, milliseconds in (("0", 20), ("1.0", 40)):
-        watched = sorted(WATCHED[milliseconds][-3:])[1]
-        assert 0 <= times[name].total - watched < 0.25 * watched  # what a busy machine may put in between
+        expected = sorted(MEASURED_NS[milliseconds][-3:])[1]
+        assert 0 <= times[name].total - expected < 0.25 * expected  # a busy machine adds some time
     assert times["1"].total >= times["1.0"].total
     assert times[""].total >= times["0"].total + times["1"].total
     assert times[""].own < 0.25 * times[""].total
-    # A call's time in the Trace is its range's.
+    # The time of a call in the Trace is that of its event.
     match = run.match()
     ranges = [event.duration_ns for event in match.run.events if event.module == "1.0"]
     assert times["1.0"].total == sorted(ranges)[1]
     assert trace.about["measured"] == "time" and trace.about["runs"] == "3"
     assert Trace.from_json(trace.to_json()) == trace
-    timeline = build_timeline(trace, PRICER)
+    timeline = build_timeline(trace, COST_MODEL)
     assert json.loads("".join(render_chrome_trace(timeline)))["otherData"]["measured_by"] == "torch.profiler"
 
 
-def test_numbers_that_torch_profiler_has_too_are_the_same():
+def test_rows_equal_those_of_torch_profiler():
     run = profile_kernels(
         make_convnet(), torch.randn(2, 3, 8, 8), loss=LOSSES["training"], record_shapes=True, profile_memory=True
     )
@@ -191,7 +193,7 @@ def test_numbers_that_torch_profiler_has_too_are_the_same():
         theirs = {}
         for row in run.profiler.key_averages(group_by_input_shape=by_shape):
             theirs[row.key, str(row.input_shapes) if row.input_shapes else ""] = row
-        same = 0
+        compared = 0
         for row in run.key_averages(group_by_input_shape=by_shape):
             if (row.key, row.input_shapes) in theirs:
                 other = theirs[row.key, row.input_shapes]
@@ -200,13 +202,13 @@ def test_numbers_that_torch_profiler_has_too_are_the_same():
                     assert getattr(row, name) == pytest.approx(getattr(other, name), rel=1e-9, abs=1e-6)
                 assert row.cpu_memory_usage == other.cpu_memory_usage
                 assert row.self_cpu_memory_usage == other.self_cpu_memory_usage
-                same += 1
-        assert same > 40
+                compared += 1
+        assert compared > 40
     rows = run.key_averages()
     assert sum(row.self_cpu_time_total for row in rows) == pytest.approx(run.profiler.events().self_cpu_time_total)
 
 
-def test_products_and_convolutions_are_half_of_torch_profilers_and_it_misses_others():
+def test_flops_of_products_and_convolutions_are_half_of_torch_profilers_estimates():
     """torch.profiler estimates a few ops and counts a multiply-add as 2."""
 
     class Probes(nn.Module):
@@ -223,7 +225,7 @@ def test_products_and_convolutions_are_half_of_torch_profilers_and_it_misses_oth
     for op in ("aten::mm", "aten::addmm", "aten::bmm", "aten::conv2d"):
         assert estimates[op] == 2 * ours[op] > 0, op
     assert ours["aten::conv2d"] == 2 * 5 * 4 * 4 * 3 * 9
-    # What it has no estimate for it takes for nothing.
+    # Ops without an estimate count as zero.
     assert estimates["aten::conv1d"] == 0 < ours["aten::conv1d"] == 2 * 3 * 7 * 3 * 3
     model, x = MODELS["transformer"][0]().eval(), torch.randn(2, 6, 16)
     attention = {row.key: row.flops for row in profile_kernels(model, x, repeat=1).key_averages()}
@@ -238,7 +240,7 @@ def test_a_loop_is_counted_by_the_step_before_the_active_ones():
     model = make_convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.randn(2, 3, 8, 8)
-    seen = []
+    totals = []
 
     def step():
         model(x).sum().backward()
@@ -248,12 +250,14 @@ def test_a_loop_is_counted_by_the_step_before_the_active_ones():
     step()
     with record(model, table="exact") as counted:
         step()
-    plan = schedule(wait=1, warmup=1, active=2, repeat=2)
-    with KernelProfile(model, schedule=plan, table="exact", on_trace_ready=lambda run: seen.append(run.total())) as run:
+    steps = schedule(wait=1, warmup=1, active=2, repeat=2)
+    with KernelProfile(
+        model, schedule=steps, table="exact", on_trace_ready=lambda run: totals.append(run.total())
+    ) as run:
         for _ in range(8):
             step()
             run.step()
-    assert seen == [counted.total()] * 2
+    assert totals == [counted.total()] * 2
     assert run.total() == counted.total() and run.step_num == 8
     match = run.match()
     by_phase = dict.fromkeys(counted.by_phase(), 0)
@@ -272,7 +276,7 @@ def test_a_loop_is_counted_by_the_step_before_the_active_ones():
     assert again.count(step).total() == counted.total()
 
 
-def test_what_a_checkpoint_runs_again_is_recompute():
+def test_the_recomputation_of_a_checkpoint_is_recompute():
     class Checkpointed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -285,8 +289,10 @@ def test_what_a_checkpoint_runs_again_is_recompute():
     run = profile_kernels(model, x, loss=LOSSES["training"], repeat=1)
     counted = FlopCountAnalysis.from_trace(record_call(model, (x,), loss=LOSSES["training"]))
     match = run.match()
-    again = [event.module for event, phase in zip(match.run.events, match.phases, strict=True) if phase == "recompute"]
-    assert {"inner", "inner.0", "inner.1"} <= set(again)
+    recomputed = [
+        event.module for event, phase in zip(match.run.events, match.phases, strict=True) if phase == "recompute"
+    ]
+    assert {"inner", "inner.0", "inner.1"} <= set(recomputed)
     rows = zip(match.phases, match.self_flops, strict=True)
     assert sum(flops or 0 for phase, flops in rows if phase == "recompute") == sum(
         counted.by_phase()["recompute"].values()
@@ -294,14 +300,14 @@ def test_what_a_checkpoint_runs_again_is_recompute():
     assert sums_of_steps(match) == {0: counted.total()}
 
 
-def test_a_fused_kernels_flops_are_told_of_its_module():
+def test_flops_of_a_fused_kernel_are_attributed_to_its_module():
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     run = profile_kernels(model, torch.randn(2, 5, 8), repeat=1)
     match = run.match()
     names = [event.name for event in match.run.events]
     assert "aten::_transformer_encoder_layer_fwd" in names
     assert dict(run.ledger().attributed_to_modules)["aten::linear"] >= 1
-    (root,) = [place for place, event in enumerate(match.run.events) if event.kind == "module"]
+    (root,) = [index for index, event in enumerate(match.run.events) if event.kind == "module"]
     assert match.flops[root] == run.total() == FlopCountAnalysis(model, torch.randn(2, 5, 8)).total()
     assert "without an event" in run.key_averages().table()
 
@@ -309,7 +315,7 @@ def test_a_fused_kernels_flops_are_told_of_its_module():
 @pytest.mark.parametrize(
     "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
 )  # inductor compiles C++
-def test_compiled_code_is_timed_as_it_is_and_counted_as_the_model(backend):
+def test_compiled_code_is_timed_compiled_and_counted_as_the_eager_model(backend):
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -324,9 +330,9 @@ def test_compiled_code_is_timed_as_it_is_and_counted_as_the_model(backend):
     match = run.match()
     assert run.total() == total == 3 * (8 * 16 + 16 * 4)
     assert any(event.kind == "compiled" for event in match.run.events)
-    calls = [place for place, event in enumerate(match.run.events) if event.kind == "module"]
-    assert [match.run.events[place].module for place in calls] == ["", ""]
-    assert [match.flops[place] for place in calls] == [total, total]
+    calls = [index for index, event in enumerate(match.run.events) if event.kind == "module"]
+    assert [match.run.events[index].module for index in calls] == ["", ""]
+    assert [match.flops[index] for index in calls] == [total, total]
     assert sums_of_steps(match) == {0: total, 1: total}
     inside = [row for row in run.key_averages() if row.key == "aten::addmm"]
     assert [row.flops for row in inside] == [None]
@@ -335,12 +341,12 @@ def test_compiled_code_is_timed_as_it_is_and_counted_as_the_model(backend):
     assert read_times(run.trace()).modules["forward"][""].total > 0
     with torch.no_grad():
         compiled(x)
-    assert not counters["frames"]  # nothing was compiled again, neither under the profile nor after it
+    assert not counters["frames"]  # nothing was recompiled, neither in the profile nor after it
     torch._dynamo.reset()
 
 
-def test_in_a_loop_over_compiled_code_nothing_is_compiled_in_an_active_step():
-    """The first step is recorded, eagerly; the next one compiles, and is not yet active."""
+def test_a_loop_over_compiled_code_compiles_before_the_active_steps():
+    """The first step is recorded and runs eagerly; the next one compiles, and is not active yet."""
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     compiled, x = torch.compile(model, backend="aot_eager"), torch.randn(3, 8)
@@ -348,31 +354,31 @@ def test_in_a_loop_over_compiled_code_nothing_is_compiled_in_an_active_step():
         for _ in range(4):
             compiled(x).sum().backward()
             run.step()
-    assert run.total() == 3 * (2 * 8 * 16 + 3 * 16 * 4)  # x wants no gradient
+    assert run.total() == 3 * (2 * 8 * 16 + 3 * 16 * 4)  # x requires no gradient
     names = {event.name for event in run.match().run.events}
     assert "CompiledFunction" in names and not any("compile_inner" in name for name in names)
     assert sums_of_steps(run.match()) == {0: run.total(), 1: run.total()}
     torch._dynamo.reset()
 
 
-def test_a_handle_of_a_module_is_told_of_its_calls():
+def test_a_module_with_a_handle_has_its_flops():
     table = load_table("default")
     model, x = nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 8)), torch.randn(5, 1, 4)
     run = profile_kernels(model, x, repeat=1)
-    pricer = HandleCostModel(
+    cost_model = HandleCostModel(
         TableCostModel(table, "flops"), {}, {"torch.nn.LSTM": lambda call: Counter({"lstm": 1000})}
     )
-    match = match_kernels(run.match().run, record_call(model, (x,), stops_at=pricer.stops_at), pricer)
-    own = [
-        match.self_flops[place]
-        for place, event in enumerate(match.run.events)
+    match = match_kernels(run.match().run, record_call(model, (x,), stops_at=cost_model.stops_at), cost_model)
+    flops = [
+        match.self_flops[index]
+        for index, event in enumerate(match.run.events)
         if event.kind == "module" and event.module
     ]
-    assert own == [0, 1000] and match.total == 5 * 16 + 1000
+    assert flops == [0, 1000] and match.total == 5 * 16 + 1000
     assert sums_of_steps(match) == {0: match.total}
 
 
-def test_modules_that_were_compiled_in_place_are_marked_and_put_back():
+def test_modules_compiled_in_place_are_marked_and_restored():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
     model[0].compile(backend="eager")
@@ -380,7 +386,7 @@ def test_modules_that_were_compiled_in_place_are_marked_and_put_back():
     run = profile_kernels(model, torch.randn(3, 8), loss=LOSSES["training"], repeat=1)
     assert model[0]._compiled_call_impl is before
     match = run.match()
-    flops = {event.module: match.flops[place] for place, event in enumerate(match.run.events) if event.kind == "module"}
+    flops = {event.module: match.flops[index] for index, event in enumerate(match.run.events) if event.kind == "module"}
     assert flops == {"": 3 * (128 + 64), "0": 3 * 128, "1": 3 * 64}
     torch._dynamo.reset()
 
@@ -399,7 +405,7 @@ def test_memory_is_the_allocators():
     ]
     first, relu, last = (event for _, event in ops)
     assert relu.memory_before == first.memory_after == first.memory_before + hidden
-    assert last.memory_before == first.memory_before + hidden  # the first layer's is gone once relu's is there
+    assert last.memory_before == first.memory_before + hidden  # the first layer's result is freed after relu
     assert relu.memory_peak == first.memory_before + 2 * hidden
     assert trace.about["measured"] == "time, memory"
     (root,) = [
@@ -409,19 +415,21 @@ def test_memory_is_the_allocators():
     assert root.memory_after - root.memory_before == result
 
 
-def test_only_memory_can_be_laid_over_a_trace_that_has_times():
+def test_memory_alone_can_be_added_to_a_trace_with_times():
     model, x = nn.Linear(64, 64), torch.randn(8, 64)
     run = profile_kernels(model, x, repeat=1, profile_memory=True)
     with torch.no_grad(), record(model, measure={"time"}) as timed:
         model(x)
-    match = match_kernels(run.match().run, timed.trace(), PRICER)
-    both = overlay_times(match, measure={"memory"})
-    for event, before in zip(both.events, timed.trace().events, strict=True):
+    match = match_kernels(run.match().run, timed.trace(), COST_MODEL)
+    overlaid = overlay_times(match, measure={"memory"})
+    for event, before in zip(overlaid.events, timed.trace().events, strict=True):
         assert (event.start_ns, event.duration_ns) == (before.start_ns, before.duration_ns)
-    assert [event.memory_after - event.memory_before for event in both.events if event.kind == "op"][-1] == 8 * 64 * 4
-    assert both.about["measured"] == "time, memory"
+    assert [event.memory_after - event.memory_before for event in overlaid.events if event.kind == "op"][
+        -1
+    ] == 8 * 64 * 4
+    assert overlaid.about["measured"] == "time, memory"
     with pytest.raises(TraceError, match="record one step"):
-        overlay_times(match_kernels(run.match().run, None, PRICER))
+        overlay_times(match_kernels(run.match().run, None, COST_MODEL))
 
 
 def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
@@ -432,7 +440,7 @@ def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
     )
     run.export_chrome_trace(again)
     assert again.read_text() == path.read_text()
-    ours, theirs = json.loads(path.read_text()), json.loads(Path(run._save()).read_text())
+    ours, theirs = json.loads(path.read_text()), json.loads(Path(run._export()).read_text())
     added = {"module", "phase", "FLOPs", "FLOP/s", "memory before", "memory after", "memory peak"}
     assert len(ours["traceEvents"]) == len(theirs["traceEvents"])
     flops = 0
@@ -451,13 +459,13 @@ def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
     assert ours["fvflops"]["about"] == run.about()
 
 
-def test_with_stacks_events_are_in_the_python_functions_that_made_them(tmp_path):
+def test_stacks_have_the_python_functions_of_events(tmp_path):
     model, x = make_convnet(), torch.randn(2, 3, 8, 8)
     run = profile_kernels(model, x, loss=LOSSES["training"], repeat=2, with_stack=True)
     match = run.match()
     sums = sums_of_steps(match)
     assert (sums[0], sums[1], sums.get(-1, 0)) == (run.total(), run.total(), 0)
-    assert run.ledger().attributed_to_modules == () and len(match.whole_steps()) == 2
+    assert run.ledger().attributed_to_modules == () and len(match.complete_steps()) == 2
     theirs = {(row.key, tuple(row.stack)): row for row in run.profiler.key_averages(group_by_stack_n=2)}
     rows = [row for row in run.key_averages(group_by_stack_n=2) if row.key == "aten::conv2d"]
     assert rows and all("test_kernels" in str(row.stack) or "conv.py" in str(row.stack) for row in rows)
@@ -483,7 +491,7 @@ def test_torchs_own_trace_handler_writes_our_trace(tmp_path):
         assert step["args"]["FLOPs"] == run.total() > 0
 
 
-def test_tables_are_sorted_limited_and_told_apart_by_module():
+def test_tables_are_sorted_limited_and_grouped_by_module():
     run = profile_kernels(make_convnet(), torch.randn(2, 3, 8, 8), repeat=2)
     rows = run.key_averages(group_by_module=True)
     text = rows.table(sort_by="flops", row_limit=4)
@@ -491,19 +499,19 @@ def test_tables_are_sorted_limited_and_told_apart_by_module():
     assert lines[0].startswith("torch.profiler's times of 2 steps, ")
     assert len(lines) == 1 + 2 + 4 + 2
     assert "Module" in lines[1] and "FLOP/s" in lines[1]
-    kept = sorted(rows, key=lambda row: -1 if row.flops is None else row.flops, reverse=True)[:4]
-    assert [line.split()[0] for line in lines[3:7]] == [row.key.split()[0] for row in kept]
+    largest = sorted(rows, key=lambda row: -1 if row.flops is None else row.flops, reverse=True)[:4]
+    assert [line.split()[0] for line in lines[3:7]] == [row.key.split()[0] for row in largest]
     convolutions = {row.module: row.flops for row in rows if row.key == "aten::conv2d"}
     by_module = FlopCountAnalysis(make_convnet(), torch.randn(2, 3, 8, 8)).by_module()
     assert convolutions == {name: 2 * by_module[name] for name in convolutions} and len(convolutions) == 5
     assert rows.table(sort_by="self_cuda_time_total", header="mine").startswith("mine\n")
-    with pytest.raises(ValueError, match=r"sort_by is one of .*flops_per_second, not 'speed'"):
+    with pytest.raises(ValueError, match=r"sort_by must be one of .*flops_per_second; got 'speed'"):
         rows.table(sort_by="speed")
-    whole = next(row for row in run.key_averages() if row.key == "nn.Module call")
-    assert whole.flops == 2 * run.total()  # a call in another is not told twice
+    module_calls = next(row for row in run.key_averages() if row.key == "nn.Module call")
+    assert module_calls.flops == 2 * run.total()  # nested calls count once
 
 
-def test_a_profile_leaves_no_trace():
+def test_a_profile_restores_the_model_and_its_inputs():
     model, x = make_convnet().train(), torch.randn(2, 3, 8, 8, requires_grad=True)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     generator = torch.get_rng_state()
@@ -527,8 +535,8 @@ def test_a_profile_leaves_no_trace():
     assert run.about() == ["torch.profiler's times of an incomplete step"]
 
 
-def test_what_a_device_took_is_told_of_the_op_that_launched_it(caplog):
-    """The events are made by hand as torch.profiler makes them on CUDA, where an op's kernels are linked with it."""
+def test_device_time_is_attributed_to_the_op_that_launched_it(caplog):
+    """The events are written by hand as torch.profiler creates them on CUDA, where kernels are linked with their op."""
 
     def on_cpu(number, name, start, end, **more):
         return FunctionEvent(number, name, 1, start, end, use_device="cuda", activity_type="cpu_op", **more)
@@ -550,8 +558,8 @@ def test_what_a_device_took_is_told_of_the_op_that_launched_it(caplog):
         ("other", 2),
         ("device", 2),
     ]
-    trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=PRICER.stops_at)
-    match = match_kernels(run, trace, PRICER)
+    trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=COST_MODEL.stops_at)
+    match = match_kernels(run, trace, COST_MODEL)
     assert match.flops == (24, 24, None, None, None)
     assert [event.device_ns for event in run.events] == [100_000, 100_000, 100_000, 0, 100_000]
     (timed,) = [event for event in overlay_times(match).events if event.kind == "op"]
@@ -563,9 +571,9 @@ def test_what_a_device_took_is_told_of_the_op_that_launched_it(caplog):
     assert "Self device %" in text and text.endswith("Self device time total: 100 µs")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no CUDA")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the warning without CUDA")
 @pytest.mark.parametrize("activities", [[ProfilerActivity.CPU, ProfilerActivity.CUDA], [ProfilerActivity.CUDA]])
-def test_without_cuda_the_cpus_figures_are_given_and_that_is_said_once(activities, caplog, recwarn):
+def test_without_cuda_the_profile_has_cpu_times_and_warns_once(activities, caplog, recwarn):
     with caplog.at_level(logging.WARNING, logger="fvflops"):
         run = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), activities=activities)
     assert [record.getMessage() for record in caplog.records] == [
@@ -581,7 +589,7 @@ def test_bad_input(tmp_path):
         for _ in range(3):
             model(x)
             run.step()
-    with pytest.raises(TraceError, match="of 3 steps the schedule made none active"):
+    with pytest.raises(TraceError, match="the schedule made none of 3 steps active"):
         run.key_averages()
     with pytest.raises(RuntimeError, match="call it inside the with block"):
         run.step()
@@ -594,11 +602,11 @@ def test_bad_input(tmp_path):
     with pytest.raises(OSError, match="cannot be written"):
         profile_kernels(lambda y: calls.append(y), x, chrome_trace=tmp_path / "file" / "trace.json")
     assert not calls
-    with pytest.raises(ValueError, match=r"leave out the \.gz"):
+    with pytest.raises(ValueError, match=r"omit the \.gz"):
         KernelProfile(model, chrome_trace=tmp_path / "trace.json.gz")
     with pytest.raises(ValueError, match="repeat must be an integer >= 1, not 0"):
         profile_kernels(model, x, repeat=0)
-    with pytest.raises(TypeError, match="not int"):
+    with pytest.raises(TypeError, match="got int"):
         KernelProfile(3)
     with pytest.raises(ValueError, match="returned 'now' for step 0"):
         KernelProfile(model, schedule=lambda step: "now").__enter__()
@@ -606,7 +614,7 @@ def test_bad_input(tmp_path):
         run.count(lambda: None)
 
 
-def test_a_crash_keeps_the_steps_that_were_measured():
+def test_a_run_that_raises_keeps_its_completed_steps():
     model, x = nn.Linear(3, 2), torch.ones(4, 3)
     with pytest.raises(ZeroDivisionError), KernelProfile(model, schedule=schedule(warmup=1, active=5)) as run:
         for number in range(6):
@@ -614,12 +622,12 @@ def test_a_crash_keeps_the_steps_that_were_measured():
             if number == 3:
                 raise ZeroDivisionError
             run.step()
-    assert run.match().whole_steps() == [0, 1]
+    assert run.match().complete_steps() == [0, 1]
     assert run.trace().about["runs"] == "2" and run.total() == 24
     assert run.about()[0].startswith("torch.profiler's times of 2 steps")
 
 
-def test_what_on_trace_ready_raises_is_raised_once_torch_profiler_is_done():
+def test_errors_of_on_trace_ready_are_raised_after_torch_profiler_ends():
     model, x = nn.Linear(3, 2), torch.ones(4, 3)
 
     def fail(run):
@@ -643,36 +651,38 @@ def test_a_function_is_profiled_too():
     assert run.total() == 3 * 4 * 5 and sums_of_steps(run.match()) == {0: 60}
 
 
-def most_pairs(names, ends, wanted):
-    """Return the largest number of pairs, by trying all choices."""
-    for size in range(min(len(names), len(wanted)), 0, -1):
-        for tokens in combinations(range(len(wanted)), size):
-            for places in combinations(range(len(names)), size):
-                apart = all(ends[place] <= after for place, after in pairwise(places))
-                if apart and all(names[place] == wanted[token] for place, token in zip(places, tokens, strict=True)):
+def max_pairs(names, ends, expected):
+    """Return the largest number of pairs, by brute force."""
+    for size in range(min(len(names), len(expected)), 0, -1):
+        for columns in combinations(range(len(expected)), size):
+            for rows in combinations(range(len(names)), size):
+                disjoint = all(ends[row] <= next_row for row, next_row in pairwise(rows))
+                pairs = zip(rows, columns, strict=True)
+                if disjoint and all(names[row] == expected[column] for row, column in pairs):
                     return size
     return 0
 
 
-def test_the_most_ops_find_an_event_and_none_inside_of_another():
-    draw = random.Random(0)
+def test_the_alignment_is_the_longest_without_nested_events():
+    generator = random.Random(0)
     for _ in range(150):
-        count = draw.randint(1, 7)
-        names = [("op", draw.choice("abc")) for _ in range(count)]
+        count = generator.randint(1, 7)
+        names = [("op", generator.choice("abc")) for _ in range(count)]
         depths = [0]
         for _ in range(count - 1):
-            depths.append(draw.randint(0, depths[-1] + 1))
+            depths.append(generator.randint(0, depths[-1] + 1))
         ends = [
-            next((at for at in range(place + 1, count) if depths[at] <= depths[place]), count) for place in range(count)
+            next((end for end in range(row + 1, count) if depths[end] <= depths[row]), count) for row in range(count)
         ]
-        wanted = [("op", draw.choice("abc")) for _ in range(draw.randint(1, 5))]
-        pairs = _align(names, ends, wanted)
-        assert all(names[place] == wanted[token] for place, token in pairs)
-        assert all(ends[place] <= after and token < later for (place, token), (after, later) in pairwise(pairs))
-        assert len(pairs) == most_pairs(names, ends, wanted), (names, ends, wanted)
+        expected = [("op", generator.choice("abc")) for _ in range(generator.randint(1, 5))]
+        pairs = _align(names, ends, expected)
+        assert all(names[row] == expected[column] for row, column in pairs)
+        for (row, column), (next_row, next_column) in pairwise(pairs):
+            assert ends[row] <= next_row and column < next_column
+        assert len(pairs) == max_pairs(names, ends, expected), (names, ends, expected)
 
 
-def test_an_op_in_another_thread_is_the_steps_during_which_it_ran():
+def test_an_op_in_another_thread_belongs_to_the_step_running_at_its_start():
     events = (
         KernelEvent("ProfilerStep*", "step", start_ns=0, duration_ns=100, thread=1),
         KernelEvent("nn.Module: (Linear)", "module", parent=0, start_ns=5, duration_ns=20, thread=1),
@@ -681,12 +691,12 @@ def test_an_op_in_another_thread_is_the_steps_during_which_it_ran():
         KernelEvent("aten::mm", "op", parent=3, start_ns=45, duration_ns=20, thread=2),
         KernelEvent("aten::mm", "op", start_ns=200, duration_ns=20, thread=2),
     )
-    match = match_kernels(KernelRun(events), None, PRICER)
+    match = match_kernels(KernelRun(events), None, COST_MODEL)
     assert match.steps == (0, 0, 0, 0, 0, -1)
     assert match.phases[3:] == ("backward", "backward", "forward")
 
 
-def test_a_profiler_that_runs_already_keeps_what_it_has() -> None:
+def test_a_profiler_that_is_already_running_keeps_its_events() -> None:
     model, x = nn.Linear(3, 2), torch.ones(4, 3)
     with profile(activities=[ProfilerActivity.CPU]) as outer:
         model(x)

@@ -62,14 +62,14 @@ class Worker(nn.Module):
 def clock(monkeypatch):
     """Let the meter read a clock that only work moves, and that each op's taking down moves by a second."""
     CLOCK.now = 0
-    note = SignatureCache.note
+    before_call = SignatureCache.before_call
 
-    def note_slowly(self, *args):
+    def slow_before_call(self, *args):
         CLOCK.now += 1000 * MILLISECOND
-        return note(self, *args)
+        return before_call(self, *args)
 
     monkeypatch.setattr(meter, "perf_counter_ns", CLOCK)
-    monkeypatch.setattr(SignatureCache, "note", note_slowly)
+    monkeypatch.setattr(SignatureCache, "before_call", slow_before_call)
     return CLOCK
 
 
@@ -203,18 +203,18 @@ def test_runs_that_differ_are_told():
 
     profile = ProfileAnalysis(Growing(), torch.ones(2), warmup=0, repeat=4)
     assert profile.trace().about["runs"] == "3"
-    assert profile.trace().about["differed"] == "1 of 4 runs did other work, and are left out"
+    assert profile.trace().about["differed"] == "1 of 4 runs did other work, and are ignored"
 
 
 def test_bad_input():
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="repeat must be an integer >= 1, not 0"):
         ProfileAnalysis(model, torch.ones(1, 2), repeat=0)
-    with pytest.raises(ValueError, match="not 'time'"):
+    with pytest.raises(ValueError, match="got 'time'"):
         record(model, measure="time").__enter__()
     with pytest.raises(ValueError, match="requires execution='real'"):
         record(model, measure={"time"}, execution="shapes")
-    with pytest.raises(ValueError, match="not \\{'watts'\\}"):
+    with pytest.raises(ValueError, match="got \\{'watts'\\}"):
         ProfileAnalysis(model, torch.ones(1, 2), measure={"watts"}).total()
 
 

@@ -1,4 +1,4 @@
-"""The ranks: what each process of a distributed run computes and sends, for real and planned on one machine."""
+"""Computation and communication of each rank of a distributed run, recorded and planned on one machine."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from fvflops.cli import main
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Volume
 from fvflops.features.communication.ranks import Ranks, gather
-from fvflops.features.planning.plan import PlanError, plan_rank, pretended_world
+from fvflops.features.planning.plan import PlanError, fake_process_group, plan_rank
 from fvflops.features.planning.report import plan_report
 from fvflops.features.planning.sharding import ShardingError
 from fvflops.reports.formats import FORMATS, write_document
@@ -43,18 +43,18 @@ from tests.support.reports.report_formats import check_report
 
 FLOAT = 4  # bytes of a float32
 
-# The tiny Llama: 2 layers, 64 wide, 176 inside, 2 of 4 heads for keys and values, 256 tokens known.
-LAYERS, WIDTH, INSIDE, KEYS, KNOWN = 2, 64, 176, 32, 256
-BLOCK = 2 * WIDTH * WIDTH + 2 * WIDTH * KEYS + 3 * WIDTH * INSIDE + 2 * WIDTH
-ROOT_PARAMETERS = 2 * KNOWN * WIDTH + WIDTH
+# The tiny Llama: 2 layers, hidden size 64, MLP size 176, 2 of 4 heads for keys and values, vocabulary of 256.
+LAYERS, WIDTH, MLP_WIDTH, KEYS, VOCABULARY = 2, 64, 176, 32, 256
+BLOCK = 2 * WIDTH * WIDTH + 2 * WIDTH * KEYS + 3 * WIDTH * MLP_WIDTH + 2 * WIDTH
+ROOT_PARAMETERS = 2 * VOCABULARY * WIDTH + WIDTH
 PARAMETERS = ROOT_PARAMETERS + LAYERS * BLOCK
 HIDDEN = TOKENS.numel() * WIDTH
-LOGITS = TOKENS.numel() * KNOWN
+LOGITS = TOKENS.numel() * VOCABULARY
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return case → the Ranks of each of its steps, which two processes ran."""
+    """Return case → the Ranks of each of its steps, recorded by two processes."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.rank_worker"]
     # gloo's ranks compute on the CPU, also where there is a GPU.
@@ -86,11 +86,11 @@ def plan_case(name, rank):
 
 
 def payloads(communication):
-    """Return (collective, ranks, dtype) → payload, but for what ranks tell each other of tensors."""
+    """Return (collective, ranks, dtype) → payload, without the metadata of tensors (int32)."""
     return {
-        (route.collective, route.size, route.dtype): volume.payload
-        for route, volume in communication.by_route().items()
-        if route.dtype != "int32"
+        (key.collective, key.size, key.dtype): volume.payload
+        for key, volume in communication.by_collective_and_group().items()
+        if key.dtype != "int32"
     }
 
 
@@ -114,19 +114,19 @@ def test_every_step_counts_the_same(runs, name):
 
 @pytest.mark.parametrize("rank", range(RANKS))
 @pytest.mark.parametrize("name", CASES)
-def test_the_plan_is_what_each_process_did(runs, name, rank):
+def test_the_plan_equals_each_process(runs, name, rank):
     plan, trace = plan_case(name, rank), runs[name][0].traces[rank]
     assert plan.flops("exact").by_phase() == analyse(trace).by_phase()
     assert payloads(plan.communication()) == payloads(read_communication(trace))
     assert bool(plan.derived) == name.startswith(("dp", "cp", "pp"))
-    assert {route.axis for route in plan.communication().by_route()} == {name.partition(" ")[0]}
+    assert {key.axis for key in plan.communication().by_collective_and_group()} == {name.partition(" ")[0]}
 
 
 def test_replicas_sum_every_gradient_once(runs):
     assert PARAMETERS == 125_248
     for step in runs["dp"]:
         assert payloads(step.communication()[0]) == {("all_reduce", 2, "float32"): FLOAT * PARAMETERS}
-    buffers = 2 * 5  # running mean and variance; how many batches there were is one number of 8 bytes
+    buffers = 2 * 5  # running mean and variance; the number of batches has 8 bytes
     assert payloads(runs["dp buffers"][0].communication()[1]) == {
         ("all_reduce", 2, "float32"): FLOAT * (6 * 5 + 5 + 2 * 5 + 5 * 3),
         ("broadcast", 2, "float32"): FLOAT * buffers,
@@ -134,7 +134,7 @@ def test_replicas_sum_every_gradient_once(runs):
     }
 
 
-def test_what_is_fully_sharded_is_gathered_forward_and_backward(runs):
+def test_fsdp_gathers_parameters_forward_and_backward(runs):
     phases = runs["fsdp"][0].communication()[0].by_phase()
     assert payloads(runs["fsdp"][0].communication()[0]) == {
         # The root's parameters stay after its forward.
@@ -142,7 +142,7 @@ def test_what_is_fully_sharded_is_gathered_forward_and_backward(runs):
         ("reduce_scatter", 2, "float32"): FLOAT * PARAMETERS,
     }
     assert sum(volume.payload for volume in phases.values()) == runs["fsdp"][0].payload().by_rank[0]
-    # Of an odd number of rows the first rank has one more, and the other sends as many.
+    # Of an odd number of rows the first rank has one more, to which the other's are padded.
     padded = FLOAT * (6 * 6 + 6 + 2 * 6 + 4 * 5)
     assert payloads(runs["fsdp uneven"][0].communication()[1]) == {
         ("all_gather", 2, "float32"): 2 * padded,
@@ -150,7 +150,7 @@ def test_what_is_fully_sharded_is_gathered_forward_and_backward(runs):
     }
 
 
-def test_what_is_gathered_may_be_large(runs):
+def test_large_parameters_are_gathered(runs):
     products = 200_000 * (6 + 2)
     assert payloads(runs["fsdp wide"][-1].communication()[0]) == {
         ("all_gather", 2, "float32"): 2 * FLOAT * (products + 2),
@@ -158,7 +158,7 @@ def test_what_is_gathered_may_be_large(runs):
     }
 
 
-def test_split_layers_sum_their_hidden_states(runs):
+def test_tensor_parallel_layers_reduce_their_hidden_states(runs):
     sums = (
         1 + 2 * LAYERS
     )  # the embedding, and each layer's attention and MLP; as many gradients, the head's for the first
@@ -172,39 +172,39 @@ def test_split_layers_sum_their_hidden_states(runs):
     }
 
 
-def test_split_layers_share_all_products(runs):
+def test_tensor_parallel_layers_share_all_products(runs):
     model = build("llama_tiny")
-    whole = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    full = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
     for name in ("tp", "tp sequence"):
-        assert set(runs[name][0].macs(table="exact").by_rank.values()) == {analyse(whole).macs() // RANKS}
-    assert set(runs["fsdp"][0].macs(table="exact").by_rank.values()) == {analyse(whole).macs()}
+        assert set(runs[name][0].macs(table="exact").by_rank.values()) == {analyse(full).macs() // RANKS}
+    assert set(runs["fsdp"][0].macs(table="exact").by_rank.values()) == {analyse(full).macs()}
 
 
-def test_stages_pass_on_hidden_states_and_their_gradients(runs):
+def test_stages_send_hidden_states_and_their_gradients(runs):
     for trace in runs["pp"][0].traces.values():
         assert payloads(read_communication(trace)) == {
             ("send", 2, "float32"): FLOAT * HIDDEN,
             ("receive", 2, "float32"): FLOAT * HIDDEN,
         }
     model = build("llama_tiny")
-    whole = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
-    assert runs["pp"][0].macs(table="exact").total == analyse(whole).macs()
+    full = record_call(model, (TOKENS,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    assert runs["pp"][0].macs(table="exact").total == analyse(full).macs()
 
 
 def test_a_shared_sequence_gathers_keys_and_values(runs):
-    both = 2 * LAYERS * RANKS * TOKENS.numel() * KEYS
+    keys_and_values = 2 * LAYERS * RANKS * TOKENS.numel() * KEYS
     assert payloads(runs["cp"][0].communication()[0]) == {
-        ("all_gather", 2, "float32"): FLOAT * both,
-        ("reduce_scatter", 2, "float32"): FLOAT * both,
+        ("all_gather", 2, "float32"): FLOAT * keys_and_values,
+        ("reduce_scatter", 2, "float32"): FLOAT * keys_and_values,
         ("all_reduce", 2, "float32"): FLOAT * PARAMETERS,
     }
-    # All queries of the whole sequence meet all keys, and each rank has its part of the queries.
+    # Each rank has a part of the queries, and all keys of the full sequence.
     tokens = torch.ones(len(TOKENS), RANKS * TOKENS.shape[1], dtype=torch.int64)
-    whole = record_call(build("llama_tiny"), (tokens,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
-    assert runs["cp"][0].macs(table="exact").total == analyse(whole).macs()
+    full = record_call(build("llama_tiny"), (tokens,), loss=lambda y: y.sum(), stops_at=load_table("exact").stops_at)
+    assert runs["cp"][0].macs(table="exact").total == analyse(full).macs()
 
 
-def test_a_group_is_told_by_size_and_ranks(runs):
+def test_a_group_has_its_size_and_ranks(runs):
     transfers = runs["tp"][0].communication()[1].transfers
     assert {(item.group.size, item.group.first, item.group.step) for item in transfers} == {(2, 0, 1)}
 
@@ -224,7 +224,7 @@ def _sum(volumes):
     return total
 
 
-def test_ranks_are_added_up(runs):
+def test_ranks_are_summed(runs):
     step = runs["tp"][0]
     flops = step.flops(table="exact")
     assert flops.total == flops.least + flops.most == analyse(step.merged()).total()
@@ -233,7 +233,7 @@ def test_ranks_are_added_up(runs):
         step.flops("layers.9")
 
 
-def test_gathering_wants_a_process_group():
+def test_gather_needs_a_process_group():
     trace = record_call(torch.relu, (torch.ones(2),))
     with pytest.raises(RuntimeError, match="init_process_group first"):
         gather(trace)
@@ -248,61 +248,60 @@ def plan_llama(mesh, rank=0, **options):
 
 def make_transformers_llama():
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": WIDTH, "intermediate_size": INSIDE, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": WIDTH, "intermediate_size": MLP_WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2}
     with torch.device("meta"):
         return transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(num_hidden_layers=LAYERS, vocab_size=KNOWN, **sizes)
+            transformers.LlamaConfig(num_hidden_layers=LAYERS, vocab_size=VOCABULARY, **sizes)
         )
 
 
 def test_llama_3_405b_at_16384_ranks_in_seconds():
-    started = time.process_time()
-    tokens, width, layers, known, ranks = 8192, 16_384, 126, 128_256, 8
+    start = time.process_time()
+    tokens, width, layers, vocabulary, ranks = 8192, 16_384, 126, 128_256, 8
     plan = plan_rank(
         build("llama3_405b"), (torch.ones(1, tokens, dtype=torch.int64),), mesh={"dp": 2048, "tp": ranks}, rank=12_345
     )
-    assert time.process_time() - started < 90
+    assert time.process_time() - start < 90
     norms = (2 * layers + 1) * width
     assert plan.parameters == (405_853_388_800 - norms) // ranks + norms and plan.model_parameters == 405_853_388_800
     # Twice as many products backward as forward in the linears, five for two in the attention.
     linears, attention = 403_747_897_344 * tokens, 2 * layers * width * tokens * tokens
     assert plan.flops().macs() * ranks * 2 == 2 * 3 * linears + 7 * attention
     hidden = FLOAT * tokens * width
-    assert {route: volume.payload for route, volume in plan.communication().by_route().items()} == {
+    assert {key: volume.payload for key, volume in plan.communication().by_collective_and_group().items()} == {
         ("all_reduce", "tp", 8, "float32"): 2 * (2 * layers + 1) * hidden,
-        ("all_gather", "tp", 8, "float32"): FLOAT * tokens * known,
+        ("all_gather", "tp", 8, "float32"): FLOAT * tokens * vocabulary,
         ("all_reduce", "dp", 2048, "float32"): FLOAT * plan.parameters,
     }
     assert plan.world == 16_384 and plan.coordinates == {"dp": 1543, "tp": 1}
 
 
 def test_axes_nest():
-    whole = plan_llama({"tp": 2})
+    full = plan_llama({"tp": 2})
     both = plan_llama({"dp": 3, "fsdp": 4, "tp": 2}, rank=23)
     assert both.coordinates == {"dp": 2, "fsdp": 3, "tp": 1} and not both.derived
     axes = both.communication().by_axis()
-    assert axes["tp"] == whole.communication().by_axis()["tp"]
-    assert both.flops().macs() == whole.flops().macs() and both.parameters * 4 == whole.parameters
-    reduced = both.communication().by_route()
-    sharded = FLOAT * whole.parameters
+    assert axes["tp"] == full.communication().by_axis()["tp"]
+    assert both.flops().macs() == full.flops().macs() and both.parameters * 4 == full.parameters
+    reduced = both.communication().by_collective_and_group()
+    sharded = FLOAT * full.parameters
     assert reduced["reduce_scatter", "fsdp", 4, "float32"].payload == sharded
     assert reduced["all_reduce", "dp", 3, "float32"].payload == sharded // 4
     ranks = {item.group.axis: (item.group.first, item.group.step) for item in both.communication().transfers}
     assert ranks == {"dp": (7, 8), "fsdp": (17, 2), "tp": (22, 1)}
 
 
-def test_all_that_share_a_parameter_reduce_its_gradient():
+def test_ranks_that_share_a_parameter_reduce_its_gradient():
     replicas = plan_llama({"dp": 2, "cp": 2, "tp": 2})
     assert replicas.communication().by_axis()["dp_cp"].payload == FLOAT * replicas.parameters
-    apart = plan_llama({"dp": 2, "tp": 2, "cp": 2}, rank=7)
-    (group,) = {item.group for item in apart.communication().transfers if item.group.axis == "dp_cp"}
+    nested = plan_llama({"dp": 2, "tp": 2, "cp": 2}, rank=7)
+    (group,) = {item.group for item in nested.communication().transfers if item.group.axis == "dp_cp"}
     assert (group.size, group.first, group.step) == (4, 2, None)  # 2, 3, 6 and 7
     sharded = plan_llama({"dp": 2, "fsdp": 2, "cp": 2})
-    routes = {
-        (route.collective, route.axis): volume.payload for route, volume in sharded.communication().by_route().items()
-    }
-    assert routes["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
-    assert routes["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
+    sums = sharded.communication().by_collective_and_group()
+    by_axis = {(key.collective, key.axis): volume.payload for key, volume in sums.items()}
+    assert by_axis["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
+    assert by_axis["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
 
 
 @pytest.mark.parametrize("library", ["zoo", "transformers"])
@@ -313,16 +312,16 @@ def test_stages_share_the_layers(library):
     mesh = {"pp": 2, "dp": 3, "tp": 2}
     inputs = {"tokens": TOKENS} if library == "zoo" else {"input_ids": TOKENS, "use_cache": False}
     plans = [plan_rank(model, (), inputs, mesh=mesh, rank=rank, microbatches=4) for rank in (0, 6)]
-    whole = plan_rank(model, (), inputs, mesh={"tp": 2})
+    full = plan_rank(model, (), inputs, mesh={"tp": 2})
     assert [plan.coordinates["pp"] for plan in plans] == [0, 1]
-    assert sum(plan.parameters for plan in plans) == whole.parameters
-    assert sum(plan.flops().macs() for plan in plans) == 4 * whole.flops().macs()
+    assert sum(plan.parameters for plan in plans) == full.parameters
+    assert sum(plan.flops().macs() for plan in plans) == 4 * full.flops().macs()
     for plan in plans:
         axes = plan.communication().by_axis()
         assert axes["pp"] == Volume(8, 8 * FLOAT * HIDDEN, 8 * FLOAT * HIDDEN)
         assert axes["dp"].payload >= FLOAT * plan.parameters
     both = sum(plan.communication().by_axis()["tp"].payload for plan in plans)
-    assert both == 4 * whole.communication().by_axis()["tp"].payload
+    assert both == 4 * full.communication().by_axis()["tp"].payload
 
 
 def test_the_same_mesh_again_and_another_between():
@@ -330,11 +329,11 @@ def test_the_same_mesh_again_and_another_between():
     meshes = {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}
     first, other, again = (plan_rank(model, (TOKENS,), mesh=mesh) for mesh in meshes)
     assert first.trace.calls == again.trace.calls and first.trace.signatures == again.trace.signatures
-    assert {route.size for route in other.communication().by_route()} == {2, 4}
-    assert {route.size for route in again.communication().by_route() if route.axis == "tp"} == {2}
+    assert {key.size for key in other.communication().by_collective_and_group()} == {2, 4}
+    assert {key.size for key in again.communication().by_collective_and_group() if key.axis == "tp"} == {2}
 
 
-def test_a_plan_leaves_the_model_and_the_program_alone():
+def test_a_plan_does_not_change_the_model_or_the_program():
     model = build("llama_tiny")
     before = dict(model.named_parameters())
     plan_rank(model, (TOKENS,), mesh={"fsdp": 2, "tp": 2})
@@ -346,11 +345,11 @@ def test_a_plan_leaves_the_model_and_the_program_alone():
     assert not dist.is_initialized()
 
 
-def test_a_run_by_shapes_leaves_no_trace_in_fsdp2():
-    with pretended_world(2, 0):
+def test_shape_execution_does_not_change_fsdp2():
+    with fake_process_group(2, 0):
         model = shard_fully(Wide())
         first = record(model, FEATURES, "shapes")
-        train(model, FEATURES)  # which raises on a tensor without numbers
+        train(model, FEATURES)  # raises if a tensor has no values
         with torch.no_grad():
             model(FEATURES)  # the root's parameters stay gathered
         again = record(model, FEATURES, "shapes")
@@ -361,21 +360,21 @@ def test_a_run_by_shapes_leaves_no_trace_in_fsdp2():
 def test_gpt2_splits_its_heads():
     tokens = torch.ones(1, 64, dtype=torch.int64)
     model = build("gpt2", device="meta")
-    one, four = (plan_rank(model, (tokens,), mesh={"tp": ranks}) for ranks in (1, 4))
-    head = 3 * 64 * 768 * 50_257  # which every rank computes, forward and backward
-    assert (four.flops().macs() - head) * 4 == one.flops().macs() - head
-    assert {route.collective: volume.calls for route, volume in four.communication().by_route().items()} == {
-        "all_reduce": 4 * 12
-    }
+    single, split = (plan_rank(model, (tokens,), mesh={"tp": ranks}) for ranks in (1, 4))
+    head = 3 * 64 * 768 * 50_257  # computed by every rank, forward and backward
+    assert (split.flops().macs() - head) * 4 == single.flops().macs() - head
+    assert {
+        key.collective: volume.calls for key, volume in split.communication().by_collective_and_group().items()
+    } == {"all_reduce": 4 * 12}
     with pytest.raises(ShardingError, match=r"h.0.attn.heads is 12, which 8 ranks cannot share evenly"):
         plan_rank(model, (tokens,), mesh={"tp": 8})
 
 
-def test_a_transformers_model_is_split_by_its_own_plan():
+def test_a_transformers_model_is_sharded_by_its_own_plan():
     plan = plan_rank(make_transformers_llama(), (TOKENS,), {"use_cache": False}, mesh={"dp": 8, "tp": 2})
     assert plan.flops().macs() == plan_llama({"tp": 2}).flops().macs()
     # Each projection sums the gradient of its input by itself; the frequencies of its positions are two buffers.
-    assert {route: volume.payload for route, volume in plan.communication().by_route().items()} == {
+    assert {key: volume.payload for key, volume in plan.communication().by_collective_and_group().items()} == {
         ("all_reduce", "tp", 2, "float32"): FLOAT * HIDDEN * (1 + 2 * LAYERS + 5 * LAYERS + 1),
         ("all_gather", "tp", 2, "float32"): FLOAT * LOGITS,
         ("broadcast", "dp", 8, "float32"): 2 * FLOAT * WIDTH // 4 // 2,
@@ -383,7 +382,7 @@ def test_a_transformers_model_is_split_by_its_own_plan():
     }
 
 
-def test_a_function_splits_any_model():
+def test_a_function_shards_any_model():
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     def split(model, mesh):
@@ -393,41 +392,43 @@ def test_a_function_splits_any_model():
     plan = plan_rank(model, (torch.ones(5, 6),), mesh={"tp": 4}, shard_by=split)
     assert plan.parameters == (6 * 8 + 8 + 8 * 3) // 4 + 3
     assert plan.communication().by_collective() == {"all_reduce": Volume(1, FLOAT * 15, 2 * 3 * FLOAT * 15 // 4)}
-    with pytest.raises(ShardingError, match=r"Sequential is a model of which no tensor-parallel plan is known"):
+    with pytest.raises(ShardingError, match=r"no tensor-parallel plan is known for .*Sequential: pass shard_by"):
         plan_rank(model, (torch.ones(5, 6),), mesh={"tp": 4})
 
 
 @pytest.mark.parametrize(
     ("mesh", "rank", "message"),
     [
-        ({"tp": 8}, 8, "rank 8 is none of the mesh's 8: they are 0 to 7"),
-        ({"ep": 8}, 0, "a mesh has axes from .*, not ep"),
-        ({}, 0, "a mesh has axes from .*, not none"),
-        ({"dp": 0}, 0, "axis dp of the mesh has 0 ranks"),
+        ({"tp": 8}, 8, "rank must be from 0 to 7 on this mesh; got 8"),
+        ({"ep": 8}, 0, "the axes of a mesh must be among .*; got ep"),
+        ({}, 0, "the axes of a mesh must be among .*; got none"),
+        ({"dp": 0}, 0, "axis dp of the mesh must have at least 1 rank; got 0"),
         ({"pp": 2, "fsdp": 2}, 0, "the schedule decides when FSDP2 gathers and reduces"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
+        ({"tp": 3}, 0, "q_proj has 4 heads, which 3 ranks cannot share evenly: use a tp that divides 2"),
+        ({"tp": 4}, 0, "k_proj has 2 heads, which 4 ranks cannot share evenly: use a tp that divides 2"),
     ],
-    ids=["rank", "axis", "none", "size", "fsdp", "stages"],
+    ids=["rank", "axis", "none", "size", "fsdp", "stages", "heads", "key heads"],
 )
-def test_a_mesh_that_cannot_be(mesh, rank, message):
+def test_an_invalid_mesh_raises(mesh, rank, message):
     with pytest.raises((PlanError, ShardingError), match=message):
         plan_llama(mesh, rank=rank)
 
 
-def test_what_is_left_out_of_a_step_is_told():
+def test_work_that_a_plan_lacks_is_listed():
     assert plan_llama({"tp": 2}).left_out == ("the optimizer step",)
     assert "gradients of the norms" in plan_llama({"tp": 2}, sequence_parallel=True).left_out[0]
     # FSDP2 sums them itself, before it scatters them.
     both = plan_llama({"fsdp": 2, "tp": 2}, sequence_parallel=True)
     norms = (2 * LAYERS + 1) * WIDTH
     assert both.left_out == ("the optimizer step",)
-    assert both.communication().by_route()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
+    assert both.communication().by_collective_and_group()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
     with pytest.raises(PlanError, match="FSDP2 is planned with the CPU's kernels, not with those of cuda"):
         plan_llama({"fsdp": 2}, device="cuda")
 
 
-def test_a_program_with_a_process_group_is_told_so():
-    with pretended_world(4, 0), pytest.raises(PlanError, match="this program has a process group"):
+def test_a_program_with_a_process_group_raises():
+    with fake_process_group(4, 0), pytest.raises(PlanError, match="this program has a process group"):
         plan_llama({"dp": 2})
 
 
@@ -435,7 +436,7 @@ def test_a_program_with_a_process_group_is_told_so():
 
 
 def communicate(function, ranks=4):
-    with pretended_world(ranks, 0):
+    with fake_process_group(ranks, 0):
         trace = record_call(function, (torch.ones(8),), execution="real")
     return read_communication(Trace.from_json(trace.to_json()))
 
@@ -483,18 +484,18 @@ def test_a_functional_collective_names_its_group():
     assert communication.transfers[0].group.size == 4
 
 
-def test_a_group_of_any_ranks_keeps_its_size():
+def test_a_group_of_arbitrary_ranks_has_its_size():
     def reduce(x):
         dist.all_reduce(x, group=group)
 
-    with pretended_world(8, 0):
+    with fake_process_group(8, 0):
         group = dist.new_group([0, 1, 5])
         trace = record_call(reduce, (torch.ones(3),), execution="real")
     (transfer,) = read_communication(trace).transfers
     assert (transfer.group.size, transfer.group.step, transfer.volume.wire) == (3, None, 16)
 
 
-def test_an_op_that_nobody_reads_is_unknown():
+def test_an_op_without_a_rule_is_unsupported():
     def of(packet, *inputs):
         signature = Signature(packet, ("input",), inputs, ())
         trace = record_call(torch.relu, (torch.ones(2),))
@@ -503,8 +504,11 @@ def test_an_op_that_nobody_reads_is_unknown():
         )
 
     assert of("symm_mem::fused", TensorSpec((2,))).unknown == Counter({"symm_mem::fused": 3})
-    lone = of("_c10d_functional::all_reduce", TensorSpec((2,)), Symbol("object", "ScriptObject"))
-    assert lone.total() == Volume(3, 24, None) and next(iter(lone.by_route())).size is None
+    without_group = of("_c10d_functional::all_reduce", TensorSpec((2,)), Symbol("object", "ScriptObject"))
+    assert (
+        without_group.total() == Volume(3, 24, None)
+        and next(iter(without_group.by_collective_and_group())).size is None
+    )
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -533,7 +537,7 @@ def test_every_format_writes_the_plan(format, capsys):
     elif format == "json":
         assert written["parameters"] == 62784 and len(written["communication"]) == 3
     else:
-        assert "251,136" in written.replace("{,}", ",") and "1 collective more." in written
+        assert "251,136" in written.replace("{,}", ",") and "1 more collective." in written
 
 
 def test_a_plan_says_what_is_assumed_and_unsupported():
@@ -551,15 +555,15 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mesh", "dp=two"], "--mesh dp=two: 'dp=two' is no axis with its size"),
-        (["--mesh", "dp=2,dp=2"], "--mesh dp=2,dp=2: 'dp=2' is no axis with its size"),
+        (["--mesh", "dp=two"], "such as dp=128,tp=8; got 'dp=two'"),
+        (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: expected a floating-point dtype"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
-        (["--mesh", "dp=2", "--format", "xml"], "no format is called 'xml': take 'html'"),
+        (["--mesh", "dp=2", "--format", "xml"], "got 'xml': did you mean 'html'"),
     ],
     ids=["size", "twice", "dtype", "shard", "format"],
 )
-def test_a_mistake_on_the_command_line_is_replayed(capsys, arguments, message):
+def test_a_mistake_on_the_command_line_is_reported(capsys, arguments, message):
     with suppress(SystemExit):  # argparse's own mistakes
         assert main(["plan", "zoo:llama_tiny", *arguments]) == 2
     assert message in capsys.readouterr().err

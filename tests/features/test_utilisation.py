@@ -246,7 +246,7 @@ def test_tf32_is_for_a_device_that_has_it():
     assert mfu(5 * T, 1, device=NVIDIA, dtype="fp32") == 0.5
     with pytest.raises(ValueError, match="T4 has no peak for tf32: it has fp32, fp16, int8"):
         mfu(T, 1, device="T4", dtype="fp32", float32_matmul="tf32")
-    with pytest.raises(ValueError, match="float32_matmul is 'high': say 'ieee', 'tf32' or None"):
+    with pytest.raises(ValueError, match="float32_matmul must be 'ieee', 'tf32' or None; got 'high'"):
         mfu(T, 1, device="A100", dtype="fp32", float32_matmul="high")
 
 
@@ -286,7 +286,7 @@ def test_more_than_all_is_refused_with_what_to_check():
     # 100 / 66.9 is 1.49 s, three times 0.5; 100 / 494.7 s is 40.4 %, and 100 / 989.4 s is 20.2 %.
     assert str(caught.value) == (
         "MFU would be 299.0%: 100T FLOPs in fp32 take 1 × H100 SXM at least 1.49 s, and seconds is 500 ms; check "
-        "seconds, device, dtype (it was taken as fp32: 40.4% at tf32, 20.2% at fp16, 20.2% at bf16), "
+        "seconds, device, dtype (assumed fp32: 40.4% at tf32, 20.2% at fp16, 20.2% at bf16), "
         "devices (at least 3), counts (a kernel may skip counted work, such as the masked half of causal "
         "attention)"
     )
@@ -297,9 +297,7 @@ def test_a_sparse_or_narrower_dtype_is_suspected_where_it_would_do():
         UtilisationError, match=r"^HFU would be 150.0%: 0.15P FLOPs in bf16 take 1 × chip .* 1.5 s"
     ) as caught:
         hfu(150 * T, 1, device=CHIP, dtype="bf16")
-    assert "(it was taken as bf16: 75.0% at fp8), devices (at least 2), sparse (75.0% at the 2:4 peak)" in str(
-        caught.value
-    )
+    assert "(assumed bf16: 75.0% at fp8), devices (at least 2), sparse (75.0% at the 2:4 peak)" in str(caught.value)
     with pytest.raises(UtilisationError, match=r"dtype, devices \(at least 3\), sparse, counts"):
         mfu(250 * T, 1, device=CHIP, dtype="bf16")
     with pytest.raises(UtilisationError, match=r"take 2 × chip .* dtype, devices \(at least 3\), counts"):
@@ -308,7 +306,7 @@ def test_a_sparse_or_narrower_dtype_is_suspected_where_it_would_do():
 
 def test_of_mixed_work_the_slowest_part_is_suspected():
     # 1.2 s of float32, and 0.1 s: with tf32 for the first, 0.24 s and 0.1.
-    with pytest.raises(UtilisationError, match=r"taken as fp32: 34.0% at tf32, 22.0% at bf16, 16.0% at fp8\)"):
+    with pytest.raises(UtilisationError, match=r"assumed fp32: 34.0% at tf32, 22.0% at bf16, 16.0% at fp8\)"):
         mfu({"fp32": 12 * T, "bf16": 10 * T}, 1, device=CHIP)
 
 
@@ -327,15 +325,15 @@ def test_a_little_more_than_all_is_too_much():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0, "is 0: give the time"),
-        (-1, "is -1"),
-        (float("nan"), "is nan"),
-        (float("inf"), "is inf"),
-        (10**400, "is 1000"),
-        (True, "is True"),
-        ("1", "is '1'"),
-        (None, "is None"),
-        (torch.tensor(1.0), r"is tensor\(1.\)"),
+        (0, "must be more than 0: pass the measured time"),
+        (-1, "must be a finite number of at least 0; got -1"),
+        (float("nan"), "must be .*; got nan"),
+        (float("inf"), "must be .*; got inf"),
+        (10**400, "must be .*; got 1000"),
+        (True, "must be .*; got True"),
+        ("1", "must be .*; got '1'"),
+        (None, "must be .*; got None"),
+        (torch.tensor(1.0), r"must be .*; got tensor\(1.\)"),
     ],
     ids=["zero", "negative", "nan", "infinite", "huge", "bool", "text", "none", "tensor"],
 )
@@ -355,31 +353,31 @@ def test_no_time_is_too_small_to_be_refused_in_a_line(value):
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "2", None], ids=str)
 def test_devices_are_a_number(value):
-    with pytest.raises(ValueError, match=r"^devices is .*: give the number of devices, from 1"):
+    with pytest.raises(ValueError, match=r"^devices must be the number of devices, at least 1; got "):
         mfu(T, 1, device=CHIP, dtype="bf16", devices=value)
 
 
 @pytest.mark.parametrize(
     ("work", "dtype", "text"),
     [
-        (T, None, "counts is a number of FLOPs: say in which dtype, such as dtype='bf16'"),
+        (T, None, "counts is a number of FLOPs: pass their dtype, such as dtype='bf16'"),
         (0, "bf16", "the counts are zero"),
         ({}, None, "the counts are zero"),
         ({"bf16": 0}, None, "the counts are zero"),
-        (-1, "bf16", "counts is -1"),
-        (True, "bf16", "counts is True"),
-        (float("nan"), "bf16", "counts is nan"),
-        ([T], "bf16", "counts is .1000000000000."),
-        ("many", "bf16", "counts is 'many'"),
-        ({"bf16": T}, "bf16", "counts names its dtypes: leave dtype out"),
+        (-1, "bf16", "counts must be .*; got -1"),
+        (True, "bf16", "counts must be .*; got True"),
+        (float("nan"), "bf16", "counts must be .*; got nan"),
+        ([T], "bf16", "counts must be .*; got .1000000000000."),
+        ("many", "bf16", "counts must be .*; got 'many'"),
+        ({"bf16": T}, "bf16", "counts is a mapping of dtypes: omit dtype"),
         ({"bf61": T}, None, "no device has a peak for the dtype 'bf61': did you mean 'bf16'"),
         (T, "fp64", "chip has no peak for fp64: it has fp32, tf32, bf16, fp8"),
         (T, "int64", "no device has a peak for the dtype 'int64'"),
         (counts(), None, "the counts are zero"),
-        (counts(entry("", macs=T)), None, "the counts have no dtype for the 2T FLOPs of aten::mm: give dtype="),
+        (counts(entry("", macs=T)), None, "the counts have no dtype for the 2T FLOPs of aten::mm: pass dtype"),
         (counts(entry("int64", macs=T)), None, "no device has a peak for the dtype 'int64'"),
         (counts(entry("bf16", macs=T, phase="recompute")), None, "the counts are zero"),
-        (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: give those of flops"),
+        (counts(entry("bf16", macs=T), metric="activations"), None, "counts of activations: pass those of flops"),
     ],
     ids=range(18),
 )

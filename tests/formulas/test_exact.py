@@ -15,6 +15,7 @@ from fvflops.formulas.loading import shipped_tables
 from fvflops.trace import Status
 from tests.support.library_schemas import define_library_schemas
 from tests.support.models.whole_models import build_case
+from tests.support.old_torch import OLDER
 from tests.support.tools import load_tool
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
@@ -269,6 +270,8 @@ DECOMPOSED = {
 
 @pytest.mark.parametrize("name", DECOMPOSED)
 def test_an_op_costs_what_its_decomposition_costs(name):
+    if OLDER and name == "silu_backward":
+        pytest.skip(f"torch {torch.__version__} writes its sigmoid as a division")
     op, arguments, options = DECOMPOSED[name]
     plain = torch._decomp.decomposition_table[op]
     whole, inside = (ledger(lambda *given, run=run: run(*given, **options), arguments, "exact") for run in (op, plain))

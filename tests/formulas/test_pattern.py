@@ -54,8 +54,8 @@ MISFITS = [
     ("m, k", ((2,), None), "needs b, which is None"),
     ("() ", ((3,),), r"a is 1-D, not '\(\)'"),
     ("n n", ((4, 5),), "n is 4, but 5"),
-    ("a, b, c, d", ((1,), (1,), (1,)), "names 4 tensors, and lib::op takes 3"),
-    ({"mat": "m k"}, ((1,),), "names mat, which lib::op does not have"),
+    ("a, b, c, d", ((1,), (1,), (1,)), "names 4 tensors, and lib::op has 3"),
+    ({"mat": "m k"}, ((1,),), "names mat, which lib::op lacks"),
 ]
 
 
@@ -67,7 +67,7 @@ def test_a_misfit_replays_pattern_and_shapes(text, shapes, message):
 
 
 def test_a_misfit_shows_every_shape():
-    with pytest.raises(PatternError, match=r"does not fit a \[2, 3\], b \[4, 5\], c None"):
+    with pytest.raises(PatternError, match=r"does not match a \[2, 3\], b \[4, 5\], c None"):
         Pattern.parse("m k, k n").match(call((2, 3), (4, 5)))
 
 

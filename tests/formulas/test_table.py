@@ -301,7 +301,7 @@ def test_a_taken_name_is_refused():
         register_formula("test_taken", min)
     with pytest.raises(ValueError, match="'convolution' is shipped"):
         register_formula("convolution", max)
-    with pytest.raises(ValueError, match="a formula name is a word"):
+    with pytest.raises(ValueError, match="a formula name must be an identifier"):
         register_formula("a b", max)
     with pytest.raises(TypeError, match="cannot be called"):
         register_formula("test_number_5", 5)

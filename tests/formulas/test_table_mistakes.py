@@ -7,9 +7,10 @@ import pytest
 from fvflops import paths
 from fvflops.formulas import TableError, load_table, register_formula, shipped_tables
 from fvflops.formulas.loading import _read_fields, _read_ops, _read_rows
+from fvflops.formulas.schema import overloads_of
 from fvflops.formulas.validation import check_module, check_op
 from tests.support.checkout import ROOT
-from tests.support.old_torch import OLDER
+from tests.support.old_torch import OLDER, may_lack
 from tests.support.table_folder import TableFolder, signature
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
@@ -42,17 +43,17 @@ MISTAKES = {
     "bad activations": ("ops:\n  aten::mm: {activations: numel(ou)}", 2, "activations of aten::mm: unknown name ou"),
     "division by zero": ("ops:\n  aten::mm: {macs: 1//0}", 2, "division by zero"),
     "negative": ("ops:\n  aten::mm: {macs: 1 - 2}", 2, "the result is negative: -1"),
-    "not whole": ("ops:\n  aten::mm: {macs: 1/2}", 2, "not whole"),
+    "not whole": ("ops:\n  aten::mm: {macs: 1/2}", 2, "not an integer"),
     "unknown formula": ("ops:\n  aten::mm: {use: convolutoin}", 2, "unknown formula convolutoin: did you mean conv"),
-    "use beside macs": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "macs cannot be given too"),
+    "use beside macs": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "use defines the macs, so omit macs"),
     "no cost": ("ops:\n  aten::mm: {label: product}", 2, "aten::mm has no cost"),
-    "bad short form": ("ops:\n  aten::mm: fre", 2, "the text 'fre' is neither .*did you mean free"),
+    "bad short form": ("ops:\n  aten::mm: fre", 2, "the string 'fre' is neither .*did you mean free"),
     "empty row": ("ops:\n  aten::mm:\n", 2, "empty is neither"),
     "bad pattern": ("ops:\n  aten::mm: {shapes: 'm-k, k', macs: m}", 2, "'m-k'"),
     "too many tensors": (
         "ops:\n  aten::mm: {shapes: 'm, k, n', macs: m}",
         2,
-        "more tensors than there are in aten::mm",
+        "more tensors than aten::mm",
     ),
     "a pattern that hides an argument": (
         "ops:\n  aten::topk: {shapes: k n, flops: n}",
@@ -73,7 +74,7 @@ MISTAKES = {
     "a class that torch lacks": (
         "modules:\n  torch.nn.LSTMM: {macs: 1}",
         2,
-        "no module class is called torch.nn.LSTMM: did you mean torch.nn.LSTM",
+        "no module class is named torch.nn.LSTMM: did you mean torch.nn.LSTM",
     ),
     "a class in another package": ("modules:\n  torch.nnn.LSTM: {macs: 1}", 2, "did you mean torch.nn.LSTM"),
     "a class as Python names it": (
@@ -88,10 +89,10 @@ MISTAKES = {
     "a label of two lines": (
         'ops:\n  aten::mm: {macs: 1, label: "a\\nb"}',
         2,
-        r"label of aten::mm is the text 'a\\nb'",
+        r"label of aten::mm is the string 'a\\nb'",
     ),
     "a label that rings": ('ops:\n  aten::mm: {macs: 1, label: "\\a"}', 2, "label of aten::mm"),
-    "a label that is too long": (f"ops:\n  aten::mm: {{macs: 1, label: {'x' * 201}}}", 2, "at most 200 characters"),
+    "a label that is too long": (f"ops:\n  aten::mm: {{macs: 1, label: {'x' * 201}}}", 2, "at most 200 are allowed"),
     "a number of 5000 digits": (f"ops:\n  aten::mm: {{shapes: m {'9' * 5000}, macs: m}}", 2, "at most 1000 characters"),
     "a number of 19 digits": (f"ops:\n  aten::mm: {{shapes: m {'9' * 19}, macs: m}}", 2, "more than 18 digits"),
     "a pattern that hides the result": (
@@ -108,15 +109,15 @@ MISTAKES = {
     "a row that is never reached": (
         "extends: fvcore\nops:\n  aten::conv2d.padding: free",
         3,
-        r"never reached: fvflops://fvcore.yaml:\d+ decomposes aten::conv2d",
+        r"never used: fvflops://fvcore.yaml:\d+ decomposes aten::conv2d",
     ),
     "the same op twice": ("free: [aten::mm]\nops:\n  aten::mm: free", 3, "aten::mm is defined twice, first on line 1"),
     "the same key twice": ("ops:\n  aten::mm: free\n  aten::bmm: free\n  aten::mm: omitted", 4, "first on line 2"),
     "multiply_add of 0": ("multiply_add: 0", 1, "multiply_add is '0'"),
     "multiply_add of 1.5": ("\nmultiply_add: 1.5", 2, "multiply_add is '1.5'"),
-    "multiply_add of a list": ("multiply_add: [1]", 1, "multiply_add is a list, not a text"),
+    "multiply_add of a list": ("multiply_add: [1]", 1, "multiply_add is a list, not a string"),
     "opaque of yes": ("opaque: yes", 1, "write true or false"),
-    "a constant that is no number": ("constants: {exp: many}", 1, "the constant exp is 'many': write a whole number"),
+    "a constant that is no number": ("constants: {exp: many}", 1, "the constant exp is 'many': write an integer"),
     "a constant below zero": ("constants:\n  exp: -1", 2, "the constant exp is '-1'"),
     "a constant that hides a function": ("constants: {numel: 1}", 1, "'numel' cannot be used in an expression"),
     "a constant that is a word of Python": ("constants: {if: 1}", 1, "'if' cannot be used in an expression"),
@@ -125,8 +126,8 @@ MISTAKES = {
         3,
         "unknown name expp in .*: did you mean exp",
     ),
-    "a family without ops": ("families:\n- {flops: numel(out)}", 2, "a family names no ops"),
-    "a family that is a text": ("families: [aten::exp]", 1, "a family is the text 'aten::exp'"),
+    "a family without ops": ("families:\n- {flops: numel(out)}", 2, "a family has no ops"),
+    "a family that is a text": ("families: [aten::exp]", 1, "a family is the string 'aten::exp'"),
     "an op of a family twice": (
         "families:\n- {flops: numel(out), ops: [aten::exp]}\n- flops: '1'\n  ops:\n  - aten::exp",
         5,
@@ -137,7 +138,7 @@ MISTAKES = {
     "covers of maybe": ("modules:\n  torch.nn.LSTM: {macs: 1, covers: maybe}", 2, "write true or false"),
     "macs beside a formula": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "use defines the macs"),
     "a description that is a mapping": ("description: {a: b}", 1, "description is a mapping"),
-    "free that is a text": ("free: aten::view", 1, "free is the text 'aten::view', not a list"),
+    "free that is a text": ("free: aten::view", 1, "free is the string 'aten::view', not a list"),
     "free that holds a list": ("free:\n- [aten::view]", 2, "an op of free is a list"),
     "ops that are a list": ("ops:\n- aten::view", 1, "ops is a list, not a mapping"),
     "macs that are a list": ("ops:\n  aten::mm: {macs: [1]}", 2, "macs of aten::mm is a list"),
@@ -146,16 +147,20 @@ MISTAKES = {
     "two documents": ("a: 1\n---\nb: 2", 1, "has 2"),
     "no YAML": ("ops:\n  aten::mm: {macs: 1", 3, "this is not YAML"),
     "a tab": ("ops:\n\taten::mm: free", 2, "this is not YAML"),
-    "an anchor": ("ops:\n  aten::mm: &row {macs: 1}", 2, "&row: a table has no anchors"),
-    "an alias": ("free: []\nops:\n  aten::mm: *row", 3, r"\*row: a table has no anchors|undefined alias"),
+    "an anchor": ("ops:\n  aten::mm: &row {macs: 1}", 2, "&row: anchors and aliases"),
+    "an alias": ("free: []\nops:\n  aten::mm: *row", 3, r"\*row: anchors and aliases|undefined alias"),
     "a merge": ("ops:\n  aten::mm: {macs: 1}\n  <<: {macs: 1}", 3, "'<<' is not an op name"),
-    "a Python tag": ("description: !!python/object/apply:os.system ['true']", 1, "the tag .*os.system is refused"),
-    "a plain tag": ("multiply_add: !!int 1", 1, "the tag .* is refused"),
+    "a Python tag": (
+        "description: !!python/object/apply:os.system ['true']",
+        1,
+        "tag .*os.system is not supported",
+    ),
+    "a plain tag": ("multiply_add: !!int 1", 1, "the tag .* is not supported"),
     "nested too deep": ("\n" + "ops: " + "[" * 50 + "]" * 50, 2, "levels of nesting"),
     "extends an empty name": ("extends: ' '", 1, "extends is empty: write one of .*default, .*fvcore, "),
-    "extends a name that is too long": ("extends: " + "x" * 300, 1, "there is no table"),
+    "extends a name that is too long": ("extends: " + "x" * 300, 1, "does not exist"),
     "extends a name with a NUL": ('extends: "a\\0b"', 1, "extends is .* control character"),
-    "a description that rings": ('description: "\\a"', 1, r"description is the text .* control character '\\x07'"),
+    "a description that rings": ('description: "\\a"', 1, r"description is the string .* control character '\\x07'"),
     "a source that moves the cursor": ('ops:\n  aten::mm: {macs: 1, source: "\\e[A"}', 2, "control character"),
     "a dimension named by a word of Python": (
         "ops:\n  aten::linear: {shapes: '*b in, o in', macs: b*in*o}",
@@ -163,7 +168,7 @@ MISTAKES = {
         "has 'in', a Python keyword",
     ),
     "an overload as torch prints it": ("free: [aten::mm.default]", 1, "did you mean aten::mm"),
-    "extends nothing": ("\nextends: fvcor", 2, "there is no table .* did you mean 'fvcore'"),
+    "extends nothing": ("\nextends: fvcor", 2, "does not exist: did you mean 'fvcore'"),
     "extends a list": ("extends: [default]", 1, "extends is a list"),
 }
 
@@ -211,7 +216,7 @@ def test_a_file_over_a_mebibyte_is_not_read_further(load, monkeypatch):
 def test_an_unreadable_file_is_a_mistake(tmp_path):
     with pytest.raises(TableError, match=r"^nowhere.yaml:1: cannot be read: No such file"):
         load_table("nowhere.yaml")
-    with pytest.raises(TableError, match=r"^defualt:1: .*did you mean 'default'"):
+    with pytest.raises(TableError, match=r"^fvflops ships no table named 'defualt', .*: did you mean 'default'"):
         load_table("defualt")
     with pytest.raises(TableError, match=":1: cannot be read: it is a folder"):
         load_table(str(tmp_path))
@@ -239,7 +244,7 @@ def test_a_long_chain_of_extends_is_cut(tmp_path):
         (tmp_path / f"{index}.yaml").write_text(f"extends: {index + 1}.yaml\nfree: [aten::mm]")
     (tmp_path / "40.yaml").write_text("free: [aten::mm]")
     assert load_table(str(tmp_path / "25.yaml")).row("aten::mm").kind == "free"
-    with pytest.raises(TableError, match=r"39.yaml:1: extends: more than 16 tables, each of which extends the next"):
+    with pytest.raises(TableError, match=r"39.yaml:1: extends: a chain of more than 16 tables"):
         load_table(str(tmp_path / "24.yaml"))
 
 
@@ -247,7 +252,7 @@ def test_an_empty_name_and_names_that_no_file_can_have():
     for name in ("", "  "):
         with pytest.raises(TableError, match=r"the name of a table is empty: write one of .*default, .* or a path"):
             load_table(name)
-    with pytest.raises(TableError, match=r"^x{300}:1: cannot be read: File name too long"):
+    with pytest.raises(TableError, match=r"fvflops ships no table named 'x{60}…'"):
         load_table("x" * 300)
     with pytest.raises(TableError, match=":1: cannot be read: embedded null byte"):
         load_table("a\0b")
@@ -282,7 +287,7 @@ def test_ranks_that_do_not_fit_replay_op_shapes_and_pattern(load, tmp_path):
     [
         ("numel(self)//(size(self, 0) - 4)", "division by zero"),
         ("numel(self) - 100", "negative: -80"),
-        ("numel(self)/3", "20/3, which is not whole"),
+        ("numel(self)/3", "20/3, which is not an integer"),
         ("size(self, 2)", "self is 2-D"),
         ("self", "the result is the tensor"),
     ],
@@ -326,7 +331,8 @@ def test_a_shipped_table_passes_the_check_of_a_users(name):
     path = str(ROOT / "configs" / f"{name}.yaml")
     fields, constants = _read_fields(path, path), load_table(name).constants
     for row, node in _read_ops(fields, None).values():
-        check_op(row, node, constants)
+        if overloads_of(row.name) or not may_lack(row.name):
+            check_op(row, node, constants)
     for row, node in _read_rows(fields, "modules", None).values():
         check_module(row, node, constants)
 

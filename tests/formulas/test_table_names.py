@@ -32,7 +32,7 @@ def test_a_class_in_a_submodule_that_is_not_imported_yet(load, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "early", importlib.import_module("early"))
     assert load("modules:\n  early.late.Net: {macs: 1}").modules
     for name in ("early.never.Net", "early.Net"):
-        with pytest.raises(TableError, match=f"no module class is called {name}: did you mean"):
+        with pytest.raises(TableError, match=f"no module class is named {name}: did you mean"):
             load(f"modules:\n  {name}: {{macs: 1}}")
     assert "early.late" not in sys.modules
 

@@ -660,7 +660,7 @@ def test_a_model_is_no_wrapper_for_having_a_part_called_module():
 def test_the_recording_of_accelerate_wants_an_accelerator():
     from fvflops.integrations.accelerate import FlopsRecording
 
-    with pytest.raises(TypeError, match=r"takes an accelerate.Accelerator, and then a model, not Linear"):
+    with pytest.raises(TypeError, match=r"must be an accelerate.Accelerator; got Linear"):
         FlopsRecording(nn.Linear(3, 2))
 
 

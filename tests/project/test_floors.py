@@ -119,7 +119,9 @@ def import_graph() -> dict[str, set[str]]:
         for name in imported_modules(path, path.read_text()):
             while name and name not in modules:
                 name = name[:-1]
-            found.add(".".join(name))
+            # The `__init__` of each folder around a module runs before it.
+            folders = {name[:depth] for depth in range(1, len(name))}
+            found |= {".".join(part) for part in {name, *folders} if part != parts[: len(part)]}
         graph[".".join(parts)] = found - {".".join(parts), ""}
     return graph
 

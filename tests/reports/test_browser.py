@@ -236,7 +236,7 @@ def test_two_reports_are_compared(show, tmp_path):
     page = show(net)
     page.set_input_files("#other", tmp_path / "wrong.json")
     page.wait_for_selector("#notice:not([hidden])")
-    assert "wrong.json cannot be shown beside this report" in page.inner_text("#notice")
+    assert "wrong.json cannot be compared with this report" in page.inner_text("#notice")
     page.set_input_files("#other", tmp_path / "other.html")
     page.wait_for_selector("#comparison:not([hidden])")
     assert column(page, "differences", 0) == [
@@ -248,7 +248,7 @@ def test_two_reports_are_compared(show, tmp_path):
         "neck",
     ]
     assert column(page, "differences", 3) == ["-400", "+400", "-180", "-150", "-50", "+20"]
-    assert column(page, "differences", 2)[0] == "not there" and column(page, "differences", 4)[-1] == "new"
+    assert column(page, "differences", 2)[0] == "missing" and column(page, "differences", 4)[-1] == "new"
     assert "2 modules only here, 1 module only in the other" in page.inner_text("#compared")
     assert page.locator(".icicle").count() == 2
     # A summary as --format json writes it can be compared with too; what it holds is with all that is inside.

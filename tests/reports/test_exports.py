@@ -551,7 +551,7 @@ def test_measured_memory_goes_before_what_the_storages_say() -> None:
     [
         ("time", TraceError, "the run was not timed: record with measure="),
         ("bytes", TraceError, "traffic_model; available are flops, macs, memory"),
-        ("flop", ValueError, "unknown weight 'flop': it is one of time, flops, macs, bytes, memory"),
+        ("flop", ValueError, "weight must be one of time, flops, macs, bytes, memory; got 'flop'"),
     ],
 )
 @pytest.mark.parametrize("name", sorted(EXPORTS))

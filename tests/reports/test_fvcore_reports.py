@@ -37,7 +37,7 @@ from tests.support.random_cases import random_cases
 from tests.support.reports.fvcore_text import TAKES_OPTION, print_as_fvcore
 from tests.support.reports.summaries import make_deep, make_wide, read_modules, summarise
 
-SUMMARY_REPORTS = {name: report for name, report in REPORTS.items() if report.of == "summary"}
+SUMMARY_REPORTS = {name: report for name, report in REPORTS.items() if report.source == "summary"}
 
 
 def assert_same_text(ours: str, theirs: str) -> None:
@@ -280,7 +280,7 @@ def test_an_old_tabulate_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(pipe, "tabulate", SimpleNamespace(tabulate=tabulate_without_option))
     text = pipe.pipe_table(["a", "b"], [("x", " y")])
-    own = pipe._load_own_tabulate()
+    own = pipe._load_private_tabulate()
     assert own.PRESERVE_WHITESPACE is True and own is not tabulate and sys.modules["tabulate"] is tabulate
     assert tabulate.PRESERVE_WHITESPACE is False
     assert text.replace(" ", "") == "|a|b|\n|:----|:----|\n|x|y|"
@@ -305,7 +305,7 @@ def test_the_registry_offers_each_report_by_name():
     for report in REPORTS.values():
         parameters_of = inspect.signature(getattr(importlib.import_module(report.module), report.function)).parameters
         known = set(parameters_of) | {"collapse"}
-        assert set(report.takes) <= known or "options" in known
+        assert set(report.options) <= known or "options" in known
 
 
 SHOUT = """
@@ -321,9 +321,9 @@ def test_a_report_of_one_file_and_one_entry_is_a_format_of_count(tmp_path, monke
     assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "operator"]) == 0
     assert capsys.readouterr().out == "LENET5 by operator: 416520!\n"
     assert main(["count", "zoo:lenet5", "--format", "shout", "--by", "both"]) == 2
-    assert "--format shout is by module, operator, not by both" in capsys.readouterr().err
+    assert "--format shout supports --by module, operator; got both" in capsys.readouterr().err
     assert main(["count", "zoo:lenet5", "--format", "shout", "--top", "3"]) == 2
-    assert "--top is not for --format shout" in capsys.readouterr().err
+    assert "--top does not apply to --format shout" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["count", "--help"])
     assert "shout (one loud line)" in " ".join(capsys.readouterr().out.split())
@@ -332,7 +332,7 @@ def test_a_report_of_one_file_and_one_entry_is_a_format_of_count(tmp_path, monke
 def test_the_tree_has_one_view_and_can_be_cut():
     flops, _ = analyse("nested")
     summary = summarise(flops)
-    with pytest.raises(ValueError, match="the tree has no view by 'operator': choose 'module'"):
+    with pytest.raises(ValueError, match="the tree has no view by 'operator': use 'module'"):
         tree.render(summary, by="operator")
     assert tree.render(summary, depth=0) == "Sequential(#params: 5.18K, #flops: 19.46K)"
     cut = tree.render(summary, depth=1).splitlines()

@@ -27,7 +27,7 @@ from fvflops.analysis.model_analysis import analysed_run
 from fvflops.counting import TableCostModel, build_timeline
 from fvflops.features.budget import report as budget_report
 from fvflops.features.budget.budget_file import parse_budgets, update_text
-from fvflops.features.budget.model import BudgetReport, CheckResult, Limit, Regression
+from fvflops.features.budget.model import BudgetReport, CheckResult, FlopsChange, Limit
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
 from fvflops.features.roofline import plot as roofline_plot
@@ -57,7 +57,7 @@ def profile(trace: Trace) -> ProfileAnalysis:
 def judge_names(analysis: FlopCountAnalysis) -> BudgetReport:
     """Return a verdict of a budget in which everything bears the model's class as its name."""
     name = analysis.module_tree().root.class_name
-    grown = (Regression(name, 1, 2), Regression(name + "2", 0, 2))
+    grown = (FlopsChange(name, 1, 2), FlopsChange(name + "2", 0, 2))
     return BudgetReport(name, name, (CheckResult(Limit("flops", 1), 2),), grown, grown, {name: 1})
 
 

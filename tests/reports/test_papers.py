@@ -174,7 +174,7 @@ def test_latex_has_a_row_for_each_module_that_counts_down_to_the_depth():
         ["0", "0.000224", "0.00000778", "0.000288"],
         ["2", "0.00289", "0.00000288", "0.000010"],
     ]
-    with pytest.raises(ValueError, match="the paper report has no view by 'operator': choose 'module'"):
+    with pytest.raises(ValueError, match="the paper report has no view by 'operator': use 'module'"):
         REPORTS["paper"](summarise_net(), by="operator")
 
 
@@ -183,7 +183,7 @@ def test_papers_rows_are_ranked_below_the_model(name):
     text = REPORTS[name](summarise_net(), depth=1, sort="parameters", top=1)
     first = [line.lstrip(" |").split(" ")[0] for line in text.splitlines() if " & " in line or line.startswith("|")]
     assert [cell.strip("*") for cell in first if cell != ":---"] == ["Module", "Sequential", "2"]
-    assert "1 module more." in text
+    assert "1 more module." in text
 
 
 def test_latex_by_operator_has_the_rows_of_the_csv():
@@ -416,7 +416,7 @@ def test_a_new_key_is_passed_over_and_a_newer_schema_is_refused():
     record = json.loads(REPORTS["json"](summary))
     assert json_report.parse(json.dumps({**record, "colour": "red"})) == summary
     newer = json.dumps({**record, "schema": json_report.SCHEMA + 1})
-    with pytest.raises(json_report.SummaryError, match="has schema 2, and this fvflops reads up to 1: update fvflops"):
+    with pytest.raises(json_report.SummaryError, match="reads up to 1: update fvflops"):
         json_report.parse(newer)
 
 

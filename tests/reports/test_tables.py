@@ -2,10 +2,15 @@
 
 from fractions import Fraction
 
-from fvflops.reports.document import Document, Table, data_only, difference, number, words
+from fvflops.reports.document import Document, Table, data_only, difference_column, number_column, text_column
 from fvflops.reports.formats import write_document
 
-COLUMNS = words("op", keep=True), number("flops", "FLOPs"), difference("change"), words("note")
+COLUMNS = (
+    text_column("op", shorten_last=True),
+    number_column("flops", "FLOPs"),
+    difference_column("change"),
+    text_column("note"),
+)
 ROWS = [("mm", 10, -900, "b"), ("add", 30, 5, ""), ("relu", 20, 40, "a")]
 
 
@@ -19,9 +24,9 @@ def test_differences_are_sorted_by_magnitude_and_other_numbers_by_value():
 
 
 def test_rows_that_are_not_shown_are_summed():
-    assert table(summed="change").ranked(top=1).notes == ("2 ops more: change +45.",)
+    assert table(summed="change").ranked(top=1).notes == ("2 more ops: change +45.",)
     assert table(summed="change").ranked(top=3).notes == ()
-    assert table().ranked(top=1).notes == ("2 ops more.",)
+    assert table().ranked(top=1).notes == ("2 more ops.",)
 
 
 def test_columns_for_data_and_empty_tables_are_in_data_formats_alone():
@@ -36,7 +41,7 @@ def test_columns_for_data_and_empty_tables_are_in_data_formats_alone():
 
 
 def test_other_tables_are_sorted_with_the_main_one_where_they_can_be():
-    other = Table("other", (words("name"), number("time")), [("b", 1), ("a", 2), ("c", 3)])
+    other = Table("other", (text_column("name"), number_column("time")), [("b", 1), ("a", 2), ("c", 3)])
     document = Document("x", "", [table(), other], main="ops", also=("other",)).ranked(sort="flops", top=2)
     ops, others = document.tables()
     assert [row[0] for row in ops.rows] == ["add", "relu"]
@@ -54,6 +59,8 @@ def test_a_column_to_keep_is_shortened_last_and_stays_when_numbers_go():
 
 
 def test_a_fraction_is_written_exactly():
-    document = Document("x", "", [Table("ops", (words("op"), number("f", form=str)), [("mm", Fraction(1, 3))])])
+    document = Document(
+        "x", "", [Table("ops", (text_column("op"), number_column("f", form=str)), [("mm", Fraction(1, 3))])]
+    )
     assert write_document(document, "csv").splitlines()[1] == "mm,1/3"
     assert '"f": "1/3"' in write_document(document, "json")

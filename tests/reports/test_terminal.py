@@ -112,7 +112,7 @@ def test_no_line_is_wider_than_the_terminal_whatever_the_names(by, name):
 
 def test_what_has_no_room_is_left_out_in_order_and_told():
     told = {
-        width: (text.split("\n")[0].split(), re.findall(r"No room in \d+ columns for (.*)\.", text))
+        width: (text.split("\n")[0].split(), re.findall(r"Columns hidden at width \d+: (.*)\.", text))
         for width in (80, 50, 42, 30, 16)
         for text in [terminal.render(NETS_MODULES, width=width)]
     }
@@ -151,13 +151,13 @@ def test_rows_are_ordered_and_cut_alike_in_every_list():
     for render, more in ((table.render, 3), (terminal.render, 3), (markdown.render, 3)):
         text = render(NET, sort="activations", top=3)
         named = re.findall(r"^\W*(model|fc1|head(?:\.\w+)?|aux)\b", text, re.MULTILINE)
-        assert named == ["model", "fc1", "head"] and f"{more} modules more." in text
+        assert named == ["model", "fc1", "head"] and f"{more} more modules." in text
     by_name = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, by="both", sort="name"))))
     assert [row["module"] for row in by_name] == ["", "", "fc1", "head", "head", "head.act", "head.fc2"]
-    assert "gelu" not in table.render(NET, by="operator", top=1) and "1 operator more." in table.render(
+    assert "gelu" not in table.render(NET, by="operator", top=1) and "1 more operator." in table.render(
         NET, by="operator", top=1
     )
-    for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "1 or more, not 0")):
+    for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "an integer >= 1, not 0")):
         for name in ("text", "fvcore", "csv", "markdown", "latex", "paper"):
             with pytest.raises(ValueError, match=message):
                 REPORTS[name](NET, **options)
@@ -181,7 +181,7 @@ def test_equal_layers_are_one_row_with_their_sum_and_unequal_ones_stay():
     assert "layers.1–3 × 3" in table.render(found) and "layers.1–3 × 3 | Block |" in markdown.render(found)
     assert collapse(summarise_stack(8, 4, 8)).labels == {}
     for name in ("tree", "json"):
-        with pytest.raises(ValueError, match="shows each module as it is"):
+        with pytest.raises(ValueError, match="has a row for every module"):
             REPORTS[name](found)
 
 
@@ -203,7 +203,7 @@ def test_the_python_table_takes_the_same_options_and_is_fvcores_without_them():
         "|:---------------|:--------------|:---------|\n"
         "| model          | 0.17K         | 0.144K   |\n"
         "| layers.0–1 × 2 | 0.152K        | 0.128K   |\n\n"
-        "3 modules more.\n"
+        "3 more modules.\n"
         "A row with × N is the sum of N equal modules; the rows below it are those of the first."
     )
 
@@ -306,14 +306,17 @@ def exit_code(*argv: str) -> int:
     [
         (["--sort", "flps"], "did you mean 'flops'? There are parameters, flops, activations, name"),
         (["--sort", "parameters", "--by", "operator"], "take flops, activations, name"),
-        (["--top", "0"], "--top: the number of rows is 1 or more, not '0'"),
-        (["--top", "-3"], "--top: the number of rows is 1 or more, not '-3'"),
-        (["--sort", "flops", "--format", "tree"], "--sort is not for --format tree"),
+        (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
+        (["--top", "-3"], "--top: the number of rows must be at least 1; got '-3'"),
+        (["--sort", "flops", "--format", "tree"], "--sort does not apply to --format tree"),
         (["--by", "op", "--sort", "flosp"], "did you mean 'flops'"),
         (["--by", "line", "--sort", "macss"], "did you mean 'macs'"),
-        (["--collapse", "--format", "tree"], "--collapse is for the formats text, markdown, csv, fvcore, not for tree"),
-        (["--collapse", "--by", "op"], "leave --by op out"),
-        (["--collapse", "--by", "operator"], "leave --by operator out"),
+        (
+            ["--collapse", "--format", "tree"],
+            "--collapse supports --format text, markdown, csv, fvcore; got tree",
+        ),
+        (["--collapse", "--by", "op"], "omit --by op"),
+        (["--collapse", "--by", "operator"], "omit --by operator"),
     ],
 )
 def test_wrong_options_are_one_line_before_any_work(capsys, options, message):

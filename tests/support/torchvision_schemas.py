@@ -55,7 +55,7 @@ def define_torchvision_schemas() -> None:
 def _load_own_library() -> bool:
     spec = importlib.util.find_spec("torchvision")
     folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-    for path in folder.glob("_C.*") if folder is not None else ():
+    for path in folder.glob("_C*") if folder is not None else ():
         try:
             torch.ops.load_library(str(path))
         except OSError:  # it is linked against CUDA libraries that a CPU build of torch does not bring

@@ -79,5 +79,5 @@ def test_every_call_of_a_recording_is_left_once() -> None:
             begun.append(call)
         elif kind in ("exit", "unfinished"):
             ended.append(call)
-            assert all(outer not in ended for outer in call.around())
+            assert all(outer not in ended for outer in call.enclosing())
     assert set(begun) == set(ended) and len(begun) == len(ended) == 3

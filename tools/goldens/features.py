@@ -431,7 +431,7 @@ def _plan(folder: Folder) -> None:
             "sent by collective": partial(shown, sent.by_collective),
             "sent by phase": partial(shown, sent.by_phase),
             "sent by module": partial(shown, sent.by_module),
-            "sent by route": partial(shown, sent.by_route),
+            "sent by collective and group": partial(shown, sent.by_collective_and_group),
             "flops": partial(_tell_step, flops),
         }
         folder.write(f"{name.replace(' ', '-')}.txt", sections(texts))
@@ -497,7 +497,12 @@ def _generate(folder: Folder) -> None:
 
     def tell(model: nn.Module, **options: Any) -> str:
         cost = fvflops.generation_cost(model, **options)
-        lines = [f"prefill {cost.prefill}", f"decode {cost.decode}", f"whole {cost.whole}", f"total {cost.total}"]
+        lines = [
+            f"prefill {cost.prefill}",
+            f"decode {cost.decode}",
+            f"polynomial {cost.polynomial}",
+            f"total {cost.total}",
+        ]
         return "\n".join([*lines, f"counted up to {cost.counted_up_to}", f"batch {cost.batch}", str(cost)])
 
     texts: dict[str, Callable[[], Any]] = {}

@@ -105,7 +105,7 @@ def _tell_profile(folder: Folder, name: str, trace: fvflops.Trace) -> None:
         },
         "op calls": lambda: show(profile.op_calls()),
         "times": lambda: show(profile.times()),
-        "lines": lambda: show(profile.measured().module_lines()),
+        "lines": lambda: show(profile.measured().module_rows()),
         "to_dict": lambda: json.dumps(profile.to_dict(by="op")),
         "mfu": lambda: fvflops.mfu(profile, 1.0, device="H100"),
         "notebook": profile._repr_html_,

@@ -107,7 +107,7 @@ def _match_kernels(make: Callable[[], tuple[Any, torch.Tensor]], loss: Any) -> d
         for event, owner in zip(events, match.modules, strict=True)
         if event.kind == "device" and owner
     )
-    steps = len(match.whole_steps())
+    steps = len(match.complete_steps())
     rows = sorted((row for row in profile.key_averages() if row.flops), key=lambda row: -row.device_time_total)
     rates = [(row.key, row.device_time_total, row.flops_per_second) for row in rows[:6]]
     return {
@@ -196,18 +196,18 @@ def _profile(make: Callable[[], tuple[Any, torch.Tensor]]) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         y = model(x)
         peak = torch.cuda.max_memory_allocated() - allocated
-        kept = torch.cuda.memory_allocated() - allocated
+        retained = torch.cuda.memory_allocated() - allocated
         del y
-    line = profile.measured(device=torch.cuda.get_device_name()).module_lines()[""]
+    line = profile.measured(device=torch.cuda.get_device_name()).module_rows()[""]
     return {
         "plain ms": seconds * 1000,
         "root ms": whole.total / 1e6,
         "ops ms": sum(item.total for item in operators.values()) / 1e6,
         "overhead ms": float(profile.trace().about.get("overhead_ns", 0)) / 1e6,
-        "peak, kept measured": [peak, kept],
+        "peak, retained measured": [peak, retained],
         "line": {
             key: str(getattr(line, key, None))
-            for key in ("flops", "read", "written", "kept", "peak", "total_ns", "bound_ns")
+            for key in ("flops", "read", "written", "retained", "peak", "total_ns", "bound_ns")
         },
         "table": profile.table(by="operator", device=torch.cuda.get_device_name())[:3000],
     }

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
+
+from torch.autograd import Function
+from torch.autograd.function import FunctionMeta
 
 from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import function_apply
 from fvflops.trace import Region
 
-# Patched on the base class that `Function.apply` calls, so that an `apply` bound at import (`swish = Swish.apply`)
-# is recorded too.
+
+class _ForwardPatch(Patch):
+    """Patch of `forward` as it is looked up on a Function: a property of the metaclass, which precedes the class's."""
+
+    def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:
+        return next(vars(base)["forward"] for base in receiver.__mro__ if "forward" in vars(base)).__get__(
+            None, receiver
+        )
+
+
+# An `apply` bound at import (`swish = Swish.apply`) is recorded too: patched is what every `apply` calls. That is the
+# base class's `apply`; where `apply` itself is torch's C function (torch 2.15), it is the class's `forward`.
+_IS_PYTHON = isinstance(vars(Function)["apply"], classmethod)
 _APPLY = Patch(*function_apply, as_attribute=classmethod)
+_FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)
 
 
 def function_regions(recorder: Recorder) -> list[Wrapping]:
     """Return the wrappings that record each `Function.apply` as a region."""
-    return [(_APPLY, partial(_around, recorder))]
+    return [(_APPLY, partial(_around, recorder))] if _IS_PYTHON else [(_FORWARD, partial(_around_forward, recorder))]
 
 
 def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,3 +58,25 @@ def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
         return result
 
     return apply
+
+
+def _around_forward(recorder: Recorder, find: Callable[..., Any]) -> Callable[..., Any]:
+    def look_up(cls: Any) -> Any:
+        function = find(cls)
+
+        def run(_: type, *args: Any, **kwargs: Any) -> Any:
+            recorder.own_last_node()  # `apply` has created the function's node already
+            return function(*args, **kwargs)
+
+        call = _around(recorder, run)
+        has_context = cls.setup_context is Function.setup_context  # as the first argument
+
+        @wraps(function)  # torch reads its signature
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if has_context and (not args or type(args[0]) is not cls._backward_cls):
+                return function(*args, **kwargs)  # called by the model, not by `apply`
+            return call(cls, *args, **kwargs)
+
+        return forward
+
+    return look_up

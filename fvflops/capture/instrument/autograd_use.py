@@ -1,4 +1,4 @@
-"""Detect that a forward uses autograd while it runs below autograd, where most such uses fail silently."""
+"""Detect that a model's forward uses autograd although it runs below autograd, where most uses fail silently."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import TensorBase, TransformType, grad_switch, peek_interpreter
 
-# Every switch of grad mode goes through this, torch.enable_grad too, as a context and as a decorator.
-_SWITCHES = Patch(*grad_switch)
-_REQUESTS = Patch(torch.Tensor, "requires_grad_")
-_FLAGS = Patch(torch.Tensor, "requires_grad")
+# All switches of grad mode call it, also torch.enable_grad as a context or decorator.
+_GRAD_SWITCH = Patch(*grad_switch)
+_REQUIRES_GRAD_METHOD = Patch(torch.Tensor, "requires_grad_")
+_REQUIRES_GRAD_FLAG = Patch(torch.Tensor, "requires_grad")
 
 _DERIVATIVES = frozenset({TransformType.Grad, TransformType.Jvp})
 
@@ -29,38 +29,38 @@ class AutogradUsed(BaseException):
 
 
 class AutogradUse:
-    """A model's use of autograd; `first_use` names the first call that showed it, "" for none."""
+    """A model's use of autograd; `first_use` names the first call that uses it, "" for none."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.first_use = ""
 
     def wrappings(self) -> list[Wrapping]:
-        """Return the wrappings that detect it; where the model switches grad mode on, they raise AutogradUsed."""
+        """Return the wrappings that detect such calls; that of grad mode's switch raises AutogradUsed."""
         return [
-            (_SWITCHES, self._around_switch),
-            (_REQUESTS, self._around_request),
-            (_FLAGS, self._around_flag),
+            (_GRAD_SWITCH, self._around_switch),
+            (_REQUIRES_GRAD_METHOD, self._around_method),
+            (_REQUIRES_GRAD_FLAG, self._around_flag),
             (ENGINE_RUNS, self._around_engine),
         ]
 
-    def _record_use(self, what: str) -> bool:
-        """Record a call that switches autograd on; return whether it is the model's and in a recorded thread."""
+    def _record_use(self, call: str) -> bool:
+        """Record a call that uses autograd; False in other threads and in torch.func, where it is no such use."""
         is_use = self._recorder.is_recording_thread() and not _in_derivative()
         if is_use and not self.first_use:
-            self.first_use = what
+            self.first_use = call
         return is_use
 
     def _around_switch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def switch(enabled: bool) -> Any:
-            # In a thread of the model, raising would end a worker that others wait for.
+            # Raising in a thread of the model would end a worker that others wait for.
             if enabled and self._record_use("torch.enable_grad()") and get_ident() == self._recorder.thread:
                 raise AutogradUsed
             return original(enabled)
 
         return switch
 
-    def _around_request(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_method(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
             if requires_grad:
                 self._record_use("Tensor.requires_grad_()")
@@ -80,14 +80,14 @@ class AutogradUse:
         return property(descriptor.__get__, set_flag)
 
     def _around_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run_engine(*args: Any, **kwargs: Any) -> Any:
             try:
                 return original(*args, **kwargs)
             except RuntimeError:  # the model may catch it
                 self._record_use("a backward pass")
                 raise
 
-        return run
+        return run_engine
 
 
 def _in_derivative() -> bool:

@@ -1,4 +1,4 @@
-"""Wrap autograd's engine: record which thread calls a backward pass, and restore the gradients that it changes."""
+"""Wrap autograd's engine: record which thread calls a backward pass, and restore the gradients it changes."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ def backward_hooks(recorder: Recorder) -> list[Wrapping]:
     """Return the wrappings that record the calling thread of each backward pass."""
 
     def around(original: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run_engine(*args: Any, **kwargs: Any) -> Any:
             if not recorder.is_recording_thread():
                 return original(*args, **kwargs)
             recorder.thread_state().drop_ended_steps()
-            recorder.note_autograd_nodes()
+            recorder.assign_autograd_nodes()
             recorder.owners.callers.append(get_ident())
             try:
                 return original(*args, **kwargs)
             finally:
                 recorder.owners.callers.pop()
 
-        return run
+        return run_engine
 
     return [(ENGINE_RUNS, around)]
 
 
 @contextmanager
 def gradients_restored() -> Iterator[None]:
-    """Restore, when the context ends, the gradients of all leaves that backward passes in this thread reach."""
+    """Restore at the end the gradients of all leaves of the backward passes that this thread calls."""
     thread = get_ident()
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def around(original: Any) -> Any:
-        def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread:
                 for leaf in [leaf for root in roots if isinstance(root, torch.Tensor) for leaf in leaves_of(root)]:
                     gradients.setdefault(id(leaf), (leaf, leaf.grad))
             return original(roots, *args, **kwargs)
 
-        return run
+        return run_engine
 
     with ENGINE_RUNS.wrapped(around):
         try:

@@ -30,27 +30,27 @@ from fvflops.torch_internals import (
 )
 
 _DENSE = DispatchKey.CompositeExplicitAutograd
-# torch's function, if it has one, that compiles the function it is given and calls it.
+# torch's function that compiles a function and calls it; older versions have none.
 _COMPILED = None if compile_and_call is None else Patch(*compile_and_call)
 _CALLS = Patch(HigherOrderOperator, "__call__")
 _TRACERS = tuple(DispatchModeKey.__members__.values())
 
 
 class Mode(Protocol):
-    """The dispatch mode's methods that control flow needs."""
+    """The methods of a dispatch mode that control flow uses."""
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors have the values of a real run."""
+        """Return whether all tensors have values."""
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
         """Record an assumption about a data-dependent op; `bound`: the op costs at most that."""
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
         """Record a launch of a kernel, which may write to all of its tensors, and run it in real execution."""
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class HigherOrderCall:
     """One call of a higher-order op: the op, torch's implementation, the recorder and the dispatch mode."""
 
     op: HigherOrderOperator
@@ -77,33 +77,32 @@ def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapping]:
     """Return the wrappings that run branches and bodies in Python, in this thread.
 
     torch runs them below the dispatch modes, unrecorded, and differentiates them through a traced graph. In Python each
-    op is recorded once per execution, and autograd differentiates it as any other; that torch's own backward reruns the
-    forward of a branch or body is not counted. Ops in `stops_at` are left to torch; Triton kernels are always recorded
-    by their own name.
+    op is recorded at each execution and differentiated like any other; the forward of a branch or body that torch's
+    backward would rerun is not counted. Ops in `stops_at` run as in torch; Triton kernels are always recorded by name.
     """
-    wrappings: list[Wrapping] = [(_CALLS, partial(_run_inside, recorder, mode))]
+    wrappings: list[Wrapping] = [(_CALLS, partial(_run_in_python, recorder, mode))]
     if _COMPILED is not None:
         wrappings.append((_COMPILED, partial(_run_uncompiled, recorder)))
     return wrappings
 
 
-def _run_inside(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
+def _run_in_python(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(op: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
-        flow = Flow(op, partial(original, op), recorder, mode)
-        run, decomposes = _SINGLE_CALLS.get(op.name()), False
-        if run is None and flow.name not in recorder.stops_at:
-            run, decomposes = _DECOMPOSED.get(op.name()), True
-        if run is None or not recorder.is_recording_thread() or _is_traced():
-            return flow.original(*args, **kwargs)
+        op_call = HigherOrderCall(op, partial(original, op), recorder, mode)
+        handler, decomposes = _SINGLE_CALLS.get(op.name()), False
+        if handler is None and op_call.name not in recorder.stops_at:
+            handler, decomposes = _DECOMPOSED.get(op.name()), True
+        if handler is None or not recorder.is_recording_thread() or _is_traced():
+            return op_call.original(*args, **kwargs)
         if decomposes:
-            recorder.decompose(flow.name)
-        return run(flow, *args, **kwargs)
+            recorder.decompose(op_call.name)
+        return handler(op_call, *args, **kwargs)
 
     return call
 
 
 def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Call what `torch.cond` and others pass to torch.compile directly: compiling would include the dispatch mode."""
+    """Call functions that `torch.cond` and others would compile: the compiled code would include the dispatch mode."""
 
     def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
         if not recorder.is_recording_thread():
@@ -114,33 +113,38 @@ def _run_uncompiled(recorder: Recorder, compiled: Callable[..., Any]) -> Callabl
 
 
 def _is_traced() -> bool:
-    """Return whether torch traces a graph, for which it has its own rules."""
+    """Return whether torch is tracing a graph, for which it has its own rules."""
     return any(get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
-def _cond(flow: Flow, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
-    """Run the branch taken; if unknown, run both and keep the costlier.
+def _cond(op_call: HigherOrderCall, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
+    """Run the branch taken; if the condition is unknown, run both and record the costlier.
 
-    Where `vmap` batches the condition, both run and are selected elementwise, as in torch.
+    If `vmap` batches the condition, both run and results are selected elementwise, as in torch.
     """
     if isinstance(pred, torch.Tensor) and is_batched(pred):
         return pytree.tree_map(partial(torch.where, pred), true_fn(*operands), false_fn(*operands))
-    truth = flow.truth_of(pred)
+    truth = op_call.truth_of(pred)
     if truth is not None:
         return (true_fn if truth else false_fn)(*operands)
-    flow.mode.assume_outcome(flow.name, "the costlier branch", bound=True)
-    return flow.recorder.keep_costliest_branch([partial(true_fn, *operands), partial(false_fn, *operands)])
+    op_call.mode.assume_outcome(op_call.name, "the costlier branch", bound=True)
+    return op_call.recorder.keep_costliest_branch([partial(true_fn, *operands), partial(false_fn, *operands)])
 
 
 def _while_loop(
-    flow: Flow, cond_fn: Any, body_fn: Any, carried: Sequence[Any], additional: Sequence[Any] = (), **_: Any
+    op_call: HigherOrderCall,
+    cond_fn: Any,
+    body_fn: Any,
+    carried: Sequence[Any],
+    additional: Sequence[Any] = (),
+    **_: Any,
 ) -> Any:
     """Run the body while the condition holds; once if the condition is unknown from the start."""
     values, result = list(carried), None
-    while (truth := flow.truth_of(cond_fn(*values, *additional))) is not False:
+    while (truth := op_call.truth_of(cond_fn(*values, *additional))) is not False:
         if truth is None:
-            what = "one iteration" if result is None else "the iterations that are known"
-            flow.mode.assume_outcome(flow.name, what, bound=False)
+            outcome = "one iteration" if result is None else "the iterations that are known"
+            op_call.mode.assume_outcome(op_call.name, outcome, bound=False)
             if result is not None:
                 break
         result = body_fn(*values, *additional)
@@ -152,11 +156,13 @@ def _while_loop(
     return result
 
 
-def _scan(flow: Flow, combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any]) -> Any:
+def _scan(
+    op_call: HigherOrderCall, combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any]
+) -> Any:
     """Run the body for each slice, passing the carry on, and stack its outputs.
 
-    A graph returns all results in one list. A function called by `scan` returns carry and outputs as nested structures,
-    which `scan` expects back.
+    A traced graph returns a flat list, a Python function a pair of nested structures (carry, outputs); the result has
+    the same form.
     """
     carry = list(init)
     rows: list[list[Any]] = []
@@ -170,56 +176,56 @@ def _scan(flow: Flow, combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], a
     return pytree.tree_unflatten([*carry, *stacked], pytree.tree_structure(result)) if nested else (*carry, *stacked)
 
 
-def _run_first(flow: Flow, subgraph: Any, *operands: Any, **_: Any) -> Any:
-    """Call the first argument with the others."""
+def _run_first(op_call: HigherOrderCall, subgraph: Any, *operands: Any, **_: Any) -> Any:
+    """Call the subgraph with the other arguments."""
     return subgraph(*operands)
 
 
-def _run_named(flow: Flow, subgraph: Any, identifier: str, *operands: Any) -> Any:
-    """Call the first argument with all others but its name, the second."""
+def _run_named(op_call: HigherOrderCall, subgraph: Any, identifier: str, *operands: Any) -> Any:
+    """Call the subgraph with the other arguments except its identifier."""
     return subgraph(list(operands)) if getattr(subgraph, "_boxed_call", False) else subgraph(*operands)
 
 
-def _run_on_list(flow: Flow, subgraph: Any, operands: Sequence[Any]) -> Any:
-    """Call the first argument with the items of the second, a list."""
+def _run_on_list(op_call: HigherOrderCall, subgraph: Any, operands: Sequence[Any]) -> Any:
+    """Call the subgraph with a list of operands."""
     return subgraph(*operands)
 
 
-def _run_kernel(flow: Flow, *args: Any, **kwargs: Any) -> Any:
-    """Run torch's own kernel under the dispatch mode; it calls the function inside."""
-    return flow.op.py_kernels[_DENSE](*args, **kwargs)
+def _run_kernel(op_call: HigherOrderCall, *args: Any, **kwargs: Any) -> Any:
+    """Run torch's kernel for the op under the dispatch mode; the kernel calls the subgraph."""
+    return op_call.op.py_kernels[_DENSE](*args, **kwargs)
 
 
 def _launch_triton(
-    flow: Flow, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **rest: Any
+    op_call: HigherOrderCall, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **options: Any
 ) -> Any:
-    """Record a Triton kernel by its own name and arguments: its body is opaque."""
+    """Record a Triton kernel by name and arguments: its body is opaque."""
     with deferred():  # an interrupted import cannot be repeated
         from fvflops.torch_internals import triton_kernel_wrap
 
-    clones = rest.pop("tensors_to_clone", None)
+    clones = options.pop("tensors_to_clone", None)
     table = triton_kernel_wrap.kernel_side_table
     arguments = dict(kwargs)
     for name in clones or ():
         arguments[name] = arguments[name].clone()
-    run = partial(
+    launch = partial(
         triton_kernel_wrap.triton_kernel_wrapper_mutation.py_kernels[_DENSE],
         kernel_idx=kernel_idx,
         constant_args_idx=constant_args_idx,
         kwargs=arguments,
-        **rest,
+        **options,
     )
     all_arguments = {**arguments, **table.get_constant_args(constant_args_idx)}
-    launch_kernel(flow.mode, table.get_kernel(kernel_idx), all_arguments, run, sys._getframe(1))
-    return None if clones is None else {item: arguments[item] for item in clones}
+    launch_kernel(op_call.mode, table.get_kernel(kernel_idx), all_arguments, launch, sys._getframe(1))
+    return None if clones is None else {name: arguments[name] for name in clones}
 
 
-def _flex_attention(flow: Flow, *args: Any, **kwargs: Any) -> Any:
+def _flex_attention(op_call: HigherOrderCall, *args: Any, **kwargs: Any) -> Any:
     """Run torch's flex attention with the pairs of its block mask counted."""
-    return flow.original(*count_mask(args, BLOCK_MASKS[flow.op.name()], flow.mode.has_values), **kwargs)
+    return op_call.original(*count_mask(args, BLOCK_MASKS[op_call.op.name()], op_call.mode.has_values), **kwargs)
 
 
-# Ops recorded as one call, with more information than the dispatch mode gets.
+# Ops recorded as one call, with more information than the dispatch mode receives.
 _SINGLE_CALLS: dict[str, Callable[..., Any]] = {
     "flex_attention": _flex_attention,
     "flex_attention_backward": _flex_attention,

@@ -1,4 +1,4 @@
-"""Instrument a run: modules, functions, control flow, checkpoints, optimizers, threads, and every op."""
+"""Instrument a run: modules, functions, control flow, checkpoints, optimizers, threads, and all ops."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def instrument(
     prepare: Callable[[Optimizer], None] | None = None,
     grad_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """Record what runs in this thread while the context lasts; `wrappings` are added to the standard ones.
+    """Record everything that runs in this thread while the context lasts; `wrappings` are added to the standard ones.
 
-    `training`: backward passes, including autograd's threads, and optimizer steps get phases of their own. `prepare` is
-    called with an optimizer before each of its steps. `grad_mode` creates the context for a thread that the model
-    starts, equal to this one's.
+    `training`: record backward passes, including autograd's threads, and optimizer steps as separate phases. `prepare`
+    is called with an optimizer before each of its steps. `grad_mode` creates a context with this thread's grad mode for
+    threads that the model starts.
     """
 
     @contextmanager
@@ -74,9 +74,9 @@ def instrument(
 
 @contextmanager
 def compiler_disabled() -> Iterator[None]:
-    """Run compiled code eagerly while the context lasts, also code compiled meanwhile.
+    """Run compiled code eagerly while the context lasts, including code compiled meanwhile.
 
-    Otherwise torch.compile would meet the dispatch mode, exclude the code from compilation for good, and raise where a
+    Otherwise torch.compile would find the dispatch mode, exclude the code from compilation permanently, and raise if a
     full graph is required.
     """
     if is_compiler_loaded():
@@ -87,9 +87,9 @@ def compiler_disabled() -> Iterator[None]:
 
         def around(original: Callable[..., Any]) -> Callable[..., Any]:
             def compile_(*args: Any, **kwargs: Any) -> Any:
-                loaded = is_compiler_loaded()
+                was_loaded = is_compiler_loaded()
                 compiled = original(*args, **kwargs)
-                if not loaded and is_compiler_loaded():
+                if not was_loaded and is_compiler_loaded():
                     with deferred():
                         stack.enter_context(_EAGER.forced_eager())
                 return compiled
@@ -101,12 +101,12 @@ def compiler_disabled() -> Iterator[None]:
 
 
 class _Stance:
-    """The process-wide stance of torch's compiler, forced to eager while any of several overlapping users needs it."""
+    """The process-wide stance of torch's compiler, "force_eager" while any of several overlapping users needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: set[object] = set()
-        self._before = ExitStack()
+        self._stance = ExitStack()
 
     @contextmanager
     def forced_eager(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ class _Stance:
         try:
             with deferred(), self._lock:
                 if not self._users:
-                    self._before.enter_context(torch.compiler.set_stance("force_eager"))
+                    self._stance.enter_context(torch.compiler.set_stance("force_eager"))
                 self._users.add(user)
             yield
         finally:
@@ -123,13 +123,13 @@ class _Stance:
                 if user in self._users:  # already removed in a forked child
                     self._users.remove(user)
                     if not self._users:
-                        self._before.close()
+                        self._stance.close()
 
     def restore_in_child(self) -> None:
         """In a forked child, restore the stance."""
         self._lock = threading.Lock()
         self._users.clear()
-        self._before.close()
+        self._stance.close()
 
 
 _EAGER = _Stance()

@@ -22,7 +22,7 @@ from fvflops.torch_internals import disable_dispatch_modes
 from fvflops.trace import StopsAt, Trace
 
 
-def clock_modules(
+def time_modules(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -33,8 +33,8 @@ def clock_modules(
     """Return the Trace of a forward pass with the times of module calls and no ops.
 
     No dispatch mode is active, so the only overhead per call is reading the clock twice. With `gradients` autograd
-    builds a graph. Compiled functions run eagerly, as in recordings of ops; outer recordings are paused. The model, its
-    buffers and the inputs are restored, of the parameters only those in `written`: a copy of all might exceed memory.
+    builds a graph. Compiled functions run eagerly, as in recordings of ops; enclosing recordings are paused. The model,
+    its buffers and the inputs are restored; parameters only if in `written`, as a copy of all might exceed memory.
     """
     model_index = ModelIndex(model)
     recorder = Recorder(
@@ -52,19 +52,19 @@ def clock_modules(
         model(*args, **kwargs)
     recorder.close()
     assert recorder.probe is not None
-    return recorder.trace(model_index.tree, recorder.probe.about())
+    return recorder.trace(model_index.tree, recorder.probe.metadata())
 
 
 @contextmanager
 def unchanged(model_index: ModelIndex, inputs: Any, written: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-    """Restore a model, its buffers and its inputs, whatever bypasses dispatch modes.
+    """Restore a model, its buffers and its inputs at the end, also writes that bypass dispatch modes.
 
     Covers all tensors in the model or in objects among the inputs, except sparse ones and parameters not in `written`.
     """
     snapshot = Snapshot(model_index, inputs)
     buffers = [tensor for tensor, row in zip(model_index.tensors, model_index.rows, strict=True) if row[2] == "buffer"]
     with disable_dispatch_modes():
-        views = [_view_once(tensor) for tensor in (*buffers, *snapshot.tensors, *written) if _has_elements(tensor)]
+        views = [_unexpanded(tensor) for tensor in (*buffers, *snapshot.tensors, *written) if _is_copyable(tensor)]
         saved = [(view, view.clone()) for view in views]
     try:
         yield
@@ -75,11 +75,11 @@ def unchanged(model_index: ModelIndex, inputs: Any, written: Sequence[torch.Tens
             snapshot.restore()
 
 
-def _has_elements(tensor: torch.Tensor) -> bool:
+def _is_copyable(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
 
 
-def _view_once(tensor: torch.Tensor) -> torch.Tensor:
+def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:
     """Return a detached view with expanded dimensions narrowed to size 1; metadata changes do not affect it."""
     view = tensor.detach()
     for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
@@ -96,5 +96,5 @@ def _restore_view(view: torch.Tensor, before: torch.Tensor) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor's elements: NaNs compare unequal by value."""
+    """Return a tensor's elements as bytes, which compare equal for equal NaNs."""
     return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)

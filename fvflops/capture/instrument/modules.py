@@ -19,8 +19,8 @@ from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.torch_internals import function_mode_stack, module_call
 
-# Without gradients and torch function modes, their forward takes a fused path that shows neither submodules nor matrix
-# products. A no-op mode keeps them on the path of training and, unlike torch.backends.mha's switch, is not global.
+# Without gradients and torch function modes, their forward takes a fused path, in which no submodules are called and no
+# matrix products dispatched. A no-op mode prevents that and, unlike torch.backends.mha's switch, is not global.
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 CALLS = Patch(*module_call)
@@ -28,6 +28,8 @@ _COMPILES = Patch(nn.Module, "compile")
 
 
 class _Unfused(TorchFunctionMode):
+    """A function mode without effect, except that torch does not take its fused path."""
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -42,18 +44,18 @@ class _Unfused(TorchFunctionMode):
 
 @contextmanager
 def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]:
-    """Record calls of a model's modules as regions while the context lasts; the inside of a ScriptModule is opaque.
+    """Record calls of a model's modules, except submodules of a ScriptModule, as regions while the context lasts.
 
-    The one method that every module call goes through is wrapped. torch's hooks cost three times as much per call, do
-    not get keyword arguments before it, and do not run after exceptions such as KeyboardInterrupt.
+    Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
+    no keyword arguments before the call, and do not run after exceptions such as KeyboardInterrupt.
     """
     compiled = [(module, call) for module in model_index.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
     # `module.compile()` is deferred until the context ends: it would bind the wrapped method.
-    deferred: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+    compile_calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
     def defer_compile(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda module, *args, **kwargs: deferred.append((module, args, kwargs))
+        return lambda module, *args, **kwargs: compile_calls.append((module, args, kwargs))
 
     def restore_compiled() -> None:
         for module, call in compiled:
@@ -72,7 +74,7 @@ def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]
             finally:
                 restore_compiled()
     finally:
-        for module, args, kwargs in deferred:
+        for module, args, kwargs in compile_calls:
             module.compile(*args, **kwargs)
 
 
@@ -80,9 +82,9 @@ def _around(
     recorder: Recorder, model_index: ModelIndex, unfused: _Unfused, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
-    uncounted = {id(module): ops for module in scripts.values() if (ops := _unseen_ops(module))}
+    hidden_ops = {id(module): ops for module in scripts.values() if (ops := _hidden_ops(module))}
     unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
-    fused = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
+    with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
     regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
     for name, module in scripts.items():
@@ -97,7 +99,7 @@ def _around(
             unseen.enter((args, kwargs))
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
-            if id(module) in fused:
+            if id(module) in with_fused_path:
                 with unfused:
                     result = original(module, *args, **kwargs)
             else:
@@ -105,8 +107,8 @@ def _around(
         except BaseException as error:
             leave(token, None, error)
             raise
-        if uncounted:
-            for op in uncounted.get(id(module), ()):
+        if hidden_ops:
+            for op in hidden_ops.get(id(module), ()):
                 recorder.record_opaque_call(op)
         if unseen is not None:
             unseen.leave(result, getattr(module, "forward", None))
@@ -118,10 +120,10 @@ def _around(
     return call
 
 
-def _unseen_ops(module: torch.jit.ScriptModule) -> list[str]:
+def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:
     """Return the ops that `torch.jit.optimize_for_inference` hides from dispatch.
 
-    The body of a loop is listed once, since the graph does not contain the trip count.
+    The body of a loop counts once: the graph does not contain the trip count.
     """
 
     def kinds(block: Any) -> Iterator[str]:

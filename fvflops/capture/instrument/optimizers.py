@@ -1,4 +1,4 @@
-"""Record optimizer steps: a phase of their own, with ops by parameter group."""
+"""Record optimizer steps as the phase "optimizer", with ops by parameter group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GroupStep:
     """One optimizer step, which maps its ops to parameter groups.
 
     Groups are processed one after another, so an op that reads only intermediate results belongs to the group of the
-    op before it. Parameters outside the model have an owner of their own; an op on both belongs to the model.
+    previous op. Ops on parameters outside the model belong to OUTSIDE, ops on both kinds to the model.
     """
 
     def __init__(self, recorder: Recorder, optimizer: Optimizer, label: str, frame: FrameType) -> None:
@@ -43,28 +43,29 @@ class GroupStep:
         self._label = label
         self._frame = frame
         self._base = self._stack = recorder.thread_state().stack
+        # By storage: the stack of its group, and whether its parameter is outside the model.
         self._groups: dict[int, tuple[int, bool]] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Update the storages of each group: parameters, their gradients and states."""
         recorder = self._recorder
-        outside = recorder.stack_at(OUTSIDE) if self._has_foreign(recorder) else 0
+        outside = recorder.stack_at(OUTSIDE) if self._has_parameters_outside_model() else 0
         for number, group in enumerate(self.optimizer.param_groups):
             region = recorder.region(Region("group", f"{self._label} {group.get('group_name', number)}"))
             for parameter in group["params"]:
-                foreign = bool(recorder.module_of_tensor) and id(parameter) not in recorder.module_of_tensor
-                stack = recorder.inside(outside if foreign else self._base, region)
-                held = [("", parameter), ("gradient", parameter.grad)]
-                held += [("optimizer state", value) for value in self.optimizer.state.get(parameter, {}).values()]
-                for origin, tensor in held:
+                is_outside_model = self._is_outside_model(parameter)
+                stack = recorder.extend_stack(outside if is_outside_model else self._base, region)
+                tensors = [("", parameter), ("gradient", parameter.grad)]
+                tensors += [("optimizer state", value) for value in self.optimizer.state.get(parameter, {}).values()]
+                for origin, tensor in tensors:
                     if isinstance(tensor, torch.Tensor):
-                        found = _storage_indices(recorder, tensor)
-                        self._groups.update(dict.fromkeys(found, (stack, foreign)))
-                        _set_origin(recorder, found, origin)
+                        storages = _storage_indices(recorder, tensor)
+                        self._groups.update(dict.fromkeys(storages, (stack, is_outside_model)))
+                        _set_origin(recorder, storages, origin)
 
     def is_running(self) -> bool:
-        """Return whether the step is still running: one that raised does not report its end."""
+        """Return whether the step is still running; torch calls no hook after a step that raised."""
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
@@ -72,16 +73,19 @@ class GroupStep:
 
     def stack_of(self, reads: Sequence[int]) -> int:
         """Return the stack of an op of the step by the storages it reads."""
-        found = [group for index in reads if (group := self._groups.get(index)) is not None]
-        if found:
-            self._stack = min(found, key=lambda group: group[1])[0]
+        groups = [group for index in reads if (group := self._groups.get(index)) is not None]
+        if groups:
+            self._stack = min(groups, key=lambda group: group[1])[0]
         return self._stack
 
-    def _has_foreign(self, recorder: Recorder) -> bool:
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        return bool(recorder.module_of_tensor) and any(
-            id(parameter) not in recorder.module_of_tensor for parameter in parameters
+    def _has_parameters_outside_model(self) -> bool:
+        return any(
+            self._is_outside_model(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
         )
+
+    def _is_outside_model(self, parameter: torch.Tensor) -> bool:
+        modules = self._recorder.module_of_tensor  # empty without a model
+        return bool(modules) and id(parameter) not in modules
 
 
 def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
@@ -94,7 +98,7 @@ def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
 
 
 def _set_origin(recorder: Recorder, storages: Sequence[int], origin: str) -> None:
-    """Set the origin of storages that existed before the run and are of unknown origin."""
+    """Set the origin of storages that existed before the run, unless it is known already."""
     for index in storages:
         row = recorder.storages[index]
         if origin and row[2] == "outside":
@@ -102,10 +106,9 @@ def _set_origin(recorder: Recorder, storages: Sequence[int], origin: str) -> Non
 
 
 class OptimizerStates:
-    """Snapshot of optimizers in shape execution, where steps write shape tensors into their states.
+    """Snapshot of optimizers in shape execution, where steps run on shape parameters and write to optimizer states.
 
-    They step on the shape parameters of the run. One-element states, such as the step count, keep their values, since
-    optimizers read them.
+    One-element states, such as the step count, retain their values, since optimizers read them.
     """
 
     def __init__(self, mode: ShapeMode, shape_parameters: ShapeParameters) -> None:
@@ -114,7 +117,7 @@ class OptimizerStates:
         self._saved: dict[int, tuple[Optimizer, ContainerSnapshot]] = {}
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Snapshot an optimizer and let it step on shape parameters."""
+        """Save an optimizer, unless saved before, and replace its parameters and states by shape tensors."""
         if id(optimizer) in self._saved:
             return
         before = ContainerSnapshot()
@@ -122,8 +125,9 @@ class OptimizerStates:
         self._saved[id(optimizer)] = optimizer, before
         for parameter, state in list(optimizer.state.items()):
             shape_copy = self._shape_parameters.of(parameter)
-            held = {key: self._known(value) for key, value in state.items()} if isinstance(state, dict) else state
-            optimizer.state[shape_copy] = held
+            if isinstance(state, dict):
+                state = {key: self._shape_state(value) for key, value in state.items()}
+            optimizer.state[shape_copy] = state
         for group in optimizer.param_groups:
             group["params"] = [self._shape_parameters.of(parameter) for parameter in group["params"]]
 
@@ -131,7 +135,8 @@ class OptimizerStates:
         """Restore the optimizers."""
         restore_all(((ContainerSnapshot.restore, [before for _, before in self._saved.values()]),))
 
-    def _known(self, value: Any) -> Any:
+    def _shape_state(self, value: Any) -> Any:
+        """Return an optimizer state as shape tensors; one element as it is."""
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "meta":
             self._mode.concrete.mark_known(value)
             return value
@@ -142,19 +147,19 @@ class OptimizerStates:
 def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | None = None) -> Iterator[None]:
     """Record each optimizer step while the context lasts; `prepare` is called before each.
 
-    Ops in a closure that a step calls, as L-BFGS does, are not the step's; the step uses the gradients it computes.
+    Ops in a closure that a step calls, as L-BFGS does, are not recorded as part of the step.
     """
     labels: dict[int, str] = {}
     optimizers: list[Optimizer] = []  # keep alive, so that ids are not reused
 
     def label_of(optimizer: Optimizer) -> str:
         if id(optimizer) not in labels:
-            same = sum(type(other) is type(optimizer) for other in optimizers)
+            previous = sum(type(item) is type(optimizer) for item in optimizers)
             optimizers.append(optimizer)
-            labels[id(optimizer)] = type(optimizer).__name__ + (f" {same + 1}," if same else "")
+            labels[id(optimizer)] = type(optimizer).__name__ + (f" {previous + 1}," if previous else "")
         return labels[id(optimizer)]
 
-    def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    def on_step_start(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not recorder.is_recording_thread():
             return None
         state = recorder.thread_state()
@@ -166,7 +171,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         if not closures:
             return None
 
-        def outside_the_step(closure: Any) -> Any:
+        def without_active_steps(closure: Any) -> Any:
             def call(*inner_args: Any, **inner_kwargs: Any) -> Any:
                 state = recorder.thread_state()
                 steps, state.active_optimizers = state.active_optimizers, []
@@ -179,11 +184,13 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
 
             return call
 
-        changed = tuple(outside_the_step(value) if value in closures else value for value in args[1:])
-        named = {name: outside_the_step(value) if value in closures else value for name, value in kwargs.items()}
-        return (optimizer, *changed), named
+        wrapped_args = tuple(without_active_steps(value) if value in closures else value for value in args[1:])
+        wrapped_kwargs = {
+            name: without_active_steps(value) if value in closures else value for name, value in kwargs.items()
+        }
+        return (optimizer, *wrapped_args), wrapped_kwargs
 
-    def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def on_step_end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not recorder.is_recording_thread():
             return
         state = recorder.thread_state()
@@ -192,7 +199,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
                 pass
 
     with ExitStack() as stack:
-        for hook in (register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)):
+        for hook in (register_optimizer_step_pre_hook(on_step_start), register_optimizer_step_post_hook(on_step_end)):
             stack.callback(hook.remove)
             stack.enter_context(undone_in_child(hook.remove))
         yield

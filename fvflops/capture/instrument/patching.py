@@ -1,4 +1,4 @@
-"""Wrap a function of torch by any number of users, added and removed in any order."""
+"""Wrap functions of torch; any number of wrappers, added and removed in any order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Function = Callable[..., Any]
 Wrap = Callable[[Function], Function]
 
 _LOCK = threading.RLock()
-# Patches in use.
-_WRAPPED: dict[int, Patch] = {}
+# Patches with wrappers, by id.
+_ACTIVE_PATCHES: dict[int, Patch] = {}
 
 
 class Patch:
-    """An attribute of a class or module through which calls go; restored when the last wrapper is removed.
+    """A function of a class or module, replaced by its wrapped version until the last wrapper is removed.
 
-    `as_attribute` is `staticmethod` or `classmethod` where the attribute is one.
+    `as_attribute` is `staticmethod` or `classmethod` if the function is one.
 
     >>> class Door:
     ...     def open(self):
@@ -38,27 +38,27 @@ class Patch:
 
     def __init__(self, owner: Any, name: str, as_attribute: Callable[[Function], Any] | None = None) -> None:
         self._owner = owner
-        # The feature that is lost where this torch has no such function, else None.
-        self.lost = message_of_missing(owner)
+        # A message if this torch has no such function, else None.
+        self.missing = message_of_missing(owner)
         self._name = name
         self._as_attribute = as_attribute
         self._wraps: list[Wrap] = []
-        self._own: Any = None
+        self._attribute: Any = None  # the unwrapped attribute of the owner, None if inherited
         self._original: Function = self._inherited
 
     def wrapped(self, wrap: Wrap) -> AbstractContextManager[None]:
-        """Wrap the function while the context lasts; `wrap` takes the function to call and returns its replacement."""
+        """Wrap the function while the context lasts; `wrap` returns the replacement of the function it is passed."""
         return wrapped([(self, wrap)])
 
     def _add(self, wrap: Wrap) -> None:
         if not self._wraps:
-            self._own = vars(self._owner).get(self._name)
-            self._original = self._inherited if self._own is None else getattr(self._owner, self._name)
-            _WRAPPED[id(self)] = self
+            self._attribute = vars(self._owner).get(self._name)
+            self._original = self._inherited if self._attribute is None else getattr(self._owner, self._name)
+            _ACTIVE_PATCHES[id(self)] = self
         self._wraps.append(wrap)
         self._apply()
 
-    def _drop(self, wrap: Wrap) -> None:
+    def _remove(self, wrap: Wrap) -> None:
         if wrap not in self._wraps:  # already removed in a forked child
             return
         self._wraps.remove(wrap)
@@ -79,30 +79,30 @@ class Patch:
         setattr(self._owner, self._name, call if self._as_attribute is None else self._as_attribute(call))
 
     def _restore(self) -> None:
-        if self._own is not None:
-            setattr(self._owner, self._name, self._own)
+        if self._attribute is not None:
+            setattr(self._owner, self._name, self._attribute)
         elif self._name in vars(self._owner):
             delattr(self._owner, self._name)
-        _WRAPPED.pop(id(self), None)
+        _ACTIVE_PATCHES.pop(id(self), None)
 
     def _inherited(self, receiver: Any, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(self._owner, receiver), self._name)(*args, **kwargs)
 
 
-# A patch, and a function from the function to call to its replacement.
+# A patch and a function that wraps its function.
 Wrapping = tuple[Patch, Wrap]
 
 
 @contextmanager
 def wrapped(wrappings: Iterable[Wrapping]) -> Iterator[None]:
-    """Wrap functions while the context lasts, all in one locked step: a run wraps about 30.
+    """Wrap several functions while the context lasts; a run wraps about 30.
 
-    Functions that this torch lacks are skipped, with a warning that names the lost feature.
+    Functions that this torch lacks are skipped, with a warning that names the missing feature.
     """
     wrappings = list(wrappings)
-    for lost in {patch.lost: None for patch, _ in wrappings if patch.lost is not None}:
-        warnings.warn(lost, stacklevel=3)
-    wrappings = [(patch, wrap) for patch, wrap in wrappings if patch.lost is None]
+    for message in {patch.missing: None for patch, _ in wrappings if patch.missing is not None}:
+        warnings.warn(message, stacklevel=3)
+    wrappings = [(patch, wrap) for patch, wrap in wrappings if patch.missing is None]
     try:
         with deferred(), _LOCK:
             for patch, wrap in wrappings:
@@ -111,14 +111,14 @@ def wrapped(wrappings: Iterable[Wrapping]) -> Iterator[None]:
     finally:
         with deferred(), _LOCK:
             for patch, wrap in reversed(wrappings):
-                patch._drop(wrap)
+                patch._remove(wrap)
 
 
 def _remove_all_in_child() -> None:
     """In a forked child, remove the wrappers that the parent's threads added."""
     global _LOCK
     _LOCK = threading.RLock()
-    for patch in list(_WRAPPED.values()):
+    for patch in list(_ACTIVE_PATCHES.values()):
         patch.remove_all()
 
 

@@ -1,4 +1,4 @@
-"""Separate the phase "recompute": a checkpointed forward that reruns inside the backward pass."""
+"""Record the phase "recompute": checkpointed forwards that run again inside the backward pass."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
     """Return the wrappings that record each forward rerun by activation checkpointing.
 
     A rerun belongs to the stack under which `checkpoint` was called. Non-reentrant checkpoints rerun while a saved
-    tensor is unpacked, so that hook is wrapped. Re-entrant ones rerun inside the backward of CheckpointFunction: ops
-    there are recompute, except those of the nodes that it created and the accumulation of gradients for its node.
+    tensor is unpacked, by a hook, which is wrapped. Re-entrant ones rerun inside the backward of CheckpointFunction:
+    ops there are recompute, except those of the nodes that the rerun creates and of gradient accumulation for its node.
     """
-    called: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # frame → stack of the checkpoint call
-    runs: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # hook → (stack, rerun token)
+    # Frame → stack of the checkpoint call.
+    checkpoint_stacks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    reruns: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # hook → (stack, rerun token)
 
     def make_frame(original: Any) -> Any:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             if recorder.is_recording_thread():
-                called[self] = recorder.thread_state().stack
+                checkpoint_stacks[self] = recorder.thread_state().stack
 
         return init
 
@@ -40,15 +41,15 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
         def init(self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
             original(self, frame, *args, **kwargs)
             if recorder.is_recording_thread():
-                stack = called.get(frame())
-                runs[self] = recorder.stack_at(BEFORE) if stack is None else stack, None
+                stack = checkpoint_stacks.get(frame())
+                reruns[self] = recorder.stack_at(BEFORE) if stack is None else stack, None
 
         return init
 
     def enter_hook(original: Any) -> Any:
         def enter(self: Any) -> Any:
-            if self in runs and recorder.is_recording_thread():
-                runs[self] = runs[self][0], recorder.begin_rerun(runs[self][0])
+            if self in reruns and recorder.is_recording_thread():
+                reruns[self] = reruns[self][0], recorder.begin_rerun(reruns[self][0])
                 recorder.thread_state().reruns += 1
             return original(self)
 
@@ -56,9 +57,9 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
 
     def leave_hook(original: Any) -> Any:
         def leave(self: Any, *error: Any) -> Any:
-            if self in runs and recorder.is_recording_thread():
+            if self in reruns and recorder.is_recording_thread():
                 recorder.thread_state().reruns -= 1
-                recorder.end_rerun(runs[self][1])
+                recorder.end_rerun(reruns[self][1])
             return original(self, *error)
 
         return leave
@@ -67,11 +68,11 @@ def recompute_phase(recorder: Recorder) -> list[Wrapping]:
         def backward(ctx: Any, *gradients: Any) -> Any:
             if not recorder.is_recording_thread():
                 return original(ctx, *gradients)
-            before = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
+            token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
             try:
                 return original(ctx, *gradients)
             finally:
-                recorder.end_rerun(before)
+                recorder.end_rerun(token)
 
         return backward
 

@@ -1,4 +1,4 @@
-"""Record threads that a model starts, and work it submits to thread pools, under the module that does so."""
+"""Record threads that a model starts, and functions it submits to thread pools, under the calling module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POOLS = (
     Patch(ThreadPoolExecutor, "submit"),
     *(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
 )
-# Modules whose worker threads serve any caller: the submitted functions are recorded instead of the threads.
+# Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads.
 _WORKERS = frozenset({"concurrent.futures.thread", "multiprocessing.pool"})
 
 
@@ -42,11 +42,11 @@ def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]
         if recorder.is_recording_thread() and not recorder.paused and getattr(target, "__module__", "") not in _WORKERS:
             run = _recorded(recorder, enter, thread.run)
 
-            def run_once() -> None:
+            def run_recorded() -> None:
                 del thread.run
                 run()
 
-            thread.run = run_once  # type: ignore[method-assign]
+            thread.run = run_recorded  # type: ignore[method-assign]
         original(thread)
 
     return start
@@ -62,7 +62,7 @@ def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any
 
 
 def _recorded(recorder: Recorder, enter: Enter, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs another, recording its thread under the stack that is current now."""
+    """Return a function that records its thread under the stack of this call while it calls `function`."""
     stack = recorder.thread_state().stack
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Read torch.profiler's events of a run, with a range around each module call."""
+"""Mark module calls with ranges for torch.profiler, and read its events."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import nn
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.restore.by_identity import ByIdentity
 from fvflops.capture.restore.forks import undone_in_child
+from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.torch_internals import RecordFunction
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 
@@ -23,9 +23,9 @@ from fvflops.trace.kernel_events import KernelEvent, KernelRun
 MARK = "nn.Module: "
 _NODE = "autograd::engine::evaluate_function"
 _BACKWARD = 1  # RecordScope::BACKWARD_FUNCTION
-_MEMORY = "[memory]"
-_PYTHON = re.compile(r".*\.py\(\d+\): |<built-in |<string>\(\d+\): |nn\.Module: ")
-_STARTS = {
+_ALLOCATION = "[memory]"
+_PYTHON_FUNCTION = re.compile(r".*\.py\(\d+\): |<built-in |<string>\(\d+\): |nn\.Module: ")
+_KIND_BY_PREFIX = {
     "ProfilerStep": "step",
     "Optimizer.step#": "optimizer",
     "Torch-Compiled Region": "compiled",
@@ -34,13 +34,13 @@ _STARTS = {
 
 
 def name_ranges(model_index: ModelIndex) -> dict[str, str]:
-    """Return the text of the range of each module, by the module's name."""
+    """Return the name of the range around each module's calls, by module name."""
     return {name: _name_range(name, model_index.tree.by_name[name].class_name) for name in model_index.names.values()}
 
 
 def _name_range(name: str, class_name: str) -> str:
     text = f"{MARK}{name} ({class_name})" if name else f"{MARK}({class_name})"
-    # The profiler takes UTF-8, which has no surrogates.
+    # The profiler expects UTF-8, which cannot encode surrogates.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -51,8 +51,8 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
     Overhead is about 3 µs per call, and almost none without a running profiler. Code that torch.compile compiles
     meanwhile has no ranges inside and is unchanged; modules compiled by `compile()` get a range around the call.
     """
-    texts = name_ranges(model_index)
-    marks = ByIdentity([(module, texts[name]) for module, name in model_index.names.items()])
+    range_names = name_ranges(model_index)
+    range_of = IdentityMapping([(module, range_names[name]) for module, name in model_index.names.items()])
     is_compiling = torch.compiler.is_compiling
     compiled = [(module, call) for module in model_index.names if (call := module._compiled_call_impl) is not None]
 
@@ -60,36 +60,36 @@ def module_ranges(model_index: ModelIndex) -> Iterator[None]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(module, *args, **kwargs)
-            mark = marks.get(module)
-            if mark is None:
+            range_name = range_of.get(module)
+            if range_name is None:
                 # An OptimizedModule is not in the model's index, but the module that it wraps is.
                 inner = unwrap_compiled(module)
-                mark = None if inner is module else marks.get(inner)
-                if mark is None:
+                range_name = None if inner is module else range_of.get(inner)
+                if range_name is None:
                     return original(module, *args, **kwargs)
-            with RecordFunction(mark):
+            with RecordFunction(range_name):
                 return original(module, *args, **kwargs)
 
         return call
 
-    def unmark() -> None:
+    def restore_compiled() -> None:
         for module, call in compiled:
             module._compiled_call_impl = call
 
-    with CALLS.wrapped(around), undone_in_child(unmark):
+    with CALLS.wrapped(around), undone_in_child(restore_compiled):
         try:
             for module, call in compiled:
-                module._compiled_call_impl = _marked(call, marks[module])
+                module._compiled_call_impl = _with_range(call, range_of[module])
             yield
         finally:
-            unmark()
+            restore_compiled()
 
 
-def _marked(compiled: Callable[..., Any], mark: str) -> Callable[..., Any]:
+def _with_range(compiled: Callable[..., Any], range_name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return compiled(*args, **kwargs)
-        with RecordFunction(mark):
+        with RecordFunction(range_name):
             return compiled(*args, **kwargs)
 
     return call
@@ -101,7 +101,7 @@ def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -
     Events, times and nesting are those of its `events()`.
     """
     inner = profiler.profiler
-    modules = {text: name for name, text in name_ranges(model_index).items()}
+    modules = {range_name: name for name, range_name in name_ranges(model_index).items()}
     return read_events(
         inner.function_events,
         modules,
@@ -113,7 +113,7 @@ def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -
 
 
 def _read_launches(results: Any) -> dict[int, int]:
-    """Return correlation id of a device event → that of the op that launched it, missing in older torch's events."""
+    """Return device event → op that launched it, by correlation ids; events of older torch versions lack the latter."""
     cpu = torch.autograd.DeviceType.CPU
     return {
         event.correlation_id(): event.linked_correlation_id()
@@ -133,37 +133,39 @@ def read_events(
 ) -> KernelRun:
     """Return a run from torch.profiler's `FunctionEvent`s.
 
-    `modules` maps range texts to module names. `memory` lists changes of the CPU allocator's total in order, as
+    `modules` maps range names to module names. `memory` lists allocations and frees on the CPU in order, as
     (nanoseconds from the beginning, bytes). `launches` maps correlation ids of device events to those of the ops that
-    launched them, where the events lack these.
+    launched them, if the events do not contain these.
     """
-    spans = {event.name for event in events if _is_on_cpu(event) and _is_span(event, modules)}
-    # The program's ranges appear again on a device, beside the kernels inside them.
-    events = [event for event in events if _is_on_cpu(event) or not (event.name in spans or _is_span(event, modules))]
-    ordered = sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end))
-    # Order by torch.profiler's trees: an event can have the same start and end as its parent.
-    found: list[Any] = []
+    range_names = {event.name for event in events if _is_on_cpu(event) and _is_range(event, modules)}
+    # Ranges are also reported on the device, in addition to the kernels inside them.
+    events = [
+        event for event in events if _is_on_cpu(event) or not (event.name in range_names or _is_range(event, modules))
+    ]
+    by_start = sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end))
+    # An event can have the same start and end as its parent: parents come first.
+    ordered: list[Any] = []
     visited: set[int] = set()
-    for event in ordered:
+    for event in by_start:
         pending = []
         while event is not None and id(event) not in visited:
             pending.append(event)
             visited.add(id(event))
             event = event.cpu_parent
-        found += reversed(pending)
-    positions = {id(event): position for position, event in enumerate(found)}
-    launchers = {event.id: position for position, event in enumerate(found) if _is_on_cpu(event)}
+        ordered += reversed(pending)
+    positions = {id(event): position for position, event in enumerate(ordered)}
+    launchers = {event.id: position for position, event in enumerate(ordered) if _is_on_cpu(event)}
     allocated = None if memory is None else _AllocatedBytes(memory)
     return KernelRun(
         tuple(
-            _read(event, _parent(event, positions, launchers, launches or {}), modules, allocated) for event in found
+            _read(event, _parent(event, positions, launchers, launches or {}), modules, allocated) for event in ordered
         ),
         device,
         complete,
     )
 
 
-def _is_span(event: Any, modules: Mapping[str, str]) -> bool:
+def _is_range(event: Any, modules: Mapping[str, str]) -> bool:
     """Return whether an event is a range of the program or of torch."""
     return bool(event.is_user_annotation) or event.name in modules
 
@@ -219,12 +221,12 @@ def _kind(event: Any, modules: Mapping[str, str]) -> str:
         return "module"
     if _is_python_function(event):
         return "python"
-    for start, kind in _STARTS.items():
-        if name.startswith(start):
+    for prefix, kind in _KIND_BY_PREFIX.items():
+        if name.startswith(prefix):
             return kind
     if event.scope == _BACKWARD or name.startswith(_NODE):
         return "node"
-    if name == _MEMORY:
+    if name == _ALLOCATION:
         return "memory"
     if event.is_user_annotation:
         return "range"
@@ -234,16 +236,16 @@ def _kind(event: Any, modules: Mapping[str, str]) -> str:
 def _is_python_function(event: Any) -> bool:
     """Return whether an event is a call of a Python function, recognised by name in older torch."""
     flag = getattr(event, "is_python_function", None)
-    return bool(_PYTHON.match(event.name)) if flag is None else bool(flag)
+    return bool(_PYTHON_FUNCTION.match(event.name)) if flag is None else bool(flag)
 
 
 def _read_memory(results: Any) -> list[tuple[int, int]]:
-    """Return the changes of the CPU allocator's total, (nanoseconds from the trace's beginning, bytes)."""
+    """Return allocations and frees on the CPU as (nanoseconds from the trace's beginning, bytes)."""
     begin = results.trace_start_ns()
-    records = [event for event in results.events() if event.name() == _MEMORY]
+    records = [event for event in results.events() if event.name() == _ALLOCATION]
     cpu = torch.autograd.DeviceType.CPU
     changes = [(event.start_ns() - begin, event.nbytes()) for event in records if event.device_type() == cpu]
-    return sorted(changes, key=lambda change: change[0])  # stable: simultaneous changes stay in order
+    return sorted(changes, key=lambda change: change[0])  # stable: simultaneous changes remain in order
 
 
 class _Levels(NamedTuple):
@@ -264,6 +266,6 @@ class _AllocatedBytes:
             self._levels.append(self._levels[-1] + nbytes)
 
     def levels(self, start: int, end: int) -> _Levels:
-        """Return the bytes allocated before and after an interval, and the peak within."""
+        """Return the bytes allocated before and after an interval, and the peak during it."""
         first, last = bisect_left(self._times, start), bisect_right(self._times, end)
         return _Levels(self._levels[first], self._levels[last], max(self._levels[first : last + 1]))

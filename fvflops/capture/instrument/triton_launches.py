@@ -1,4 +1,4 @@
-"""Record launches of Triton kernels, direct ones and those of torch's wrapper, by kernel name and arguments."""
+"""Record launches of Triton kernels, by the program or by torch's wrapper, with kernel name and arguments."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, tensors_of
 from fvflops.capture.recorder.source_lines import find_source_line
 
-# Classes whose `run` launches a kernel, by module. That of heuristics only adds arguments and calls another.
-_LAUNCHERS = (
+# Modules and classes whose `run` launches a kernel. `Heuristics.run` only adds arguments and calls one of these.
+_KERNEL_CLASSES = (
     ("triton.runtime.jit", "JITFunction"),
     ("triton.runtime.interpreter", "InterpretedFunction"),
     ("triton.runtime.autotuner", "Autotuner"),
 )
 _PATCHES: dict[type, Patch] = {}
-# Whether a launch is in progress in a thread: an autotuner makes many, of which one counts.
-_LAUNCH = threading.local()
+# Whether a thread is inside a launch: those that an autotuner makes inside its own are not recorded.
+_thread_local = threading.local()
 
 
-class Launcher(Protocol):
-    """A dispatch mode's way to record an opaque kernel."""
+class LaunchRecorder(Protocol):
+    """A dispatch mode that records launches of opaque kernels."""
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
         """Record a launch, which may write to all of its tensors, and run it in real execution."""
 
 
-def triton_launches(recorder: Recorder, mode: Launcher) -> list[Wrapping]:
-    """Return the wrappings that record launches by the program itself, `kernel[grid](...)`."""
+def triton_launches(recorder: Recorder, mode: LaunchRecorder) -> list[Wrapping]:
+    """Return the wrappings that record launches by the program, `kernel[grid](...)`."""
     if "triton" not in sys.modules:
         return []
-    classes = [getattr(sys.modules.get(path), name, None) for path, name in _LAUNCHERS]
+    classes = [getattr(sys.modules.get(path), name, None) for path, name in _KERNEL_CLASSES]
     return [
         (_PATCHES.setdefault(cls, Patch(cls, "run")), partial(_around, recorder, mode))
         for cls in classes
@@ -46,37 +46,39 @@ def triton_launches(recorder: Recorder, mode: Launcher) -> list[Wrapping]:
 
 
 def launch_kernel(
-    mode: Launcher, kernel: Any, arguments: Mapping[str, Any], run: Callable[[], Any], frame: FrameType | None
+    mode: LaunchRecorder,
+    kernel: Any,
+    arguments: Mapping[str, Any],
+    call_kernel: Callable[[], Any],
+    frame: FrameType | None,
 ) -> Any:
     """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it."""
-    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):  # unwrap autotuner and heuristics
-        kernel = kernel.fn
     names = tuple(arguments)
-    name = f"triton::{kernel.__name__}"
+    name = f"triton::{_function_of(kernel).__name__}"
     schema = OpSchema(
         name,
         names,
         (None,) * len(names),
-        {item: index for index, item in enumerate(names)},
+        {argument: index for index, argument in enumerate(names)},
         tuple(index for index, value in enumerate(arguments.values()) if any(True for _ in tensors_of(value))),
         False,
         f"{name}({', '.join(names)})",
     )
 
-    def run_once() -> Any:
-        _LAUNCH.is_active = True
+    def launch() -> Any:
+        _thread_local.is_launching = True
         try:
-            return run()
+            return call_kernel()
         finally:
-            _LAUNCH.is_active = False
+            _thread_local.is_launching = False
 
-    return mode.launch(schema, arguments, run_once, find_source_line(frame).line)
+    return mode.launch(schema, arguments, launch, find_source_line(frame).line)
 
 
-def _around(recorder: Recorder, mode: Launcher, original: Callable[..., Any]) -> Callable[..., Any]:
+def _around(recorder: Recorder, mode: LaunchRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if (
-            getattr(_LAUNCH, "is_active", False)
+            getattr(_thread_local, "is_launching", False)
             or kwargs.get("warmup")
             or recorder.paused
             or not recorder.is_recording_thread()
@@ -90,11 +92,16 @@ def _around(recorder: Recorder, mode: Launcher, original: Callable[..., Any]) ->
 
 def _name_arguments(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameter → argument of a launch, with defaults, without the compiler's options."""
-    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):
-        kernel = kernel.fn
-    signature = inspect.signature(kernel)
+    signature = inspect.signature(_function_of(kernel))
     bound = signature.bind_partial(
         *args, **{name: value for name, value in kwargs.items() if name in signature.parameters}
     )
     bound.apply_defaults()
     return dict(bound.arguments)
+
+
+def _function_of(kernel: Any) -> Any:
+    """Return the Python function of a kernel, through autotuner and heuristics."""
+    while hasattr(kernel, "fn") and not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return kernel

@@ -13,7 +13,7 @@ from fvflops.capture.model.packed_parameters import logical_spec, packed_tensors
 from fvflops.capture.recorder.signature import describe, describe_tensor
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
-# Modules with one of these forwards are never called or run no op, so that missing calls are not reported.
+# Modules with one of these forwards are never called or run no op: that they are uncalled is not reported.
 _SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward, nn.Identity.forward)
 
 
@@ -34,26 +34,26 @@ def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
 def module_paths(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return (dotted path, module) for all paths in a model, parents before children, shared modules once per path.
 
-    A compiled module has its own path, without `_orig_mod`. A module that contains itself is not entered again.
+    The path of a compiled module has no `_orig_mod`. A module that contains itself is not visited again.
     """
     found: list[tuple[str, nn.Module]] = []
     _visit("", unwrap_compiled(model), found, set())
     return found
 
 
-def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], inside: set[int]) -> None:
+def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], ancestors: set[int]) -> None:
     # Not a nested function: a recursive one is a reference cycle, which would keep the modules alive.
     found.append((path, module))
     children = module._modules
     if children:
-        inside.add(id(module))
+        ancestors.add(id(module))
         prefix = path + "." if path else ""
         for key, child in children.items():
             if child is not None:
                 child = unwrap_compiled(child)
-                if id(child) not in inside:
-                    _visit(prefix + key, child, found, inside)
-        inside.discard(id(module))
+                if id(child) not in ancestors:
+                    _visit(prefix + key, child, found, ancestors)
+        ancestors.discard(id(module))
 
 
 def read_tree(owner: nn.Module, names: Mapping[nn.Module, str]) -> ModuleTree:
@@ -119,9 +119,9 @@ def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) ->
 @lru_cache(maxsize=4096)
 def _classes(cls: type) -> tuple[tuple[str, ...], bool]:
     """Return the classes whose forward a module class uses, and whether that forward computes anything."""
-    # By name, to avoid importing torch.ao. The forward of these classes returns its argument.
-    keeps_packed_weights = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
-    return tuple(_classes_with_forward(cls)), not keeps_packed_weights and _forward_of(cls) not in _SILENT_FORWARDS
+    # By name, to avoid importing torch.ao. The forward of its PackedParams classes returns its argument.
+    is_packed_params = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
+    return tuple(_classes_with_forward(cls)), not is_packed_params and _forward_of(cls) not in _SILENT_FORWARDS
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _forward_of(cls: type) -> Any:
 
 
 def _is_described(value: Any) -> bool:
-    # By type and the base's methods: a subclass's own may raise, and `__class__` may be overridden.
+    # By type and the base's methods: those of a subclass may raise, and `__class__` may be overridden.
     kind = type(value)
     if issubclass(kind, tuple):
         return all(issubclass(type(item), (int, float, str)) for item in tuple.__iter__(value))

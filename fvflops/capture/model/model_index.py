@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
-from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf
 from fvflops.capture.unseen.fake_tensors import contains_fakes
 from fvflops.trace import ModuleInfo, ModuleTree, Region
@@ -24,41 +24,41 @@ _TENSORS = {torch.Tensor, nn.Parameter}
 _TENSOR_MAPPINGS = ("_parameters", "_buffers", "_modules")
 _MAPPINGS = (dict, OrderedDict)
 _CONTAINERS = (*_MAPPINGS, set)
-# Immutable types; tuples of them are immutable too.
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+# Tuples of these are immutable too.
+_IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class ModelIndex:
     """A model before a run: modules, their contents, and the module tree.
 
-    `owner` is None for a plain function. `modules` are unique modules, `names` maps each to its first path. `mappings`
-    are the modules' attributes, parameters, buffers and children, with contents flattened in `sizes`, `keys` and
-    `values`. `empty` are those of their mappings and sets that are empty, `others` further values of mutable types.
-    `tensors` are the strided parameters and buffers, tied ones under their first name; parallel to them are `metadata`,
-    `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device, "parameter" or
-    "buffer", name). `devices` are their devices, `unstrided` the other tensors; `is_fake`: some are FakeTensors.
-    Uninitialised lazy parameters raise ValueError.
+    `owner` is the model's module, None for a function. `modules` are unique modules, `names` maps each to its first
+    path. `mappings` are the dicts of the modules' attributes, parameters, buffers and children; `sizes`, `keys` and
+    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `others` further
+    values of mutable types. `tensors` are the strided parameters and buffers, tied ones under their first name;
+    `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device,
+    "parameter" or "buffer", name) are in the same order. `devices` are their devices, `unstrided` the other tensors;
+    `is_fake`: some are FakeTensors. Uninitialised lazy parameters raise ValueError.
     """
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
         self.owner = owner_of(model)
-        layout, found = _find(self.owner)
-        self.modules = found.modules
-        self.names: Mapping[nn.Module, str] = ByIdentity(zip(found.modules, layout.paths, strict=True))
-        self.mappings, self.keys, self.values = found.mappings, found.keys, found.values
+        layout, contents = _read_contents(self.owner)
+        self.modules = contents.modules
+        self.names: Mapping[nn.Module, str] = IdentityMapping(zip(contents.modules, layout.paths, strict=True))
+        self.mappings, self.keys, self.values = contents.mappings, contents.keys, contents.values
         self.sizes = layout.sizes
-        self.empty = found.empty
-        self.others = found.others
-        self.tensors = found.tensors
+        self.empty = contents.empty
+        self.others = contents.others
+        self.tensors = contents.tensors
         self.unstrided: list[torch.Tensor] = []
         self.is_fake = False
         labels = layout.labels
-        if not _are_plainly_strided(self.tensors):
+        if not _are_ordinary(self.tensors):
             self.is_fake = contains_fakes(self.tensors)
-            whole = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
-            self.unstrided = [tensor for tensor, strided in zip(self.tensors, whole, strict=True) if not strided]
-            self.tensors = tuple(compress(self.tensors, whole))
-            labels = list(compress(labels, whole))
+            is_strided = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
+            self.unstrided = [tensor for tensor, strided in zip(self.tensors, is_strided, strict=True) if not strided]
+            self.tensors = tuple(compress(self.tensors, is_strided))
+            labels = list(compress(labels, is_strided))
         tensors = self.tensors
         self.shapes = [tensor.shape for tensor in tensors]
         self.strides = [tensor.stride() for tensor in tensors]
@@ -118,7 +118,7 @@ def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
     return ModelIndex(model).tree
 
 
-class _Found(NamedTuple):
+class _Contents(NamedTuple):
     """The current contents of a model's modules."""
 
     modules: tuple[nn.Module, ...]
@@ -130,30 +130,31 @@ class _Found(NamedTuple):
     tensors: tuple[torch.Tensor, ...]
 
 
-def _find(owner: nn.Module | None) -> tuple[_ModuleLayout, _Found]:
-    """Return a model's contents by its cached layout, or by a new one if that is outdated."""
+def _read_contents(owner: nn.Module | None) -> tuple[_ModuleLayout, _Contents]:
+    """Return a model's layout and contents; the layout is cached until it is outdated."""
     layout = None if owner is None else _LAYOUTS.get(owner)
-    found = None if layout is None else layout.find(owner)
-    if layout is None or found is None:
+    contents = None if layout is None else layout.read(owner)
+    if layout is None or contents is None:
         layout = _ModuleLayout(owner)
-        found = layout.find(owner)
-        assert found is not None
+        contents = layout.read(owner)
+        assert contents is not None
         if owner is not None:
             _LAYOUTS[owner] = layout
-    return layout, found
+    return layout, contents
 
 
 class _ModuleLayout:
-    """Positions of everything in a model, cached while the model does not change.
+    """Positions of a model's modules, attributes and tensors, valid while the model does not change.
 
-    Keeps only immutable values of the model alive. `paths` and `regions` belong to unique modules. `sizes` are those of
-    their attributes, then of their parameters, buffers and children. `labels` are kind and name of each tensor among
-    these. The other public attributes are those of the last index, its columns and the results derived from them.
+    Refers only to immutable values of the model. `paths` and `regions` belong to unique modules. `sizes` are the
+    lengths of the mappings with their attributes, then of those with parameters, buffers and children. `labels` are
+    kind and name of each tensor. The other public attributes are results for the last index: its `columns`, and what
+    is derived from them.
     """
 
     def __init__(self, owner: nn.Module | None) -> None:
         module_list = [] if owner is None else module_paths(owner)
-        names = ByIdentity((module, path) for path, module in module_list)
+        names = IdentityMapping((module, path) for path, module in module_list)
         self.paths = list(names.values())
         self.regions = [Region("module", path) for path in self.paths]
         self._steps, nodes = _steps_to(names)
@@ -162,39 +163,39 @@ class _ModuleLayout:
         self._modules = _picker([positions[id(module)] for module in names])
         attributes = [module.__dict__ for module in names]
         self._keys, values = _contents(attributes)
-        plain: list[int] = []
+        immutable: list[int] = []
         empty: list[int] = []
-        holders: list[int] = []
+        mappings: list[int] = []
         others: list[int] = []
         for position, (key, value) in enumerate(zip(self._keys, values, strict=True)):
-            of = type(value)
-            if of in _PLAIN or (of is tuple and _PLAIN.issuperset(map(type, value))):
-                plain.append(position)
-            elif of in _CONTAINERS and not value:
+            cls = type(value)
+            if cls in _IMMUTABLE or (cls is tuple and _IMMUTABLE.issuperset(map(type, value))):
+                immutable.append(position)
+            elif cls in _CONTAINERS and not value:
                 empty.append(position)
-            elif key in _TENSOR_MAPPINGS and of in _MAPPINGS:
-                holders.append(position)
+            elif key in _TENSOR_MAPPINGS and cls in _MAPPINGS:
+                mappings.append(position)
             else:
                 others.append(position)
-        self._pick_plain = _picker(plain)
-        self._plain = self._pick_plain(values)
+        self._pick_immutable = _picker(immutable)
+        self._immutable = self._pick_immutable(values)
         self._pick_empty = _picker(empty)
-        self._types = list(map(type, self._pick_empty(values)))
-        self._pick_mappings = _picker(holders)
+        self._empty_types = list(map(type, self._pick_empty(values)))
+        self._pick_mappings = _picker(mappings)
         self._pick_others = _picker(others)
         inner = self._pick_mappings(values)
-        self._inner_keys, held = _contents(inner)
-        self._identities = list(map(id, held))
+        self._inner_keys, inner_values = _contents(inner)
+        self._inner_ids = list(map(id, inner_values))
         self.sizes = list(map(len, (*attributes, *inner)))
-        found = {id(value): position for position, value in reversed(list(enumerate(held)))}
+        inner_positions = {id(value): position for position, value in reversed(list(enumerate(inner_values)))}
         labels: dict[int, tuple[str, str]] = {}
         for module, path in names.items():
             prefix = path + "." if path else ""
             for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in tensors.items():
-                    if tensor is not None and id(tensor) in found:
+                    if tensor is not None and id(tensor) in inner_positions:
                         labels.setdefault(id(tensor), (kind, prefix + name))
-        self._pick_tensors = _picker([found[key] for key in labels])
+        self._pick_tensors = _picker([inner_positions[key] for key in labels])
         self.labels = list(labels.values())
         self.columns: tuple[list[Any], ...] = ()
         self.metadata: list[Metadata] = []
@@ -202,12 +203,12 @@ class _ModuleLayout:
         self.devices: list[torch.device] = []
         self.tree: ModuleTree | None = None
 
-    def find(self, owner: nn.Module | None) -> _Found | None:
+    def read(self, owner: nn.Module | None) -> _Contents | None:
         """Return the modules' contents, or None if the layout is outdated."""
         nodes = [] if owner is None else [owner]
         try:
-            for above, key in self._steps:
-                nodes.append(nodes[above]._modules[key])  # type: ignore[arg-type]
+            for parent, key in self._steps:
+                nodes.append(nodes[parent]._modules[key])  # type: ignore[arg-type]
         except (KeyError, AttributeError):
             return None
         if list(map(type, nodes)) != self._classes:
@@ -219,39 +220,40 @@ class _ModuleLayout:
             return None
         empty = self._pick_empty(values)
         if (
-            list(map(type, empty)) != self._types
+            list(map(type, empty)) != self._empty_types
             or any(empty)
-            or not all(map(is_, self._pick_plain(values), self._plain))
+            or not all(map(is_, self._pick_immutable(values), self._immutable))
         ):
             return None
         inner = self._pick_mappings(values)
-        inner_keys, held = _contents(inner)
+        inner_keys, inner_values = _contents(inner)
         mappings = [*attributes, *inner]
         if (
             inner_keys != self._inner_keys
-            or list(map(id, held)) != self._identities
+            or list(map(id, inner_values)) != self._inner_ids
             or list(map(len, mappings)) != self.sizes
         ):
             return None
         keys += inner_keys
-        values += held
-        return _Found(modules, mappings, keys, values, empty, self._pick_others(values), self._pick_tensors(held))
+        values += inner_values
+        others, tensors = self._pick_others(values), self._pick_tensors(inner_values)
+        return _Contents(modules, mappings, keys, values, empty, others, tensors)
 
 
 def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list[nn.Module]]:
     """Return the steps to each module as (index of its parent, key there), and the modules reached.
 
-    The first module needs no step. A compiled module is reached through its wrapper.
+    The first module needs no step. A compiled module needs one to its wrapper and one from there.
     """
     steps: list[tuple[int, str]] = []
     nodes = list(modules)[:1]
     positions = dict.fromkeys(map(id, nodes), 0)
     for module in modules:
         for key, child in module._modules.items():
-            above = positions[id(module)]
+            parent = positions[id(module)]
             while child is not None and id(child) not in positions:
-                steps.append((above, key))
-                above = positions[id(child)] = len(nodes)
+                steps.append((parent, key))
+                parent = positions[id(child)] = len(nodes)
                 nodes.append(child)
                 if unwrap_compiled(child) is child:
                     break
@@ -259,7 +261,8 @@ def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list
     return steps, nodes
 
 
-def _are_plainly_strided(tensors: Sequence[torch.Tensor]) -> bool:
+def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors are strided and of torch's classes."""
     return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}
 
 

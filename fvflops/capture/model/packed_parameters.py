@@ -1,4 +1,4 @@
-"""Read packed parameters: inside torch.ao's quantization objects, or with two values in one byte."""
+"""Read packed parameters: those in torch.ao's quantization objects, or with two values in one byte."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fvflops.trace import TensorSpec
 
 _QUANTIZED = "__torch__.torch.classes.quantized."
 _CELL = "__torch__.torch.classes.rnn.CellParamsBase"
-_PLAIN = (nn.Parameter, torch.Tensor)
+_TENSOR_TYPES = (nn.Parameter, torch.Tensor)
 
 
 def packed_tensors(module: nn.Module) -> Iterator[tuple[str, int, torch.Tensor]]:
     """Yield the tensors in the objects in which a torch.ao module stores its weights, such as `_packed_params`.
 
-    With each come its name (`_packed_params.weight`) and an identity, equal for two names of one tensor. The elements
-    are the logical ones, [out, in] for a linear layer, whatever the memory layout.
+    Yields (name, identity, tensor): `_packed_params.weight`, a number that is equal for two names of one tensor, and
+    the logical elements, [out, in] for a linear layer, independent of the memory layout.
     """
     for attribute, value in module.__dict__.items():
         if type(value) is torch.ScriptObject:
@@ -52,14 +52,14 @@ def _flatten(value: Any) -> Iterator[Any]:
 
 
 def logical_spec(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
-    """Return the spec of a parameter's logical elements, where its tensor packs two of them in a byte.
+    """Return the spec of a parameter's logical elements if its tensor packs two of them in a byte, else `spec`.
 
     These are bitsandbytes' `Params4bit`, whose `quant_state` has the logical shape, and torch's float4_e2m1fn_x2. The
     dtype is then nf4, fp4 or float4_e2m1fn, of half a byte.
     """
     if spec.dtype == "float4_e2m1fn_x2" and spec.shape:
         return TensorSpec((*spec.shape[:-1], 2 * spec.shape[-1]), "float4_e2m1fn", spec.device)
-    if type(tensor) in _PLAIN:
+    if type(tensor) in _TENSOR_TYPES:
         return spec
     state = getattr(tensor, "quant_state", None)
     kind, shape = getattr(state, "quant_type", None), getattr(state, "shape", None)

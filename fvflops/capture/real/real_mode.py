@@ -9,11 +9,11 @@ import torch
 
 from fvflops.capture.real.signature_cache import SignatureCache, have_values
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.signature import OpSchema, describe_tensor, known_schema, normalise, tensors_of
+from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
-from fvflops.capture.unseen.fake_tensors import is_reasoning
+from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import OpOverload, TorchDispatchMode, disable_dispatch_modes, is_wrapper_subclass_type
 from fvflops.trace import Signature
 
@@ -40,25 +40,25 @@ class SubclassAwareMode(TorchDispatchMode):
     def defer_to_subclass(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return NotImplemented, so that torch calls the wrapper; decompose a DTensor's composite op first.
+        """Return NotImplemented, so that torch calls the wrapper subclass; but decompose a DTensor's composite op.
 
-        DTensor has no sharding rule for composite ops, and would run their parts at the global shape under this mode.
+        DTensor has no sharding rule for composite ops and would run their parts at the global shape.
         """
-        if known_schema(func).composite and any(cls.__name__ == "DTensor" for cls in types):
+        if cached_schema(func).composite and any(cls.__name__ == "DTensor" for cls in types):
             with self:
                 return func.decompose(*args, **kwargs)
         return NotImplemented
 
 
 class RecordingMode(SubclassAwareMode):
-    """A dispatch mode that records every op call, and saves what it overwrites in an undo log, if given."""
+    """A dispatch mode that records all op calls, and saves storages that they overwrite in an undo log, if given."""
 
     def __init__(self, recorder: Recorder, undo_log: UndoLog | None = None) -> None:
         super().__init__()
         self.recorder = recorder
         self._undo_log = undo_log
         self._calls = SignatureCache(recorder)
-        # The op's schema, whether to decompose it, the function to call, and the op (kept alive: the key is its id).
+        # The op's schema, whether to decompose it, the function to call, and the op itself, whose id is the key.
         self._plans: dict[int, tuple[OpSchema, bool, Any, Any]] = {}
         self._lift = torch.ops.aten.lift_fresh.default
 
@@ -78,19 +78,19 @@ class RecordingMode(SubclassAwareMode):
                 recorder.unseen.record_subclass()
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs)
-        if recorder.paused or not recorder.recording or is_reasoning(types):
+        if recorder.paused or not recorder.recording or is_torch_shape_inference(types):
             return func(*args, **kwargs)
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
-            schema = known_schema(func)
-            # For most ops torch's C++ function, without the Python frame that only calls it.
-            run = func._op if type(func) is OpOverload else func
+            schema = cached_schema(func)
+            # For most ops torch's C++ function, without a Python frame.
+            call = func._op if type(func) is OpOverload else func
             if schema.name in _QUERIES:
-                run = None
-            plan = schema, schema.composite and schema.name not in recorder.stops_at, run, func
+                call = None
+            plan = schema, schema.composite and schema.name not in recorder.stops_at, call, func
             self._plans[id(func)] = plan
-        schema, decomposes, run, _ = plan
-        if run is None:
+        schema, decomposes, call, _ = plan
+        if call is None:
             return func(*args, **kwargs)
         if decomposes and _all_strided(args, kwargs):
             recorder.decompose(schema.name)
@@ -102,44 +102,44 @@ class RecordingMode(SubclassAwareMode):
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
         unseen = recorder.unseen
         if unseen is None:
-            noted = self._calls.note(schema, args, kwargs)
+            pending = self._calls.before_call(schema, args, kwargs)
         else:
             is_constant = func is self._lift
             if is_constant:
                 unseen.set_lifting(True)
-            noted = self._calls.note(schema, args, kwargs)
-            unseen.before(schema, args, kwargs, noted[2])
+            pending = self._calls.before_call(schema, args, kwargs)
+            unseen.before(schema, args, kwargs, pending[2])
             if is_constant:
                 unseen.set_lifting(False)
         if probe is None:
             if unseen is None:
-                result = run(*args, **kwargs)
+                result = call(*args, **kwargs)
             else:
                 unseen.in_op = True
                 try:
-                    result = run(*args, **kwargs)
+                    result = call(*args, **kwargs)
                 finally:
                     unseen.in_op = False
-            number, writes = self._calls.index_after(schema, noted, result)
-            recorder.add(number, noted[2], writes)
+            index, writes = self._calls.after_call(schema, pending, result)
+            recorder.add(index, pending[2], writes)
             if unseen is not None:
-                unseen.after(schema, args, kwargs, noted[2], result, writes)
+                unseen.after(schema, args, kwargs, pending[2], result, writes)
             return result
-        begun, clock = probe.begin(), probe.clock
-        begun.ns = clock()
-        result = run(*args, **kwargs)
-        ended = clock()
-        duration = probe.end(begun, ended)
-        number, writes = self._calls.index_after(schema, noted, result)
-        recorder.add(number, noted[2], writes, probe.columns(begun, duration))
+        start, clock = probe.begin(), probe.clock
+        start.ns = clock()
+        result = call(*args, **kwargs)
+        ended_ns = clock()
+        duration = probe.end(start, ended_ns)
+        index, writes = self._calls.after_call(schema, pending, result)
+        recorder.add(index, pending[2], writes, probe.columns(start, duration))
         if unseen is not None:
-            unseen.after(schema, args, kwargs, noted[2], result, writes)
+            unseen.after(schema, args, kwargs, pending[2], result, writes)
         probe.sample()
-        probe.overhead_ns += begun.ns - entered_ns + clock() - ended + probe.dispatch_ns
+        probe.overhead_ns += start.ns - entered_ns + clock() - ended_ns + probe.dispatch_ns
         return result
 
     def for_thread(self) -> RecordingMode:
-        """Return an equal mode for another thread of the run."""
+        """Return a mode with the same recorder for another thread of the run."""
         return RecordingMode(self.recorder, self._undo_log)
 
     def has_values(self, tensors: list[Any]) -> bool:
@@ -148,16 +148,16 @@ class RecordingMode(SubclassAwareMode):
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
         """Raise RuntimeError: in real execution nothing is assumed."""
-        raise RuntimeError(f"{op} was assumed to be {what} in real execution")
+        raise RuntimeError(f"{op}: nothing can be assumed in real execution, but {what} was")
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> Any:
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
         """Record a launch of a kernel, which may write to all of its tensors, and run it."""
         if self._undo_log is not None:
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
         outputs = tuple(map(describe_tensor, self.recorder.uninitialised(tensors_of(kwargs))))
         with deferred(), disable_dispatch_modes():
-            result = run()
+            result = call_kernel()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
         self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())
         if self.recorder.unseen is not None:
@@ -166,5 +166,5 @@ class RecordingMode(SubclassAwareMode):
 
 
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the composite kernel would run: sparse and nested tensors have their own."""
+    """Return whether torch would run the composite kernel: sparse and nested tensors have other kernels."""
     return all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs)))

@@ -13,14 +13,14 @@ from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.trace import Signature, TensorSpec, Value
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_PLAIN = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device, complex})
+_KEY_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device, complex})
 _SEQUENCES = frozenset({list, tuple, torch.Size})
-_WHOLE = frozenset({int, bool})
+_INTEGER_TYPES = frozenset({int, bool})
 _TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
 
 
 class _SpecKey:
-    """A tensor's part of the key; one object for equal specs, since hashing a spec is slow."""
+    """The key of a tensor; one object for equal specs, since hashing a spec is slow."""
 
     __slots__ = ("spec",)
 
@@ -29,20 +29,20 @@ class _SpecKey:
 
 
 class _Uncacheable(Exception):
-    """A key cannot represent an argument."""
+    """An argument for which there is no key."""
 
 
-# A call before it runs: argument values, the signature indices of such calls by their results' keys (None: not
+# A call before it runs: argument values, signature indices of equal calls by the keys of their results (None: not
 # cacheable), and the storages it reads.
-NotedCall = tuple[tuple[Value, ...], "dict[Any, int] | None", Sequence[int]]
+PendingCall = tuple[tuple[Value, ...], "dict[Any, int] | None", Sequence[int]]
 
 
 class SignatureCache:
     """Signature indices by the keys of arguments and results.
 
-    This code runs between kernels, which evict the processor's caches, so every access takes microseconds. Hence a
-    tensor's key is its shape, dtype and device only, for which sparse, nested and functorch tensors raise; and a
-    result's key is only what the arguments do not determine.
+    This code runs between kernels, which evict the processor's caches, so every access takes microseconds. Hence the
+    key of a tensor is only its shape, dtype and device (sparse, nested and functorch tensors raise _Uncacheable), and
+    that of a result tensor only its shape and dtype, as the arguments determine its device.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -52,8 +52,8 @@ class SignatureCache:
         self._values = ValueReader(have_values)
         self._cached: dict[str, dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, int]]]] = {}
 
-    def note(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NotedCall:
-        """Return a call's arguments, cached signature indices and storages read; to be called before it runs."""
+    def before_call(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
+        """Return a call's arguments, cached signature indices and storages read, before it runs."""
         reads: list[int] = []
         try:
             key = self._key(args, reads, "outside")
@@ -67,10 +67,10 @@ class SignatureCache:
         if schema.value_arguments:
             key.append(self._values.read(schema.value_arguments, args, kwargs))
         call_key = tuple(key)
-        found = cached.get(call_key)
-        if found is None:
-            found = cached[call_key] = self._describe(schema, args, kwargs), {}
-        return *found, reads
+        entry = cached.get(call_key)
+        if entry is None:
+            entry = cached[call_key] = self._describe(schema, args, kwargs), {}
+        return *entry, reads
 
     def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
         inputs = normalise(schema, args, kwargs)
@@ -78,9 +78,9 @@ class SignatureCache:
             return inputs
         return add_values(inputs, schema.value_arguments, self._values.read(schema.value_arguments, args, kwargs))
 
-    def index_after(self, schema: OpSchema, noted: NotedCall, result: Any) -> tuple[int, Sequence[int]]:
+    def after_call(self, schema: OpSchema, pending: PendingCall, result: Any) -> tuple[int, Sequence[int]]:
         """Return the index of a call's signature and the storages of its results, after it ran."""
-        inputs, indices, _ = noted
+        inputs, indices, _ = pending
         writes: list[int] = []
         key: Any = None
         if indices is not None:
@@ -92,17 +92,17 @@ class SignatureCache:
                     key = tuple(self._key((result,), writes, "op"))
             except (RuntimeError, _Uncacheable):
                 indices = None
-        number = None if indices is None else indices.get(key)
-        if number is None:
+        index = None if indices is None else indices.get(key)
+        if index is None:
             signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
-            number = self._recorder.intern(signature)
+            index = self._recorder.intern(signature)
             if indices is None:
-                return number, self._recorder.storages_of((result,), "op")
-            indices[key] = number
-        return number, writes
+                return index, self._recorder.storages_of((result,), "op")
+            indices[key] = index
+        return index, writes
 
     def _key(self, values: Sequence[Any], storages: list[int], origin: str) -> list[Any]:
-        """Return the arguments' parts of the key, collecting their tensors' storages."""
+        """Return the keys of arguments or results, and append their tensors' storages to `storages`."""
         key: list[Any] = []
         recorder = self._recorder
         for value in values:
@@ -110,15 +110,15 @@ class SignatureCache:
             if kind in _TENSORS:
                 try:
                     index = recorder.storage_of(value, origin)
-                    look_key = value.shape, value.dtype, recorder.storages[index][1]
+                    tensor_key = value.shape, value.dtype, recorder.storages[index][1]
                 except RuntimeError:
                     raise _Uncacheable from None
                 storages.append(index)
-                spec_key = self._spec_keys.get(look_key)
+                spec_key = self._spec_keys.get(tensor_key)
                 if spec_key is None:
-                    spec_key = self._spec_keys[look_key] = _SpecKey(describe_tensor(value))
+                    spec_key = self._spec_keys[tensor_key] = _SpecKey(describe_tensor(value))
                 key.append(spec_key)
-            elif kind in _PLAIN:
+            elif kind in _KEY_TYPES:
                 key.append(value)
             elif kind is bool:
                 key.append(_TRUE if value else _FALSE)
@@ -126,8 +126,8 @@ class SignatureCache:
                 key.append((value,) if value == value else "nan")
             elif kind in _SEQUENCES:
                 # torch passes homogeneous lists, mostly int[] and bool[].
-                call_key = _WHOLE.issuperset(map(type, value))
-                key.append(tuple(value) if call_key else tuple(self._key(value, storages, origin)))
+                all_integers = _INTEGER_TYPES.issuperset(map(type, value))
+                key.append(tuple(value) if all_integers else tuple(self._key(value, storages, origin)))
             else:
                 raise _Uncacheable
         return key

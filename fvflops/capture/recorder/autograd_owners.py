@@ -11,51 +11,57 @@ from fvflops.capture.recorder.signature import tensors_of
 from fvflops.torch_internals import next_sequence_number
 
 
-class _Numbers:
-    """Sequence numbers of one thread: the next one, and number → (stack, op), op "" if unknown."""
+class _ThreadNodes:
+    """One thread's autograd nodes: the next sequence number, and number → (stack, op), with op "" if unknown."""
 
-    __slots__ = ("given", "next")
+    __slots__ = ("next_number", "owners")
 
     def __init__(self, next_number: int) -> None:
-        self.next = next_number
-        self.given: dict[int, tuple[int, str]] = {}
+        self.next_number = next_number
+        self.owners: dict[int, tuple[int, str]] = {}
 
 
 class NodeOwners:
-    """Stacks by the sequence numbers of the autograd nodes created under them.
+    """The stack under which each autograd node was created, by the node's sequence number.
 
-    Autograd numbers nodes as it creates them. An op's node is created before a dispatch mode sees the op, except that
-    of a write through a view, which comes after. So all numbers since the last `note` belong to the open stack; `note`
-    is called at each op and wherever the stack changes. Each thread has its own counter: among nodes of one number,
-    the one whose op fits the node's name wins, then that of the thread that called the backward pass. `callers` are
-    these threads, the innermost pass last.
+    Autograd numbers nodes in the order of their creation, just before the op is dispatched (for a write through a view,
+    just after). `assign_new` is called at each op and whenever the stack changes, so all numbers since its last call
+    belong to the current stack. Each thread counts from 0, so that nodes of several threads can have one number: the
+    owner is then an op that fits the node's name, preferably in the thread that called the backward pass. `callers`
+    are the threads that are calling backward passes, the innermost last.
     """
 
     def __init__(self) -> None:
         self.callers: list[int] = []
-        self._threads = {get_ident(): _Numbers(next_sequence_number())}
+        self._threads = {get_ident(): _ThreadNodes(next_sequence_number())}
         self._mark = object()
         self._has_marks = False
 
-    def note(self, stack: int, op: str = "") -> None:
-        """Assign the nodes created since the last call to a stack, the last of them to an op."""
+    def assign_new(self, stack: int, op: str = "") -> None:
+        """Assign the nodes created since the last call to a stack, and the last of them to an op."""
         number = next_sequence_number()
-        numbers = self._threads.get(get_ident())
-        if numbers is None:
-            # This thread's count so far is unknown, but an op's node is created just before the op is dispatched.
-            at_op = bool(op) and torch.is_grad_enabled() and number > 0
-            numbers = self._threads[get_ident()] = _Numbers(number - at_op)
-        if number == numbers.next:
+        nodes = self._threads.get(get_ident())
+        if nodes is None:
+            # The owners of this thread's earlier nodes are unknown, but the op's node has just been created.
+            has_node = bool(op) and torch.is_grad_enabled() and number > 0
+            nodes = self._threads[get_ident()] = _ThreadNodes(number - has_node)
+        if number == nodes.next_number:
             return
-        if number - 1 != numbers.next:
-            numbers.given.update(dict.fromkeys(range(numbers.next, number - 1), (stack, "")))
-        numbers.given[number - 1] = stack, op
-        numbers.next = number
+        if number - 1 != nodes.next_number:
+            nodes.owners.update(dict.fromkeys(range(nodes.next_number, number - 1), (stack, "")))
+        nodes.owners[number - 1] = stack, op
+        nodes.next_number = number
+
+    def assign_last(self, stack: int) -> None:
+        """Assign the node created last to a stack."""
+        self.assign_new(stack)
+        nodes = self._threads[get_ident()]
+        nodes.owners[nodes.next_number - 1] = stack, ""
 
     def assign_graph(self, results: Any, arguments: Any, stack: int) -> None:
-        """Assign the nodes between nested arguments and results to a stack, except those that have one.
+        """Assign the nodes between nested arguments and results to a stack, except those assigned before.
 
-        Needed in threads of the model: they give equal numbers to nodes of equal ops.
+        Needed in threads of the model, where nodes of equal ops can have equal numbers.
         """
         self._has_marks = True
         seen = {tensor.grad_fn for tensor in tensors_of(arguments)}
@@ -67,13 +73,13 @@ class NodeOwners:
                 continue
             seen.add(node)
             metadata[self._mark] = stack
-            pending += [below for below, _ in node.next_functions]
+            pending += [inner for inner, _ in node.next_functions]
 
-    def forget_before(self, count: int) -> None:
-        """Keep only the last `count` nodes of each thread: graphs are short-lived."""
-        for numbers in self._threads.values():
-            if len(numbers.given) > count:
-                numbers.given = dict(list(numbers.given.items())[-count:])
+    def keep_last(self, count: int) -> None:
+        """Discard all but the last `count` nodes of each thread: graphs are short-lived."""
+        for nodes in self._threads.values():
+            if len(nodes.owners) > count:
+                nodes.owners = dict(list(nodes.owners.items())[-count:])
 
     def stack_of(self, node: Any) -> int | None:
         """Return the stack under which a node was created, or None if that was not recorded."""
@@ -82,23 +88,23 @@ class NodeOwners:
             return mark
         number = node._sequence_nr()
         if len(self._threads) == 1:
-            ((_, numbers),) = self._threads.items()
-            given = numbers.given.get(number)
-            return None if given is None else given[0]
-        found = {thread: numbers.given[number] for thread, numbers in self._threads.items() if number in numbers.given}
-        if len(found) > 1:
+            ((_, nodes),) = self._threads.items()
+            owner = nodes.owners.get(number)
+            return None if owner is None else owner[0]
+        owners = {thread: nodes.owners[number] for thread, nodes in self._threads.items() if number in nodes.owners}
+        if len(owners) > 1:
             name = node.name()
-            found = {thread: given for thread, given in found.items() if _fits(given[1], name)} or found
-        if not found:
+            owners = {thread: owner for thread, owner in owners.items() if _can_create(owner[1], name)} or owners
+        if not owners:
             return None
         caller = self.callers[-1] if self.callers else None
-        return found[caller][0] if caller in found else next(iter(found.values()))[0]
+        return owners[caller][0] if caller in owners else next(iter(owners.values()))[0]
 
 
-def _fits(op: str, node: str) -> bool:
+def _can_create(op: str, node: str) -> bool:
     """Return whether an op can have created a node: `aten::add.Tensor` creates `AddBackward0`."""
-    made = node.rstrip("0123456789")
-    if not op or not made.endswith("Backward") or "::" in node:
+    node_class = node.rstrip("0123456789")
+    if not op or not node_class.endswith("Backward") or "::" in node:
         return True
     packet = op.partition("::")[2].partition(".")[0]
-    return made.removesuffix("Backward").lower() == packet.replace("_", "").lower()
+    return node_class.removesuffix("Backward").lower() == packet.replace("_", "").lower()

@@ -1,4 +1,4 @@
-"""Event rows with the source line that called each op."""
+"""Event rows that include the source line that called each op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEFAULTS = tuple(Event._field_defaults.get(name) for name in Event._fields)
 
 
 class LocatedEvents(list[tuple[Any, ...]]):
-    """Growing event rows, in which each op has the index in `lines` of the source line that called it.
+    """Event rows; `append` adds to an op's row the index in `lines` of the source line that called it.
 
     That is the innermost line outside torch and Python's standard library; an op without one, as in a backward pass,
     has None.
@@ -23,9 +23,9 @@ class LocatedEvents(list[tuple[Any, ...]]):
         self.lines: dict[str, int] = {}
 
     def append(self, row: tuple[Any, ...]) -> None:
-        """Add an event; an op's with its line."""
+        """Append an event's row."""
         if row[0] == "op":
             line = find_source_line(sys._getframe(1)).line
-            number = self.lines.setdefault(line, len(self.lines)) if line else None
-            row = (*row, *_DEFAULTS[len(row) : -1], number)
+            line_index = self.lines.setdefault(line, len(self.lines)) if line else None
+            row = (*row, *_DEFAULTS[len(row) : -1], line_index)
         super().append(row)

@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 _Calls = Counter[tuple[int, int, str]]
 
 _NO_TENSORS: tuple[Value, ...] = ()
-# The node whose backward reruns a re-entrantly checkpointed forward: torch's class, and copies of it in libraries.
+# The node whose backward reruns a re-entrantly checkpointed forward: torch's class, and libraries' copies of it.
 _REENTRANT = "CheckpointFunctionBackward"
 _TORCH_CHECKPOINT_NODE: type = CheckpointBackward
 # The node that accumulates a leaf's gradient.
@@ -61,14 +61,14 @@ OUTSIDE = "<outside the model>"
 class Recorder(ThreadState):
     """Events of one run in order, with interned regions, stacks, signatures and storages.
 
-    It is also the ThreadState of the thread that creates it; threads of autograd or of the model get their own.
-    `fresh` maps the storages that the run created to their ids; any other storage existed before. `backward` means
-    that ops can run inside a backward pass. `events` and `storages` are the rows of the Trace's columns of these
-    names; `describe` makes a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
-    `estimate_cost` returns the cost of a call, by which alternative branches are compared. `unseen` collects evidence
-    of work that bypasses dispatch modes. `has_threads`: other threads than the first were recorded.
-    `module_of_tensor` maps ids of parameters and buffers to module names. Beyond `limit` events only call counts are
-    kept, not the order. With `lines` each op has the source line that called it.
+    It is also the ThreadState of the thread that creates it; threads of autograd or of the model have other ones.
+    `fresh` maps ids of the storages that the run created to their indices; all other storages existed before.
+    `backward`: ops can run inside a backward pass. `events` and `storages` are rows of the Trace's columns of these
+    names; `describe` returns a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
+    `estimate_cost` returns the cost of a call, by which alternative branches are compared. `unseen` detects work that
+    bypasses dispatch modes. `has_threads`: other threads than the first were recorded. `module_of_tensor` maps ids of
+    parameters and buffers to module names. Beyond `limit` events only call counts are retained, not the order. With
+    `lines` each op has the source line that called it.
     """
 
     def __init__(
@@ -96,31 +96,31 @@ class Recorder(ThreadState):
         self.fresh: dict[int, int] = {}
         self.backward = backward
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
-        self._known: dict[int, int] = {}
-        # Keyed by id of the weak reference: the reference, the storage's key, its index and its bytes.
+        self._storage_indices: dict[int, int] = {}  # by id
+        # By id of the weak reference: the reference, the storage's id, index and bytes.
         self._storage_refs: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, int, int]] = {}
-        self._rows: dict[tuple[int, torch.device, str], tuple[int, str, str]] = {}
+        self._storage_rows: dict[tuple[int, torch.device, str], tuple[int, str, str]] = {}
         self.storages: list[tuple[Any, ...]] = []
         self._regions: dict[Region, int] = {}
         self._stack_children: dict[tuple[int, int], int] = {}
         self._paths: list[tuple[int, ...]] = [()]
         self._signatures: list[Signature] = []
-        self._numbers: dict[int, int] = {}
+        self._signature_indices: dict[int, int] = {}  # by id of the signature
         self._canonical: dict[Signature, Signature] = {}
-        # Calls of each region: input specs, output specs, index of the region signature.
-        self._calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
+        # By region: input specs, output specs and index of its signatures.
+        self._region_calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
         self._thread_states: dict[int, ThreadState] = {}
         self.has_threads = False
         self._adopted: set[int] = set()
         self._pauses = 0
-        self._saved_events: list[tuple[Any, ...]] | None = None  # those before a pause or before close
+        self._saved_events: list[tuple[Any, ...]] | None = None  # before a pause or before close
         self._located = LocatedEvents() if lines else None
         self.events: list[tuple[Any, ...]] = [] if self._located is None else self._located
         self._decomposed: set[str] = set()
         self._active: set[int] = set()
-        # An error keeps frames alive, with their tensors: drop that of a checkpoint's early stop, and whatever ends the
-        # program.
+        # The last exception that left a region, and its stack. Errors keep frames alive, with their tensors: those of a
+        # checkpoint's early stop, or that end the program, are not stored.
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self.owners = NodeOwners()
         self.unseen: UnseenWork | None = None
@@ -131,7 +131,7 @@ class Recorder(ThreadState):
         return self._folded_events + len(self._saved_events or ()) + len(self.events)
 
     def is_recording_thread(self) -> bool:
-        """Return whether this thread is recorded: the first, one of the model, or one in which autograd runs."""
+        """Return whether this thread is recorded: the first, one that the model started, or one of autograd."""
         if get_ident() == self.thread or get_ident() in self._adopted:
             return self.recording
         if not (self.recording and self.backward) or current_autograd_node() is None:
@@ -174,10 +174,10 @@ class Recorder(ThreadState):
         return self._pauses > 0
 
     def pause(self) -> None:
-        """Record nothing until as many calls of `resume`; open regions stay tracked."""
+        """Record nothing until as many calls of `resume`; regions are still entered and left."""
         self._pauses += 1
         if self._saved_events is None:
-            self._saved_events, self.events = self.events, _FreeEvents()
+            self._saved_events, self.events = self.events, _PauseEvents()
 
     def resume(self) -> None:
         """Resume recording if this ends the outermost pause."""
@@ -217,30 +217,30 @@ class Recorder(ThreadState):
         opened = state.opened
         token = len(opened)
         outer = state.stack
-        state.stack = self.inside(base, region)
+        state.stack = self.extend_stack(base, region)
         if probe is None:
             opened.append(OpenRegion(region, outer, base, inputs, node, None))
             return token
-        begun = probe.begin()
-        opened.append(OpenRegion(region, outer, base, inputs, node, begun))
-        begun.ns = probe.clock()
-        probe.overhead_ns += begun.ns - entered_ns
-        begun.overhead_ns = probe.overhead_ns
+        start = probe.begin()
+        opened.append(OpenRegion(region, outer, base, inputs, node, start))
+        start.ns = probe.clock()
+        probe.overhead_ns += start.ns - entered_ns
+        start.overhead_ns = probe.overhead_ns
         return token
 
     def leave(self, token: int, values: Any, error: BaseException | None = None) -> None:
-        """Close a region and any left open inside it; `values` are its results, `error` is what it raised."""
+        """Close a region and those still open inside it; `values` are its results, `error` is what it raised."""
         probe = self.probe
         left_ns = 0 if probe is None else probe.clock()
         state = self.thread_state() if self.backward or self._thread_states else self
-        region, outer, base, inputs, _, begun = state.opened[token]
+        region, outer, base, inputs, _, start = state.opened[token]
         measured: tuple[Any, ...] = ()
-        if probe is not None and begun is not None:
-            duration = probe.end(begun, left_ns)
-            measured = None, *probe.columns(begun, duration)
+        if probe is not None and start is not None:
+            duration = probe.end(start, left_ns)
+            measured = None, *probe.columns(start, duration)
         del state.opened[token:]
         if self.backward:
-            self.owners.note(state.stack)
+            self.owners.assign_new(state.stack)
         if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not StopRecomputation:
             self._raised = error, state.stack
         outputs: tuple[Value, ...]
@@ -248,31 +248,36 @@ class Recorder(ThreadState):
             outputs = values.metadata.spec_tuple
         else:
             outputs = _NO_TENSORS if error is not None else self._specs(values)
-        calls = self._calls.setdefault(region, [])
-        for known_inputs, known_outputs, known in calls:
-            if known_inputs == inputs and known_outputs == outputs:
-                number = known
+        calls = self._region_calls.setdefault(region, [])
+        for earlier_inputs, earlier_outputs, earlier_index in calls:
+            if earlier_inputs == inputs and earlier_outputs == outputs:
+                index = earlier_index
                 break
         else:
-            number = len(self._region_signatures)
+            index = len(self._region_signatures)
             self._region_signatures.append((region, inputs, outputs))
-            calls.append((inputs, outputs, number))
+            calls.append((inputs, outputs, index))
         state.stack = outer
         if error is None and state is self and not self.backward and not measured:
-            self.events.append(("exit", number, base, "forward"))
+            self.events.append(("exit", index, base, "forward"))
         else:
             phase = self._phase(state, current_autograd_node())
-            row = ("exit", number, base, phase, state.thread_number, (), (), error is not None)
+            row = ("exit", index, base, phase, state.thread_number, (), (), error is not None)
             self.events.append((*row, *measured))
         if probe is not None:
             probe.overhead_ns += probe.clock() - left_ns
 
-    def inside(self, stack: int, region: int) -> int:
-        """Return the index of the stack `stack` extended by a region."""
-        stack_and_phase = stack, region
-        inner = self._stack_children.get(stack_and_phase)
+    def own_last_node(self) -> None:
+        """Assign the autograd node created last, before the open region was entered, to that region."""
+        if self.backward and self.is_recording_thread():
+            self.owners.assign_last(self.thread_state().stack)
+
+    def extend_stack(self, stack: int, region: int) -> int:
+        """Return the index of a stack extended by a region."""
+        key = stack, region
+        inner = self._stack_children.get(key)
         if inner is None:
-            inner = self._stack_children[stack_and_phase] = len(self._paths)
+            inner = self._stack_children[key] = len(self._paths)
             self._paths.append((*self._paths[stack], region))
         return inner
 
@@ -280,16 +285,16 @@ class Recorder(ThreadState):
         """Return the stack of a module, as if all modules that contain it had been called."""
         stack = 0
         for name in (*modules_above(module), module):
-            stack = self.inside(stack, self.region(Region("module", name)))
+            stack = self.extend_stack(stack, self.region(Region("module", name)))
         return stack
 
     def fail(self, op: str, error: Exception) -> None:
         """Record a failure, unless there was one before."""
         if self.failure is None:
-            self.failure = op, self.where(), error
+            self.failure = op, self.current_module(), error
 
     def forget_errors(self) -> None:
-        """Drop errors: their frames keep this recorder and the run's tensors alive."""
+        """Discard errors: their frames keep this recorder and the run's tensors alive."""
         self.failure, self._raised = None, (None, 0)
 
     def describe_failure(self, error: Exception) -> str:
@@ -297,17 +302,17 @@ class Recorder(ThreadState):
         if self.failure is not None:
             op, module, cause = self.failure
             return f"{op or 'a tensor'} in module {module!r} cannot be run in shape execution ({_first_line(cause)})"
-        return f"module {self.where(error)!r} cannot be run in shape execution ({_first_line(error)})"
+        return f"module {self.current_module(error)!r} cannot be run in shape execution ({_first_line(error)})"
 
-    def where(self, error: BaseException | None = None) -> str:
-        """Return the name of the module that raised an error, or of the one that runs now."""
+    def current_module(self, error: BaseException | None = None) -> str:
+        """Return the name of the module that is running, or that raised an error."""
         stack = self._raised[1] if error is not None and error is self._raised[0] else self.stack
         regions = list(self._regions)
         names = [regions[region].name for region in self._paths[stack] if regions[region].kind == "module"]
         return names[-1] if names else ""
 
     def owner_of(self, node: Any) -> int:
-        """Return the stack under which an autograd node was created, that of `BEFORE` if it was not recorded."""
+        """Return the stack under which an autograd node was created, `BEFORE` if that was not recorded."""
         if type(node).__name__ == _ACCUMULATES:
             key = id(node.variable)
             stack = self._owner_stacks.get(key)
@@ -318,23 +323,23 @@ class Recorder(ThreadState):
         owner = self.owners.stack_of(node)
         return self.stack_at(BEFORE) if owner is None else owner
 
-    def note_autograd_nodes(self) -> None:
+    def assign_autograd_nodes(self) -> None:
         """Assign the autograd nodes created since the last op to the current stack."""
         self._stack_and_phase(self.thread_state())
 
     def begin_rerun(self, stack: int) -> tuple[int, Any]:
         """Begin the rerun of a checkpointed forward under a stack; return the token for `end_rerun`."""
         state = self.thread_state()
-        self.note_autograd_nodes()
-        before = state.stack, state.rerun
-        state.stack, state.rerun = stack, current_autograd_node()
-        return before
+        self.assign_autograd_nodes()
+        token = state.stack, state.rerun_node
+        state.stack, state.rerun_node = stack, current_autograd_node()
+        return token
 
-    def end_rerun(self, before: tuple[int, Any]) -> None:
+    def end_rerun(self, token: tuple[int, Any]) -> None:
         """End the rerun of a checkpointed forward."""
         state = self.thread_state()
-        self.owners.note(state.stack)
-        state.stack, state.rerun = before
+        self.owners.assign_new(state.stack)
+        state.stack, state.rerun_node = token
 
     def activate(self) -> None:
         """Mark the current stack as active although no op ran."""
@@ -356,20 +361,20 @@ class Recorder(ThreadState):
         self.append_call(signature, reads, self.storages_of((result,), "op"))
 
     def record_opaque_call(self, op: str) -> None:
-        """Record a call, known by name only, of an op that bypasses dispatch modes."""
+        """Record a call of an op that bypasses dispatch modes, of which only the name is known."""
         self.append_call(Signature(op, (), (), (), f"{op}(...)"), (), ())
 
-    def add(self, number: int, reads: Sequence[int], writes: Sequence[int], measured: tuple[Any, ...] = ()) -> None:
-        """Record a call of a signature by its index, with the storages that it reads and creates.
+    def add(self, signature: int, reads: Sequence[int], writes: Sequence[int], measured: tuple[Any, ...] = ()) -> None:
+        """Record a call by its signature's index, with the storages that it reads and creates.
 
-        `measured` are the event's columns from `start_ns` on.
+        `measured` are the event's columns from `start_ns` to the last.
         """
         state = self if get_ident() == self.thread else self.thread_state()
-        stack, phase = self._stack_and_phase(state, self._signatures[number].op)
+        stack, phase = self._stack_and_phase(state, self._signatures[signature].op)
         if phase == "optimizer":
             stack = state.active_optimizers[-1].stack_of(reads)
         # Tuples: the garbage collector untracks them, but would traverse lists.
-        row = ("op", number, stack, phase, state.thread_number, tuple(reads), tuple(writes))
+        row = ("op", signature, stack, phase, state.thread_number, tuple(reads), tuple(writes))
         self.events.append((*row, False, None, *measured) if measured else row)
         if self._limit is not None and len(self.events) >= self._limit and not self._pauses:
             self._fold()
@@ -379,13 +384,13 @@ class Recorder(ThreadState):
         self._folded = self._count(self.events)
         self._folded_events += len(self.events)
         self.events.clear()
-        self.owners.forget_before(self._limit or 0)
+        self.owners.keep_last(self._limit or 0)
 
     def _count(self, events: Sequence[tuple[Any, ...]]) -> tuple[_Calls, _Calls]:
         """Return the call counts of ops and regions, in these events and the folded ones."""
         calls, region_calls = self._folded or (Counter(), Counter())
         ops = Counter([event[1:4] for event in events if event[0] == "op"])
-        # A region that raised is no complete call: where a checkpoint stops a module early, only its ops count.
+        # A region that raised is no complete call: of a module that a checkpoint stops early, only the ops count.
         exits = Counter([event[1:4] for event in events if event[0] == "exit" and not (len(event) > 7 and event[7])])
         return calls + ops, region_calls + exits
 
@@ -397,22 +402,22 @@ class Recorder(ThreadState):
 
     def uninitialised(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors whose memory no op has written to since an op such as `aten::empty` allocated it."""
-        found = []
+        uninitialised = []
         for tensor in tensors:
             for index in self.storages_of((tensor,)):
                 writer = next(
                     (event for event in reversed(self.events) if event[0] == "op" and index in event[6]), None
                 )
                 if writer is not None and self._signatures[writer[1]].op in UNINITIALISED:
-                    found.append(tensor)
-        return found
+                    uninitialised.append(tensor)
+        return uninitialised
 
     def stack_and_phase(self) -> tuple[int, str]:
         """Return the current stack and phase."""
         return self._stack_and_phase(self.thread_state())
 
     def innermost_region(self, stack: int) -> Region:
-        """Return the innermost region of a stack, or the model's."""
+        """Return the innermost region of a stack, by default the root module's."""
         path = self._paths[stack]
         return list(self._regions)[path[-1]] if path else Region("module", "")
 
@@ -420,25 +425,25 @@ class Recorder(ThreadState):
         """Record a call by its signature."""
         self.add(self.intern(signature), reads, writes)
 
-    def keep_costliest_branch(self, runs: Sequence[Callable[[], Result]]) -> Result:
-        """Run all branches, keep the record of the costliest (the first of equals) and return its result.
+    def keep_costliest_branch(self, branches: Sequence[Callable[[], Result]]) -> Result:
+        """Run all branches, retain the events of the costliest (the first of equals) and return its result.
 
         Costs are compared by `estimate_cost`, ties by the number of elements that the ops read and write.
         """
-        mark = len(self.events)
-        kept: tuple[tuple[int, int], list[tuple[Any, ...]], Result] | None = None
-        for run in runs:
-            result = run()
-            events = self.events[mark:]
-            del self.events[mark:]
+        first = len(self.events)
+        costliest: tuple[tuple[int, int], list[tuple[Any, ...]], Result] | None = None
+        for branch in branches:
+            result = branch()
+            events = self.events[first:]
+            del self.events[first:]
             cost = self._cost_of(events)
-            if kept is None or cost > kept[0]:
-                kept = cost, events, result
+            if costliest is None or cost > costliest[0]:
+                costliest = cost, events, result
             del result
-        assert kept is not None
-        del self.events[mark:]  # the storages that the other branches freed
-        self.events += kept[1]
-        return kept[2]
+        assert costliest is not None
+        del self.events[first:]  # frees of the storages of other branches
+        self.events += costliest[1]
+        return costliest[2]
 
     def _cost_of(self, events: Sequence[tuple[Any, ...]]) -> tuple[int, int]:
         self._active.update([event[2] for event in events if event[0] == "op"])
@@ -446,43 +451,43 @@ class Recorder(ThreadState):
         flops = 0 if self._estimate_cost is None else sum(map(self._estimate_cost, ops))
         return flops, sum(spec.numel for op in ops for spec in tensors_in((*op.inputs, *op.outputs)))
 
-    def number(self, signature: Signature) -> int:
+    def index_of(self, signature: Signature) -> int:
         """Return the index of a signature; equal ones must be one object, since hashing is slow."""
-        number = self._numbers.get(id(signature))
-        if number is None:
-            number = self._numbers[id(signature)] = len(self._signatures)
+        index = self._signature_indices.get(id(signature))
+        if index is None:
+            index = self._signature_indices[id(signature)] = len(self._signatures)
             self._signatures.append(signature)
-        return number
+        return index
 
     def intern(self, signature: Signature) -> int:
-        """Return the index of a signature, interned first."""
-        return self.number(self._canonical.setdefault(signature, signature))
+        """Intern a signature and return its index."""
+        return self.index_of(self._canonical.setdefault(signature, signature))
 
     def register_storages(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
         """Register storages that exist before the run and throughout it; return their indices."""
         keys = list(map(id, storages))
-        known = self._known
-        if not known and len(set(keys)) == len(keys):
-            known.update(zip(keys, count()))
+        indices = self._storage_indices
+        if not indices and len(set(keys)) == len(keys):
+            indices.update(zip(keys, count()))
             self.storages += rows
             return list(range(len(rows)))
         for key, row in zip(keys, rows, strict=True):
-            if key not in known:
-                known[key] = len(self.storages)
+            if key not in indices:
+                indices[key] = len(self.storages)
                 self.storages.append(row)
-        return [known[key] for key in keys]
+        return [indices[key] for key in keys]
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
         """Return the index of a tensor's storage; a new one is registered with `origin`."""
         storage = tensor.untyped_storage()
-        index = self._known.get(id(storage))
+        index = self._storage_indices.get(id(storage))
         if index is None:
             index = self._add_storage(storage, origin)
             if origin == "outside" and self.unseen is not None:
                 self.unseen.check_new(tensor, storage, index)
         return index
 
-    def freed(self, index: int) -> None:
+    def record_freed(self, index: int) -> None:
         """Record that a storage was freed."""
         if self.recording:
             if not self.backward:
@@ -497,7 +502,7 @@ class Recorder(ThreadState):
     def close(self) -> None:
         """End recording; regions that are still open may close later."""
         self.recording = False
-        self._saved_events, self.events = self._columns(), []
+        self._saved_events, self.events = self._all_events(), []
         if self.probe is not None:
             self._saved_events = self.probe.resolve(self._saved_events)
         self._storage_refs.clear()
@@ -505,9 +510,9 @@ class Recorder(ThreadState):
         for state in (self, *self._thread_states.values()):
             state.active_optimizers.clear()  # a step that raised keeps its frame alive
 
-    def trace(self, modules: ModuleTree, about: Mapping[str, str], *, complete: bool = True) -> Trace:
-        """Return the Trace of what has been recorded."""
-        events = self._columns()
+    def trace(self, modules: ModuleTree, metadata: Mapping[str, str], *, complete: bool = True) -> Trace:
+        """Return the Trace of the recorded events."""
+        events = self._all_events()
         if self.recording:
             events = list(events) if self.probe is None else self.probe.resolve(events)
         calls, region_calls = self._count(events)
@@ -528,7 +533,7 @@ class Recorder(ThreadState):
             stops_at=self.stops_at,
             decomposed=frozenset(self._decomposed),
             active=frozenset(self._active),
-            about=dict(about),
+            about=dict(metadata),
             complete=complete,
             lines=() if self._located is None else tuple(self._located.lines),
         )
@@ -537,10 +542,10 @@ class Recorder(ThreadState):
         """Return the owners outside the model (BEFORE, OUTSIDE) that occur in these stacks."""
         owners = {Region("module", name): name for name in (BEFORE, OUTSIDE)}
         numbers = {self._regions[region]: name for region, name in owners.items() if region in self._regions}
-        found = {index for stack in stacks for index in self._paths[stack]}
-        return [name for index, name in numbers.items() if index in found]
+        regions = {index for stack in stacks for index in self._paths[stack]}
+        return [name for index, name in numbers.items() if index in regions]
 
-    def _columns(self) -> list[tuple[Any, ...]]:
+    def _all_events(self) -> list[tuple[Any, ...]]:
         if self._saved_events is None:
             return self.events
         return self._saved_events + self.events
@@ -559,11 +564,11 @@ class Recorder(ThreadState):
         # Fast exit: most ops of a forward pass.
         if node is not None or state.active_optimizers or owners.callers:
             phase = self._phase(state, node)
-            # Modules called inside a backward pass, and what a checkpoint reruns, own their ops.
-            inside = node is None or node is state.rerun or state.has_opened_for(node)
-            if not inside and phase != "optimizer":
+            # Modules called inside a backward pass, or rerun by a checkpoint, own their ops.
+            uses_current_stack = node is None or node is state.rerun_node or state.has_entered_during(node)
+            if not uses_current_stack and phase != "optimizer":
                 stack = self.owner_of(node)
-        owners.note(stack, op)
+        owners.assign_new(stack, op)
         return stack, phase
 
     def _phase(self, state: ThreadState, node: Any) -> str:
@@ -574,10 +579,10 @@ class Recorder(ThreadState):
         if not self.backward:
             return "forward"
         if node is None:
-            # Callbacks that autograd queues for the end of a pass run for no node.
+            # In callbacks that autograd queues for the end of a pass there is no node.
             return "backward" if self.owners.callers and self.owners.callers[-1] == get_ident() else "forward"
-        again = state.reruns or state.rerun is node or _is_rerun_of_others(node)
-        return "recompute" if again else "backward"
+        is_rerun = state.reruns or state.rerun_node is node or _is_library_checkpoint(node)
+        return "recompute" if is_rerun else "backward"
 
     def storages_of(self, values: Any, origin: str = "outside") -> tuple[int, ...]:
         """Return the indices of the storages of nested tensors, each once."""
@@ -594,17 +599,17 @@ class Recorder(ThreadState):
 
     def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
         key = id(storage)
-        index = self._known[key] = len(self.storages)
+        index = self._storage_indices[key] = len(self.storages)
         nbytes = storage.nbytes()
-        kind = nbytes, storage.device, origin
-        row = self._rows.get(kind)
+        row_key = nbytes, storage.device, origin
+        row = self._storage_rows.get(row_key)
         if row is None:
-            row = self._rows[kind] = nbytes, str(kind[1]), origin
+            row = self._storage_rows[row_key] = nbytes, str(storage.device), origin
         self.storages.append(row)
         if origin == "op":
             self.fresh[key] = index
             if self.probe is not None:
-                self.probe.live += nbytes
+                self.probe.live_bytes += nbytes
         storage_ref = weakref.ref(storage, self._on_storage_freed)
         self._storage_refs[id(storage_ref)] = storage_ref, key, index, nbytes
         return index
@@ -613,15 +618,16 @@ class Recorder(ThreadState):
     def _on_storage_freed(self, storage_ref: weakref.ref[torch.UntypedStorage]) -> None:
         if self.recording:
             _, key, index, nbytes = self._storage_refs.pop(id(storage_ref))
-            del self._known[key]
+            del self._storage_indices[key]
             if self.fresh.pop(key, None) is not None and self.probe is not None:
-                self.probe.live -= nbytes
+                self.probe.live_bytes -= nbytes
             if self.unseen is not None:
-                self.unseen.freed(index)
-            self.freed(index)
+                self.unseen.forget_storage(index)
+            self.record_freed(index)
 
 
-def _is_rerun_of_others(node: Any) -> bool:
+def _is_library_checkpoint(node: Any) -> bool:
+    """Return whether a node belongs to a library's copy of torch's CheckpointFunction."""
     return type(node).__name__ == _REENTRANT and type(node) is not _TORCH_CHECKPOINT_NODE
 
 
@@ -641,13 +647,13 @@ def _event(
     raised: bool = False,
     *measured: Any,
 ) -> Event:
-    """Return the event of a row, whose lists of storages may have duplicates."""
-    once = dict.fromkeys
-    return Event(kind, item, stack, phase, thread, tuple(once(reads)), tuple(once(writes)), raised, *measured)
+    """Return the event of a row, without duplicate storages."""
+    unique = dict.fromkeys
+    return Event(kind, item, stack, phase, thread, tuple(unique(reads)), tuple(unique(writes)), raised, *measured)
 
 
-class _FreeEvents(list[tuple[Any, ...]]):
-    """Events during a pause, of which only frees are kept."""
+class _PauseEvents(list[tuple[Any, ...]]):
+    """Events during a pause: only those of freed storages are retained."""
 
     def append(self, event: tuple[Any, ...]) -> None:
         if event[0] == "free":

@@ -18,8 +18,8 @@ from fvflops.torch_internals import DispatchKey, OpOverload, has_kernel, has_ker
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 
-# Argument names of the higher-order ops that tables price: torch gives them no schema.
-_NAMES = {
+# Argument names of higher-order ops with formulas: torch has no schemas of them.
+_ARGUMENT_NAMES = {
     "flex_attention": (
         *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
         *("score_mod_other_buffers", "mask_mod_other_buffers"),
@@ -29,11 +29,11 @@ _NAMES = {
         *("block_mask", "scale", "kernel_options", "score_mod_other_buffers", "mask_mod_other_buffers"),
     ),
 }
-# Objects with the weight and the bias of a quantized convolution, whose kernel size the output does not show.
+# Objects with weight and bias of a quantized convolution: its kernel size does not follow from the output.
 _PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
 _PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
-# The argument by which functional collectives name their group. Names are reused when a program makes new groups.
+# The argument by which functional collectives name their group. Names are reused when a program creates new groups.
 _GROUP_NAME = "group_name"
 # The symbol of each live process group: listing its ranks takes time linear in their number.
 _GROUPS: WeakKeyDictionary[Any, Symbol] = WeakKeyDictionary()
@@ -41,11 +41,12 @@ _GROUPS: WeakKeyDictionary[Any, Symbol] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class OpSchema:
-    """What is known of an op overload: argument names, defaults, mutated arguments.
+    """Schema of an op overload.
 
-    `composite`: torch can decompose it. `written`: positions of the arguments it mutates. `group`: position of the
-    argument that names a process group. `is_view`: it returns views of its arguments. `value_arguments`: those whose
-    values its cost depends on.
+    `names` and `defaults` are those of its arguments, `position` maps name to index. `written`: indices of the
+    arguments it mutates. `composite`: torch can decompose it. `text`: torch's schema. `group`: index of the argument
+    that names a process group. `is_view`: it returns views of its arguments. `value_arguments`: arguments whose values
+    its cost depends on.
     """
 
     name: str
@@ -68,7 +69,7 @@ class ExplicitValue:
 
 
 @cache
-def known_schema(op: Any) -> OpSchema:
+def cached_schema(op: Any) -> OpSchema:
     """Return the schema of an op, cached for the process."""
     return describe_op(op)
 
@@ -76,7 +77,7 @@ def known_schema(op: Any) -> OpSchema:
 def describe_op(op: Any) -> OpSchema:
     """Return the schema of an `OpOverload` or a `HigherOrderOperator`."""
     if not isinstance(op, OpOverload):
-        name, names = f"higher_order::{op.name()}", _NAMES.get(op.name(), ())
+        name, names = f"higher_order::{op.name()}", _ARGUMENT_NAMES.get(op.name(), ())
         position = {argument: index for index, argument in enumerate(names)}
         return OpSchema(name, names, (None,) * len(names), position, (), False, f"{name}({', '.join(names) or '...'})")
     schema = op._schema
@@ -137,7 +138,7 @@ def describe_result(result: Any) -> tuple[Value, ...]:
 
 
 def describe(value: Any) -> Value:
-    """Return an argument as plain data; an object of unknown type becomes a Symbol."""
+    """Return an argument as plain data; an object of another type becomes a Symbol."""
     if isinstance(value, torch.Tensor):
         return describe_tensor(value)
     if value is None or isinstance(value, (bool, int, float, complex, str, TensorSpec)):
@@ -159,9 +160,9 @@ def describe(value: Any) -> Value:
         if kind in _PACKED_WEIGHTS:
             return describe(value._get_method("unpack")())
         if kind == _PROCESS_GROUP:
-            return _sign_group(torch.distributed.ProcessGroup.unbox(value))
+            return _group_symbol(torch.distributed.ProcessGroup.unbox(value))
     if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
-        return _sign_group(value)
+        return _group_symbol(value)
     return value.value if isinstance(value, ExplicitValue) else Symbol("object", type(value).__qualname__)
 
 
@@ -172,7 +173,7 @@ def describe_group(value: Value) -> Value:
     from fvflops.torch_internals import resolve_process_group
 
     try:
-        return _sign_group(resolve_process_group(value))
+        return _group_symbol(resolve_process_group(value))
     except (RuntimeError, ValueError):
         return value
 
@@ -191,9 +192,9 @@ def group_size(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any])
     return None
 
 
-def _sign_group(group: Any) -> Symbol:
-    known = _GROUPS.get(group)
-    if known is None:
+def _group_symbol(group: Any) -> Symbol:
+    symbol = _GROUPS.get(group)
+    if symbol is None:
         try:
             ranks = torch.distributed.get_process_group_ranks(group)
         except (KeyError, ValueError):  # a group that torch made internally
@@ -201,12 +202,12 @@ def _sign_group(group: Any) -> Symbol:
         steps = {after - before for before, after in pairwise(ranks)} or {0}
         axis = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
         step = steps.pop() if len(steps) == 1 and len(ranks) == group.size() else None
-        known = _GROUPS[group] = ProcessGroupSpec(group.group_name, group.size(), axis, ranks[0], step).symbol()
-    return known
+        symbol = _GROUPS[group] = ProcessGroupSpec(group.group_name, group.size(), axis, ranks[0], step).symbol()
+    return symbol
 
 
 def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of a tensor; a nested one has the maximum size of each dimension, and the sizes of its parts."""
+    """Return the spec of a tensor; that of a nested one has the maximum sizes as shape and all sizes as values."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return dense_spec(tuple(map(_size, tensor.shape)), tensor.dtype, tensor.device)
     layout = str(tensor.layout).removeprefix("torch.")
@@ -217,7 +218,7 @@ def describe_tensor(tensor: torch.Tensor) -> TensorSpec:
 
 
 def _size(size: Any) -> int:
-    # int() would specialise a symbolic size that a graph tracer keeps open.
+    # int() would make a graph tracer specialise a symbolic size.
     return int(size.node.hint) if type(size) is torch.SymInt and size.node.has_hint() else int(size)
 
 
@@ -252,5 +253,5 @@ def _describe_nested(tensor: torch.Tensor) -> TensorSpec:
 
 
 def _items_of(value: Any) -> Iterator[Any]:
-    """Iterate over a list or tuple by its base class: a subclass may override `__iter__` or `__len__` and raise."""
+    """Iterate over a list or tuple by its base class: `__iter__` or `__len__` of a subclass may raise."""
     return (list if issubclass(type(value), list) else tuple).__iter__(value)

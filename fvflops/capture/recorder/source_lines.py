@@ -1,4 +1,4 @@
-"""Find the source line that runs: the innermost outside torch, this package and Python's standard library."""
+"""Find the source line that is executing: the innermost outside torch, this package and the standard library."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from fvflops.paths import PACKAGE
 
 _PACKAGE = str(PACKAGE)
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
-# Files whose frames enclose the model's.
-_OUTERMOST = frozenset(os.path.join(_PACKAGE, "capture", *name) for name in (("run.py",), ("instrument", "threads.py")))
-# Packages that receive tensors: their callers' lines count.
+# Files whose functions call the model.
+_OUTERMOST = frozenset(
+    os.path.join(_PACKAGE, "capture", *name) for name in (("attempt.py",), ("instrument", "threads.py"))
+)
+# Packages that receive tensors: the line that calls them is reported.
 _LIBRARIES = frozenset(
     {"cupy", "jax", "joblib", "numba", "numpy", "pandas", "scipy", "sklearn", "tensorflow", "triton"}
 )
-_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
-_NOT_THE_MODELS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE + os.sep)
-# Interactive input has no file; other names of this kind belong to generated code.
-_TYPED = ("<stdin>", "<input>", "<console>", "<ipython-input", "<doctest")
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_EXCLUDED_FOLDERS = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PACKAGE + os.sep)
+# Names of interactive input, which has no file; other names in angle brackets belong to generated code.
+_INTERACTIVE = ("<stdin>", "<input>", "<console>", "<ipython-input", "<doctest")
 _PATHS: dict[CodeType, str | None] = {}
 
 
@@ -46,7 +48,7 @@ def find_source_line(frame: FrameType | None) -> SourceLine:
             break
         path = path_of(code)
         if path is not None and frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
-            return SourceLine(f"{path}:{frame.f_lineno}", _name_of(frame))
+            return SourceLine(f"{path}:{frame.f_lineno}", _function_name(frame))
         frame = frame.f_back
     return SourceLine()
 
@@ -57,17 +59,17 @@ def source_line_of(function: object) -> SourceLine:
     path = path_of(code) if isinstance(code, CodeType) else None
     if code is None or path is None:
         return SourceLine()
-    return SourceLine(f"{path}:{code.co_firstlineno}", _plain(getattr(function, "__qualname__", code.co_name)))
+    return SourceLine(f"{path}:{code.co_firstlineno}", _short_name(getattr(function, "__qualname__", code.co_name)))
 
 
 def path_of(code: CodeType) -> str | None:
     """Return a code object's path relative to its import folder, or None outside the model's source."""
     if code not in _PATHS:
-        _PATHS[code] = _name_file(code.co_filename)
+        _PATHS[code] = _relative_path(code.co_filename)
     return _PATHS[code]
 
 
-def _name_of(frame: FrameType) -> str:
+def _function_name(frame: FrameType) -> str:
     code = frame.f_code
     name = getattr(code, "co_qualname", None)  # from Python 3.11 on
     if name is None:
@@ -75,25 +77,26 @@ def _name_of(frame: FrameType) -> str:
         owner = frame.f_locals.get("self") if code.co_varnames[:1] == ("self",) else None
         if owner is not None:
             name = f"{type(owner).__qualname__}.{name}"
-    return _plain(name)
+    return _short_name(name)
 
 
-def _plain(qualified: str) -> str:
+def _short_name(qualified: str) -> str:
     """Return a qualified name without its enclosing functions.
 
-    >>> _plain("build.<locals>.Scan.forward"), _plain("<lambda>")
+    >>> _short_name("build.<locals>.Scan.forward"), _short_name("<lambda>")
     ('Scan.forward', 'lambda')
     """
     return qualified.rpartition("<locals>.")[2].replace("<", "").replace(">", "")
 
 
-def _name_file(path: str) -> str | None:
-    if path.startswith(_NOT_THE_MODELS) and not path.startswith(_ZOO):
+def _relative_path(path: str) -> str | None:
+    """Return a file's path relative to its import folder, or None outside the model's source."""
+    if path.startswith(_EXCLUDED_FOLDERS) and not path.startswith(_ZOO):
         return None
     if path.startswith("<"):
-        return path if path.startswith(_TYPED) else None
-    if path.startswith(_LIBRARY) and "-packages" + os.sep not in path:
+        return path if path.startswith(_INTERACTIVE) else None
+    if path.startswith(_STDLIB) and "-packages" + os.sep not in path:
         return None
     folders = [os.path.abspath(folder) + os.sep for folder in sys.path]
-    inside = [folder for folder in folders if path.startswith(folder)]
-    return path[len(max(inside, key=len)) :] if inside else os.path.basename(path)
+    matches = [folder for folder in folders if path.startswith(folder)]
+    return path[len(max(matches, key=len)) :] if matches else os.path.basename(path)

@@ -1,4 +1,4 @@
-"""Per-thread recording state; autograd runs backward in threads of its own."""
+"""Recording state of each thread; autograd runs backward passes in its own threads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fvflops.trace import Value
 
 
 class OpenRegion(NamedTuple):
-    """An open region: the stack to restore, the stack of its call, input specs, autograd node, start readings."""
+    """An open region: the stack to restore, the stack of its call, input specs, current autograd node, readings."""
 
     region: int
     outer: int
     base: int
     inputs: tuple[Value, ...]
     node: Any
-    begun: StartMark | None
+    start: StartMark | None
 
 
 class OptimizerStep(Protocol):
@@ -28,7 +28,7 @@ class OptimizerStep(Protocol):
         """Return whether the step is still running."""
 
     def refresh(self) -> None:
-        """Update which storages each parameter group works with."""
+        """Update the storages of each parameter group."""
 
     def stack_of(self, reads: Any) -> int:
         """Return the stack of an op of the step by the storages it reads."""
@@ -37,9 +37,9 @@ class OptimizerStep(Protocol):
 class ThreadState:
     """Recording state of one thread.
 
-    `thread_number` is 0 for the recorded thread. `stack` is the current stack, `opened` its regions entered by this
-    thread. `rerun` is the node whose backward reruns a checkpointed forward; `reruns` counts those that run while a
-    saved tensor is unpacked. `active_optimizers` are the running optimizer steps.
+    `thread_number` is 0 for the thread that starts the recording. `stack` is the current stack, `opened` are the open
+    regions that this thread entered. `rerun_node` is the node whose backward reruns a checkpointed forward; `reruns`
+    counts the open reruns while a saved tensor is unpacked. `active_optimizers` are the running optimizer steps.
     """
 
     def __init__(self, thread_number: int) -> None:
@@ -47,14 +47,14 @@ class ThreadState:
         self.stack = 0
         self.opened: list[OpenRegion] = []
         self.reruns = 0
-        self.rerun: Any = None
+        self.rerun_node: Any = None
         self.active_optimizers: list[OptimizerStep] = []
 
-    def has_opened_for(self, node: Any) -> bool:
-        """Return whether the open region was entered during a node's backward."""
+    def has_entered_during(self, node: Any) -> bool:
+        """Return whether the innermost open region was entered during a node's backward."""
         return bool(self.opened) and self.opened[-1].node is node
 
     def drop_ended_steps(self) -> None:
-        """Drop optimizer steps that raised, whose end was not reported."""
+        """Discard optimizer steps that raised: torch does not report their end."""
         while self.active_optimizers and not self.active_optimizers[-1].is_running():
             self.active_optimizers.pop()

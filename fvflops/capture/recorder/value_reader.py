@@ -1,4 +1,4 @@
-"""Read the values that an op's cost depends on: offsets of packed sequences, and the pairs that a mask keeps."""
+"""Read the values that an op's cost depends on: offsets of packed sequences, and pairs that a mask leaves unmasked."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ValueArgument:
 
 def find_value_arguments(op: str, names: Sequence[str]) -> tuple[ValueArgument, ...]:
     """Return the arguments of an op whose values its cost depends on, by name; most ops have none."""
-    attends = "attention" in op or "attn" in op or "scaled_dot_product" in op
+    is_attention = "attention" in op or "attn" in op or "scaled_dot_product" in op
     return tuple(
         ValueArgument(position, name, name in _MASKS)
         for position, name in enumerate(names)
-        if name in _LENGTHS or (attends and name in _MASKS)
+        if name in _LENGTHS or (is_attention and name in _MASKS)
     )
 
 
@@ -52,17 +52,17 @@ def add_values(
 ) -> tuple[Value, ...]:
     """Return the inputs of a signature with known values added to the specs of their tensors."""
     inputs_with_values = list(inputs)
-    for argument, known in zip(value_arguments, values, strict=True):
+    for argument, value in zip(value_arguments, values, strict=True):
         spec = inputs_with_values[argument.position]
-        if known is not None and isinstance(spec, TensorSpec):
-            inputs_with_values[argument.position] = replace(spec, values=known)
+        if value is not None and isinstance(spec, TensorSpec):
+            inputs_with_values[argument.position] = replace(spec, values=value)
     return tuple(inputs_with_values)
 
 
 class ValueReader:
     """Reader of tensor values; a mask is counted once per version.
 
-    `has_values` tells whether tensors have the values of a real run.
+    `has_values` returns whether tensors have the values of a real run.
     """
 
     def __init__(self, has_values: Callable[[list[Any]], bool]) -> None:
@@ -82,7 +82,7 @@ class ValueReader:
     def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:
         if (
             type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-            or not _is_plain(tensor)
+            or not _is_dense(tensor)
             or not self._has_values([tensor])
         ):
             return None
@@ -94,30 +94,30 @@ class ValueReader:
             return tuple(tensor.tolist())
 
     def _count_mask(self, mask: torch.Tensor) -> int:
-        """Return how many entries a mask keeps: true ones, and values above half of the dtype's minimum.
+        """Return the number of unmasked entries: true ones, or values above half of the dtype's minimum.
 
-        -inf masks a pair, and so does the dtype's minimum, which models use instead.
+        Masked entries are -inf, or the dtype's minimum, which some models use instead.
         """
         storage = mask.untyped_storage()
         version = -1 if mask.is_inference() else mask._version
         key = id(storage), mask.storage_offset(), mask.shape, mask.stride(), mask.dtype, version
-        known = self._masks.get(key)
-        if known is not None and version >= 0 and known[0]() is storage:
-            return known[1]
+        cached = self._masks.get(key)
+        if cached is not None and version >= 0 and cached[0]() is storage:
+            return cached[1]
         repeats = 1
         with disable_dispatch_modes():
             unexpanded = mask.detach()
-            for dim, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
-                if step == 0 and size > 1:  # one mask for all heads, or for all batches
+            for dim, (size, stride) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+                if stride == 0 and size > 1:  # one mask for all heads, or for all batches
                     unexpanded, repeats = unexpanded.narrow(dim, 0, 1), repeats * size
-            left = unexpanded if unexpanded.dtype is torch.bool else unexpanded > torch.finfo(unexpanded.dtype).min / 2
-            count = int(torch.count_nonzero(left)) * repeats
+            if unexpanded.dtype is not torch.bool:
+                unexpanded = unexpanded > torch.finfo(unexpanded.dtype).min / 2
+            count = int(torch.count_nonzero(unexpanded)) * repeats
         if len(self._masks) >= _MAX_CACHED:
             self._masks.clear()
         self._masks[key] = ref(storage), count
         return count
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    wrapped = is_functorch_wrapped(tensor)
-    return tensor.layout is torch.strided and not tensor.is_nested and not wrapped
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_functorch_wrapped(tensor)

@@ -13,9 +13,9 @@ import torch
 
 from fvflops.capture.restore.contents import (
     GENERATORS,
-    IMMUTABLE,
-    PLAIN,
+    LEAF_TYPES,
     UNSHARED,
+    VALUE_TYPES,
     Iterators,
     Restore,
     Save,
@@ -24,15 +24,15 @@ from fvflops.capture.restore.contents import (
     restore_dict,
     save_for,
 )
-from fvflops.capture.restore.namespaces import ABSENT, Namespaces, attributes_of, namespace_of, read_slot, slots_of
+from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
 from fvflops.capture.restore.tensor_state import TensorState, restore_all, restore_tensor, save_tensor
 
 # At most this many objects are visited, breadth first: a module may refer to a data set, or to a trainer with
 # everything.
-_LIMIT = 1 << 16
-# Code is followed through this many levels of function calls.
-_DEPTH = 4
-# Library modules whose objects' attributes are not part of a model's state.
+_MAX_OBJECTS = 1 << 16
+# Code is searched through this many levels of function calls.
+_CALL_DEPTH = 4
+# Libraries whose objects' attributes are not part of a model's state.
 _EXCLUDED = frozenset(
     {
         *("logging", "threading", "abc", "typing", "re", "ast", "inspect", "importlib", "asyncio", "multiprocessing"),
@@ -46,7 +46,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: defined in Python
 
 
 class _Kind(NamedTuple):
-    """How to save a class's objects: contents, attributes, and the descriptors of their slots."""
+    """How to read a class's instances: functions for contents and attributes, and the descriptors of slots."""
 
     save: Save | None
     attributes: Callable[[Any], Any] | None
@@ -60,15 +60,15 @@ _KINDS: dict[int, tuple[weakref.ref[type], _Kind]] = {}
 class ContainerSnapshot:
     """Snapshot of containers, iterators, objects and tensors reachable from given values.
 
-    `tensors` are all that were found, `code` the functions and classes, which are not followed. Objects in `visited`,
-    by id, are skipped; objects found are added.
+    `tensors` are the tensors among them, `code` the functions and classes, which are not searched. Objects whose ids
+    are in `visited` are skipped; the ids of others are added.
     """
 
     def __init__(self, visited: set[int] | None = None) -> None:
         self.tensors: list[torch.Tensor] = []
         self.code: list[Any] = []
         self._visited = set() if visited is None else visited
-        self._kept: list[Any] = []  # keeps visited objects alive, since ids are reused
+        self._references: list[Any] = []  # keep visited objects alive, since ids are reused
         self._tensors: list[TensorState] = []
         # The restoring function, the object, and its contents.
         self._states: list[tuple[Restore, Any, Any]] = []
@@ -78,15 +78,15 @@ class ContainerSnapshot:
     def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
         """Save each container reachable through containers, and through objects too with `objects`."""
         pending = deque(values)
-        while pending and len(self._visited) < _LIMIT:
+        while pending and len(self._visited) < _MAX_OBJECTS:
             item = pending.popleft()
             cls = type(item)
-            if cls in PLAIN or id(item) in self._visited:
+            if cls in VALUE_TYPES or id(item) in self._visited:
                 continue
             self._visited.add(id(item))
-            if cls in IMMUTABLE:
+            if cls in LEAF_TYPES:
                 continue
-            self._kept.append(item)
+            self._references.append(item)
             if issubclass(cls, torch.Tensor):
                 self.tensors.append(item)
                 if objects:
@@ -103,10 +103,10 @@ class ContainerSnapshot:
             elif is_iterator(item):
                 self._iterators.add(item)
             if objects:
-                pending += self._follow(item, cls, kind)
+                pending += self._save_attributes(item, cls, kind)
 
-    def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
-        """Return an object's attributes to follow, after saving its slots."""
+    def _save_attributes(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
+        """Save an object's slots; return its attributes, which are visited next."""
         if cls is FunctionType or issubclass(cls, type):
             self.code.append(item)
             self._visited.discard(id(item))
@@ -121,78 +121,78 @@ class ContainerSnapshot:
         if not kind.slots:
             return cls, attributes
         owner = _Slots(item, kind.slots)
-        return cls, attributes, *self._note(_save_slots, owner)
+        return cls, attributes, *self._save(_save_slots, owner)
 
-    def _note(self, save: Save, item: Any) -> Iterable[Any]:
+    def _save(self, save: Save, item: Any) -> Iterable[Any]:
+        """Save a mutable object; return the objects to visit next."""
         before, restore, children = save(item)
         assert restore is not None
-        self._kept.append(item)
+        self._references.append(item)
         self._states.append((restore, item, before))
         self._saves.append((save, item))
         return children
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
-        return (restore_tensor, self._tensors), (self._restore_states, [self.advanced()])
+        return (restore_tensor, self._tensors), (self._restore_states, [self.advanced_iterators()])
 
-    def advanced(self) -> Mapping[int, Any]:
-        """Return the replacements of iterators that have advanced, by id."""
+    def advanced_iterators(self) -> Mapping[int, Any]:
+        """Return the copies that replace iterators which have advanced, by id of the iterator."""
         return self._iterators.advanced()
 
-    def _restore_states(self, advanced: Mapping[int, Any]) -> None:
+    def _restore_states(self, iterator_copies: Mapping[int, Any]) -> None:
         states: Iterable[Any] = self._states
-        if advanced:
-            states = ((restore, item, _replace(before, advanced)) for restore, item, before in self._states)
+        if iterator_copies:
+            states = ((restore, item, _replace(before, iterator_copies)) for restore, item, before in self._states)
         restore_all(((_restore_state, states),))
 
     def restore(self) -> None:
-        """Restore whatever differs; an exception for one object does not keep others from being restored."""
+        """Restore whatever differs, also after an exception for one object."""
         restore_all(self.restorers())
 
 
 class CodeSnapshot(ContainerSnapshot):
     """Snapshot of what code uses outside the model: globals, classes, closures and caches.
 
-    It is restored only if the run left new tensors there, which belong to the run; other changes, such as a list in
-    which a hook counts calls, are the program's. Random generators are always restored. `whole` is passed to
-    `Namespaces`.
+    Restored only if the run stored new tensors there, which should not outlive it; other changes, such as a list in
+    which a hook counts calls, remain. Random generators are always restored. `all_globals` is passed to `Namespaces`.
     """
 
-    def __init__(self, visited: set[int], *, whole: bool) -> None:
+    def __init__(self, visited: set[int], *, all_globals: bool) -> None:
         super().__init__(visited)
-        self._namespaces = Namespaces(whole=whole)
-        self._named: list[Any] = []
+        self._namespaces = Namespaces(all_globals=all_globals)
+        self._used_objects: list[Any] = []
 
     def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
-        """Save what is reachable from functions and classes, through a limited depth of function calls."""
-        for _ in range(_DEPTH):
-            self._named = []
+        """Save objects reachable from functions and classes, through a limited depth of function calls."""
+        for _ in range(_CALL_DEPTH):
+            self._used_objects = []
             super().snapshot(values, objects=objects)
-            values = self._named
+            values = self._used_objects
 
-    def _follow(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
+    def _save_attributes(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
         if cls is FunctionType:
-            self._named += self._namespaces.of_function(item)
-            return self._note(_save_function, item)
+            self._used_objects += self._namespaces.objects_used_by(item)
+            return self._save(_save_function, item)
         if issubclass(cls, type):
-            return self._namespaces.of_class(item)
-        return super()._follow(item, cls, kind)
+            return self._namespaces.objects_in_class(item)
+        return super()._save_attributes(item, cls, kind)
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
         if not self._has_new_tensors():
             return ((_restore_state, [state for state in self._states if state[0] in GENERATORS]),)
-        return *super().restorers(), (self._namespaces.restore, [self.advanced()])
+        return *super().restorers(), (self._namespaces.restore, [self.advanced_iterators()])
 
     def _has_new_tensors(self) -> bool:
-        """Return whether new tensors are reachable."""
-        found = [item for item in self._namespaces.values() if id(item) not in self._visited]
+        """Return whether tensors are reachable that were not before the run."""
+        new_objects = [item for item in self._namespaces.new_values() if id(item) not in self._visited]
         for save, item in self._saves:
-            found += [child for child in save(item)[2] if id(child) not in self._visited]
-        if not found:
+            new_objects += [child for child in save(item)[2] if id(child) not in self._visited]
+        if not new_objects:
             return False
         new = ContainerSnapshot(set(self._visited))
-        new.snapshot(found, objects=True)
+        new.snapshot(new_objects, objects=True)
         return bool(new.tensors)
 
 
@@ -202,16 +202,16 @@ class _Slots(NamedTuple):
 
 
 def _kind_of(cls: type) -> _Kind:
-    known = _KINDS.get(id(cls))
-    if known is not None and known[0]() is cls:
-        return known[1]
+    cached = _KINDS.get(id(cls))
+    if cached is not None and cached[0]() is cls:
+        return cached[1]
     kind = _read_kind(cls)
     _KINDS[id(cls)] = weakref.ref(cls, partial(_forget, id(cls))), kind
     return kind
 
 
-def _forget(key: int, ended: weakref.ref[type]) -> None:
-    if key in _KINDS and _KINDS[key][0] is ended:
+def _forget(key: int, reference: weakref.ref[type]) -> None:
+    if key in _KINDS and _KINDS[key][0] is reference:
         del _KINDS[key]
 
 
@@ -222,7 +222,7 @@ def _read_kind(cls: type) -> _Kind:
     module = namespace_of(cls).get("__module__") if cls.__flags__ & _HEAP_TYPE else cls.__module__
     if save is None and type(module) is str and _is_excluded(module):
         return _Kind(None, None, ())
-    return _Kind(save, attributes_of(cls), slots_of(cls))
+    return _Kind(save, dict_getter_of(cls), slots_of(cls))
 
 
 def _is_excluded(module: str) -> bool:
@@ -244,7 +244,7 @@ def _restore_slots(owner: _Slots, before: list[Any]) -> None:
                 slot.__set__(owner.item, value)
 
 
-def _parts_of(function: FunctionType) -> list[Any]:
+def _contents_of(function: FunctionType) -> list[Any]:
     parts: list[Any] = [*(function.__closure__ or ()), *(function.__defaults__ or ())]
     if function.__kwdefaults__:
         parts.append(function.__kwdefaults__)
@@ -255,7 +255,7 @@ def _parts_of(function: FunctionType) -> list[Any]:
 
 def _save_function(function: FunctionType) -> Saved:
     before = [function.__defaults__, function.__kwdefaults__, function.__code__, function.__dict__.copy()]
-    return before, _restore_function, _parts_of(function)
+    return before, _restore_function, _contents_of(function)
 
 
 def _restore_function(function: FunctionType, before: list[Any]) -> None:
@@ -271,11 +271,13 @@ def _restore_state(state: tuple[Restore, Any, Any]) -> None:
     restore(item, before)
 
 
-def _replace(before: Any, advanced: Mapping[int, Any]) -> Any:
+def _replace(before: Any, iterator_copies: Mapping[int, Any]) -> Any:
     """Return a container's saved contents with advanced iterators replaced by their copies."""
     if type(before) is not list:
         return before
     return [
-        tuple([advanced.get(id(part), part) for part in item]) if type(item) is tuple else advanced.get(id(item), item)
+        tuple([iterator_copies.get(id(part), part) for part in item])
+        if type(item) is tuple
+        else iterator_copies.get(id(item), item)
         for item in before
     ]

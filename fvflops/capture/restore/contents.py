@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-# Immutable types.
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-# Types whose objects need no visit, nor what these refer to.
-IMMUTABLE = frozenset(
+# Immutable types without references.
+VALUE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+# Types whose objects are not saved, nor the objects that they refer to.
+LEAF_TYPES = frozenset(
     {
         *(type(str.join), type(int.__add__), type(int.real), type(vars(type)["__mro__"]), types.UnionType, property),
         *(types.GenericAlias, types.MappingProxyType, types.CodeType, re.Pattern, weakref.ref, object, slice),
@@ -35,12 +35,12 @@ IMMUTABLE = frozenset(
 _MAX_ARRAY_BYTES = 1 << 26
 
 Restore = Callable[[Any, Any], None]
-# An object's contents, the function that restores it (None if immutable), and the objects to visit next.
+# An object's contents, the function that restores them (None if immutable), and the objects to visit next.
 Saved = tuple[Any, Restore | None, Iterable[Any]]
 Save = Callable[[Any], Saved]
 
 CACHE = type(cache(len))
-_EMPTIES: tuple[Any, ...] = (
+_EMPTY_ITERABLES: tuple[Any, ...] = (
     [],
     (),
     range(0),
@@ -54,9 +54,11 @@ _EMPTIES: tuple[Any, ...] = (
     {}.items(),
     set(),
 )
-_REVERSIBLE: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
-# Iterators with a length hint.
-_HINTED = frozenset(map(type, [*map(iter, _EMPTIES), *map(reversed, _REVERSIBLE), itertools.repeat(0, 1)]))
+_EMPTY_REVERSIBLES: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
+# Types of iterators with a length hint.
+_HINTED = frozenset(
+    map(type, [*map(iter, _EMPTY_ITERABLES), *map(reversed, _EMPTY_REVERSIBLES), itertools.repeat(0, 1)])
+)
 _ITERATORS = frozenset(
     (
         *_HINTED,
@@ -100,7 +102,7 @@ def restore_dict(item: dict[Any, Any], before: list[tuple[Any, Any]]) -> None:
 
 
 def _mutable_parts(pairs: list[tuple[Any, Any]]) -> list[Any]:
-    return [part for pair in pairs for part in pair if type(part) not in PLAIN]
+    return [part for pair in pairs for part in pair if type(part) not in VALUE_TYPES]
 
 
 def _same_pairs(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
@@ -145,13 +147,13 @@ def _restore_set(item: set[Any], before: list[Any]) -> None:
         set.update(item, before)
 
 
-def _save_fixed(item: Any) -> Saved:
+def _save_immutable(item: Any) -> Saved:
     base = tuple if issubclass(type(item), tuple) else frozenset
     return None, None, _mutable(base.__iter__(item))
 
 
 def _mutable(items: Iterable[Any]) -> list[Any]:
-    return [item for item in items if type(item) not in PLAIN]
+    return [item for item in items if type(item) not in VALUE_TYPES]
 
 
 def _save_bytes(item: bytearray) -> Saved:
@@ -175,20 +177,20 @@ def _restore_numbers(item: array[Any], before: array[Any]) -> None:
 def _save_array(item: Any) -> Saved:
     """Save a NumPy array's elements."""
     numpy = sys.modules["numpy"]
-    whole = numpy.ndarray.view(item, numpy.ndarray)
-    children = _mutable(whole.ravel().tolist()) if whole.dtype.hasobject else ()
-    if not whole.flags.writeable or whole.nbytes > _MAX_ARRAY_BYTES:
+    array = numpy.ndarray.view(item, numpy.ndarray)
+    children = _mutable(array.ravel().tolist()) if array.dtype.hasobject else ()
+    if not array.flags.writeable or array.nbytes > _MAX_ARRAY_BYTES:
         return None, None, children
-    return whole.copy(), _restore_array, children
+    return array.copy(), _restore_array, children
 
 
 def _restore_array(item: Any, before: Any) -> None:
     numpy = sys.modules["numpy"]
     if item.shape != before.shape:
         numpy.ndarray.resize(item, before.shape, refcheck=False)
-    whole = numpy.ndarray.view(item, numpy.ndarray)
-    if whole.dtype.hasobject or whole.tobytes() != before.tobytes():
-        whole[...] = before
+    array = numpy.ndarray.view(item, numpy.ndarray)
+    if array.dtype.hasobject or array.tobytes() != before.tobytes():
+        array[...] = before
 
 
 def _save_numpy_generator(item: Any) -> Saved:
@@ -252,13 +254,13 @@ def _restore_cell(item: types.CellType, before: list[Any]) -> None:
 
 
 def _save_cache(item: Any) -> Saved:
-    """Save a `functools.lru_cache`: an unbounded one through its dict; a bounded one can only be cleared."""
+    """Save a `functools.lru_cache`: an unbounded one by its dict; a bounded one can only be cleared."""
     info = CACHE.cache_info(item)
-    own = item.__dict__
-    kept = [value for value in gc.get_referents(item) if value is not own and type(value) is not type]
+    attributes = item.__dict__
+    referents = [value for value in gc.get_referents(item) if value is not attributes and type(value) is not type]
     if info.maxsize is None:
-        return None, None, kept
-    return info.misses, _restore_cache, [value for value in kept if type(value) is not dict]
+        return None, None, referents
+    return info.misses, _restore_cache, [value for value in referents if type(value) is not dict]
 
 
 def _restore_cache(item: Any, misses: int) -> None:
@@ -285,7 +287,7 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
     (OrderedDict, _save_ordered),
     (dict, _save_dict),
     (list, _save_list),
-    ((tuple, frozenset), _save_fixed),
+    ((tuple, frozenset), _save_immutable),
     (deque, _save_deque),
     (set, _save_set),
     (bytearray, _save_bytes),
@@ -315,29 +317,30 @@ class Iterators:
     """Iterators, each with a copy at its position."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[Any, Any, Any]] = []
+        # The iterator, its copy, and its position.
+        self._saved: list[tuple[Any, Any, Any]] = []
 
     def add(self, iterator: Any) -> None:
         """Save an iterator's position, unless it contains something that cannot be copied, such as a generator."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # copying itertools is deprecated until Python 3.14
             try:
-                self._found.append((iterator, _copy(iterator), _position(iterator)))
+                self._saved.append((iterator, _copy(iterator), _position(iterator)))
             except TypeError:
                 return
 
     def advanced(self) -> dict[int, Any]:
         """Return the copies of iterators that have advanced, by the id of the iterator to replace."""
-        if not self._found:
+        if not self._saved:
             return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return {id(iterator): copy for iterator, copy, before in self._found if _position(iterator) != before}
+            return {id(iterator): copy for iterator, copy, before in self._saved if _position(iterator) != before}
 
 
 def _copy(iterator: Any) -> Any:
-    make, arguments, *state = iterator.__reduce__()
-    copied = make(*[_copy(part) if is_iterator(part) else part for part in arguments])
+    constructor, arguments, *state = iterator.__reduce__()
+    copied = constructor(*[_copy(part) if is_iterator(part) else part for part in arguments])
     if state and state[0] is not None:
         copied.__setstate__(_copy_state(state[0]))
     return copied
@@ -362,4 +365,4 @@ def _describe(part: Any) -> Any:
         return tuple(map(_describe, part))
     if type(part) is list:
         return len(part)
-    return part if type(part) in PLAIN else id(part)
+    return part if type(part) in VALUE_TYPES else id(part)

@@ -1,4 +1,4 @@
-"""FSDP2's state of modules, which it stores outside the modules."""
+"""Read the state that FSDP2 stores outside the modules it shards."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fvflops.torch_internals import loaded_fsdp
 
 
 def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
-    """Return the attributes of the objects by which FSDP2 shards modules.
+    """Return the attribute dicts of the objects by which FSDP2 shards modules.
 
-    Shape execution leaves shape tensors there. Empty if modules are unsharded at the moment: a run reshards them, and
-    only FSDP2 could unshard them again.
+    Shape execution stores shape tensors there. Empty if some modules are unsharded: a run reshards them, and only FSDP2
+    could unshard them again.
     """
     loaded = loaded_fsdp()
     if loaded is None:
         return []
-    found = (loaded._get_module_fsdp_state(module) for module in modules if _can_be_key(module))
-    states = list(dict.fromkeys(state for state in found if state is not None))
+    module_states = (loaded._get_module_fsdp_state(module) for module in modules if _can_be_key(module))
+    states = list(dict.fromkeys(state for state in module_states if state is not None))
     groups = [group for state in states for group in _groups(state)]
     if not all(group.is_sharded for group in groups):
         return []
@@ -30,7 +30,7 @@ def sharding_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
 
 def _can_be_key(module: nn.Module) -> bool:
-    """Return whether FSDP2 can have a state of a module: it needs a hash, which the class may not allow."""
+    """Return whether FSDP2 can have a state of a module: the module must be hashable."""
     try:
         hash(module)
     except Exception:

@@ -30,10 +30,10 @@ from fvflops.capture.restore.forks import at_fork
 _handler_of, _set_handler = _signal.getsignal, _signal.signal
 # Retries when handlers raise while the handlers of several signals are replaced.
 _RETRIES = 8
-# Exceptions in finalizers and weak reference callbacks are printed and lost: a signal that arrives there is sent again
-# after this many seconds.
+# Exceptions in finalizers and weak reference callbacks are printed and discarded: a signal that arrives there is sent
+# again after this many seconds.
 _RESEND_SECONDS = 0.001
-_WEAK = frozenset({weakref.__file__, sys.modules["_weakrefset"].__file__})
+_WEAKREF_FILES = frozenset({weakref.__file__, sys.modules["_weakrefset"].__file__})
 _callbacks: set[CodeType] = set()
 
 Function = TypeVar("Function")
@@ -42,7 +42,7 @@ Function = TypeVar("Function")
 class deferred:
     """A context that defers signal handlers to its end, or to an `allowed` context inside.
 
-    It takes about 5 µs in the main thread, and nothing in others, where Python calls no handlers.
+    Overhead is about 5 µs in the main thread, and none in others, where Python calls no handlers.
     """
 
     __slots__ = ("_before", "_handlers")
@@ -86,7 +86,7 @@ class deferred:
             handlers.deliver()
 
     def deliver(self) -> None:
-        """Call the pending handlers, whose exceptions propagate, unless this is nested where none may run."""
+        """Call the pending handlers, whose exceptions propagate, unless an enclosing context defers them too."""
         handlers = self._handlers
         if handlers is not None and handlers.may_open:
             handlers.deliver()
@@ -120,7 +120,7 @@ class allowed:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether a signal handler raised an error, or its cause: it must propagate to the caller."""
+    """Return whether a signal handler raised an error or its cause: then it must propagate to the caller."""
     handlers = _handlers
     return handlers is not None and handlers.raised is not None and _is_caused_by(error, handlers.raised)
 
@@ -128,7 +128,7 @@ def is_interrupt(error: BaseException) -> bool:
 class _Handlers:
     """The wrapping handlers, installed while the outermost `deferred` lasts.
 
-    `open`: handlers may be called now. `may_open`: `allowed` may set that. `raised`: a handler's exception.
+    `open`: handlers may be called now. `may_open`: `allowed` may set `open`. `raised`: a handler's exception.
     """
 
     def __init__(self) -> None:
@@ -136,9 +136,9 @@ class _Handlers:
         self.open = False
         self.may_open = True
         self.raised: BaseException | None = None
-        self._waiting: dict[int, FrameType | None] = {}
+        self._pending: dict[int, FrameType | None] = {}
         self._originals: dict[int, Any] = {}
-        self._problem: BaseException | None = None
+        self._error: BaseException | None = None
         self._ended = False
 
     def install(self) -> None:
@@ -148,13 +148,13 @@ class _Handlers:
         handler, usually Ctrl-C's, nothing has changed if that raises. With several, others may raise in between: all
         are set first, then the exception is raised.
         """
-        numbers = [number for number in range(1, signal.NSIG) if callable(_handler_of(number))]
-        self._originals = {number: _handler_of(number) for number in numbers}
-        if len(numbers) == 1:
-            _set_handler(numbers[0], self.handle)
+        signals = [number for number in range(1, signal.NSIG) if callable(_handler_of(number))]
+        self._originals = {number: _handler_of(number) for number in signals}
+        if len(signals) == 1:
+            _set_handler(signals[0], self.handle)
             return
         self._retry(self._wrap_handlers, _RETRIES)
-        if self._problem is not None:
+        if self._error is not None:
             self.uninstall()
 
     def uninstall(self) -> None:
@@ -163,12 +163,12 @@ class _Handlers:
         try:
             self._retry(self._set_originals, _RETRIES)
             late = self._call_all()
-            for problem in (early, self._problem, late):
-                if problem is not None:
-                    raise problem
+            for error in (early, self._error, late):
+                if error is not None:
+                    raise error
         finally:
             self._ended = True
-            self.raised = self._problem = problem = early = late = None  # their frames refer to this object
+            self.raised = self._error = error = early = late = None  # their frames refer to this object
 
     def _wrap_handlers(self) -> None:
         for number in self._originals:
@@ -177,41 +177,41 @@ class _Handlers:
 
     def _set_originals(self) -> None:
         for number, original in self._originals.items():
-            if _handler_of(number) == self.handle:  # else the model has set another, which stays
+            if _handler_of(number) == self.handle:  # not if the model has set another, which remains
                 _set_handler(number, original)
 
-    def _retry(self, act: Callable[[], None], times: int) -> None:
-        """Call a function, again after each exception of a signal handler in it, and keep the first error.
+    def _retry(self, function: Callable[[], None], times: int) -> None:
+        """Call a function, again after each exception of a signal handler in it, and store the first error.
 
         Python calls handlers at function entry, after calls and at loop back edges. A loop around `try` would itself be
         unprotected; nested calls protect each other.
         """
         if not times:
-            act()
+            function()
             return
         try:
-            self._retry(act, times - 1)
+            self._retry(function, times - 1)
             return
         except BaseException as error:
-            if self._problem is None:
-                self._problem = error
-        self._retry(act, times - 1)
+            if self._error is None:
+                self._error = error
+        self._retry(function, times - 1)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Call a signal's handler, or make it pending."""
         if self._ended:
             self._originals[number](number, frame)
             return
-        self._waiting[number] = frame
+        self._pending[number] = frame
         if not self.open:
             return
         self.open = False  # for signals that arrive meanwhile
         try:
             if self.raised is not None and _is_caused_by(sys.exc_info()[1], self.raised):
                 return
-            if _is_lost(frame):
-                while self._waiting:
-                    _thread.start_new_thread(_resend, (self._waiting.popitem()[0],))
+            if _discards_exceptions(frame):
+                while self._pending:
+                    _thread.start_new_thread(_resend, (self._pending.popitem()[0],))
                 return
             self.deliver()
         finally:
@@ -220,12 +220,12 @@ class _Handlers:
 
     def deliver(self) -> None:
         """Call the pending handlers until one raises; the exception propagates, the others stay pending."""
-        if not self._waiting:
+        if not self._pending:
             return
         was_open, self.open = self.open, False
         error = None
         try:
-            error = self._call_waiting()
+            error = self._call_pending()
             if error is not None:
                 self.raised = error
                 raise error
@@ -237,18 +237,18 @@ class _Handlers:
         """Call all pending handlers and return the first exception."""
         first = None
         try:
-            while self._waiting:
-                error = self._call_waiting()
+            while self._pending:
+                error = self._call_pending()
                 first = error if first is None else first
             return first
         finally:
             first = error = None
 
-    def _call_waiting(self) -> BaseException | None:
+    def _call_pending(self) -> BaseException | None:
         """Call pending handlers until one raises, and return its exception."""
-        while self._waiting:
-            number = next(iter(self._waiting))
-            frame = self._waiting.pop(number)
+        while self._pending:
+            number = next(iter(self._pending))
+            frame = self._pending.pop(number)
             try:
                 self._originals[number](number, frame)
             except BaseException as error:
@@ -262,24 +262,24 @@ _handlers: _Handlers | None = None
 
 
 def _is_caused_by(error: BaseException | None, origin: BaseException) -> bool:
-    waiting, visited = [error], set()
-    while waiting:
-        error = waiting.pop()
+    pending, visited = [error], set()
+    while pending:
+        error = pending.pop()
         if error is origin:
             return True
         if error is not None and id(error) not in visited:
             visited.add(id(error))
-            waiting += [error.__cause__, error.__context__]
+            pending += [error.__cause__, error.__context__]
     return False
 
 
-def _is_lost(frame: FrameType | None) -> bool:
-    """Return whether exceptions in a frame are lost: in a finalizer or a weak reference callback."""
+def _discards_exceptions(frame: FrameType | None) -> bool:
+    """Return whether Python discards exceptions in a frame: in a finalizer or a weak reference callback."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__del__" or code in _callbacks:
             return True
-        if code.co_filename in _WEAK and code.co_name in ("remove", "_remove"):
+        if code.co_filename in _WEAKREF_FILES and code.co_name in ("remove", "_remove"):
             return True
         frame = frame.f_back
     return False

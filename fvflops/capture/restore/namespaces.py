@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from fvflops.capture.restore.contents import PLAIN
+from fvflops.capture.restore.contents import VALUE_TYPES
 
-# Libraries that keep no tensors outside modules, or whose caches are searched after the run.
+# Libraries that store no tensors outside modules, or whose caches are searched after the run.
 _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
@@ -21,9 +21,12 @@ _LIBRARIES = frozenset(
     }
 ) - {"__main__"}
 
-_BY_NAME = frozenset(opcode.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
-_LOAD, _IMPORT, _EXTEND = (opcode.opmap[name] for name in ("LOAD_GLOBAL", "IMPORT_NAME", "EXTENDED_ARG"))
-_SHIFT = 1 if sys.version_info >= (3, 11) else 0
+# Bytecodes that refer to a name by its index; LOAD_GLOBAL does so by twice the index plus a flag from Python 3.11 on.
+_NAME_OPCODES = frozenset(opcode.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME"))
+_LOAD_GLOBAL, _IMPORT_NAME, _EXTENDED_ARG = (
+    opcode.opmap[name] for name in ("LOAD_GLOBAL", "IMPORT_NAME", "EXTENDED_ARG")
+)
+_LOAD_GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0
 
 # Methods that Python calls implicitly.
 _IMPLICIT_METHODS = frozenset(
@@ -32,13 +35,14 @@ _IMPLICIT_METHODS = frozenset(
 
 ABSENT = object()
 
+# Bypass overrides in metaclasses.
 mro_of = vars(type)["__mro__"].__get__
 namespace_of = vars(type)["__dict__"].__get__
 
-# By id of the code: the code, globals it names, modules it imports, and all its names.
+# A code object, the globals it names, the modules it imports, and all its names.
 _Names = tuple[CodeType, frozenset[str], frozenset[str], frozenset[str]]
-_NAMES: dict[int, _Names] = {}
-_LIMIT = 1 << 15
+_names_by_id: dict[int, _Names] = {}
+_MAX_CACHED = 1 << 15
 
 
 def is_library(name: Any) -> bool:
@@ -46,17 +50,17 @@ def is_library(name: Any) -> bool:
     return type(name) is str and name.partition(".")[0] in _LIBRARIES
 
 
-def attributes_of(cls: type) -> Any:
-    """Return the function that reads `__dict__` of a class's objects, bypassing overrides; None if they have none."""
+def dict_getter_of(cls: type) -> Any:
+    """Return the function that reads `__dict__` of a class's instances, bypassing overrides; None if they have none."""
     for base in mro_of(cls):
-        found = namespace_of(base).get("__dict__")
-        if type(found) in (GetSetDescriptorType, MemberDescriptorType):
-            return found.__get__
+        descriptor = namespace_of(base).get("__dict__")
+        if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+            return descriptor.__get__
     return None
 
 
 def slots_of(cls: type) -> tuple[Any, ...]:
-    """Return the descriptors of the slots of a class's objects."""
+    """Return the descriptors of a class's `__slots__`, inherited ones included."""
     return tuple(
         value
         for base in mro_of(cls)
@@ -67,7 +71,7 @@ def slots_of(cls: type) -> tuple[Any, ...]:
 
 
 def read_slot(slot: Any, item: Any) -> Any:
-    """Return a slot's value, or ABSENT."""
+    """Return a slot's value, or ABSENT if it is not set."""
     try:
         return slot.__get__(item)
     except AttributeError:
@@ -75,60 +79,62 @@ def read_slot(slot: Any, item: Any) -> Any:
 
 
 class Namespaces:
-    """Globals and class attributes that code uses, as they were when first found.
+    """Snapshot of the globals and class attributes that code uses.
 
-    Code is followed through its names without running it: of a class, those methods are read whose names occur in code
-    read so far, and those that Python calls implicitly. `whole`: save all globals of the modules of that code.
+    Code is searched for names without running it. Of a class, only methods are searched whose names occur in the code
+    so far or that Python calls implicitly. `all_globals`: save all globals of the modules of that code, not only those
+    that it names.
     """
 
-    def __init__(self, *, whole: bool) -> None:
-        self._whole = whole
-        self._whole_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+    def __init__(self, *, all_globals: bool) -> None:
+        self._saves_all_globals = all_globals
+        # By id of a namespace: the namespace, and all its contents before the run, or those that code names.
+        self._all_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._named_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: dict[int, tuple[type, dict[str, Any]]] = {}
         self._names = {"forward"}
-        self._pending: dict[str, list[Any]] = {}
+        self._unused_methods: dict[str, list[Any]] = {}
 
-    def of_function(self, function: FunctionType) -> list[Any]:
-        """Return the objects that a function's code uses and that were not found before."""
+    def objects_used_by(self, function: FunctionType) -> list[Any]:
+        """Save the globals that a function uses; return their values that were not returned before."""
         namespace = function.__globals__
         if is_library(namespace.get("__name__")):
             return []
         _, used, imported, names = _names_of(function.__code__)
-        found: list[Any] = []
-        if self._whole and id(namespace) not in self._whole_globals:
-            self._whole_globals[id(namespace)] = namespace, dict(namespace)
+        objects: list[Any] = []
+        if self._saves_all_globals and id(namespace) not in self._all_globals:
+            self._all_globals[id(namespace)] = namespace, dict(namespace)
         for name in used:
-            found += self._read(namespace, name, names)
+            objects += self._read(namespace, name, names)
         for name in imported:
-            found += self._read_module(sys.modules.get(name), names)
+            objects += self._read_module(sys.modules.get(name), names)
         for name in names - self._names:
-            found += self._pending.pop(name, ())
+            objects += self._unused_methods.pop(name, ())
         self._names |= names
-        return found
+        return objects
 
     def _read(self, namespace: dict[str, Any], name: str, names: Iterable[str]) -> Iterator[Any]:
-        _, before = self._globals.setdefault(id(namespace), (namespace, {}))
+        _, before = self._named_globals.setdefault(id(namespace), (namespace, {}))
         value = namespace.get(name, ABSENT)
-        was_found = name in before
+        was_saved = name in before
         before.setdefault(name, value)
         if type(value) is ModuleType:
             yield from self._read_module(value, names)
-        elif not was_found and value is not ABSENT and type(value) not in PLAIN:
+        elif not was_saved and value is not ABSENT and type(value) not in VALUE_TYPES:
             yield value
 
     def _read_module(self, module: Any, names: Iterable[str]) -> Iterator[Any]:
         if type(module) is not ModuleType or is_library(module.__name__):
             return
         namespace = vars(module)
-        own = self._globals.get(id(namespace), (None, {}))[1]
+        saved = self._named_globals.get(id(namespace), (None, {}))[1]
         for name in names:
-            if name in namespace and name not in own:
+            if name in namespace and name not in saved:
                 yield from self._read(namespace, name, names)
 
-    def of_class(self, cls: type) -> list[Any]:
-        """Return the objects in a class and its bases that were not found before."""
-        found: list[Any] = [type(cls)]
+    def objects_in_class(self, cls: type) -> list[Any]:
+        """Save the attributes of a class and its bases; return values and functions not returned before."""
+        objects: list[Any] = [type(cls)]
         for base in mro_of(cls):
             namespace: Mapping[str, Any] = namespace_of(base)
             if id(base) in self._classes or is_library(namespace.get("__module__")):
@@ -144,32 +150,32 @@ class Namespaces:
                 elif kind is FunctionType:
                     functions = (value,)
                 else:
-                    if kind not in PLAIN:
-                        found.append(value)
+                    if kind not in VALUE_TYPES:
+                        objects.append(value)
                     continue
                 if name in self._names or name in _IMPLICIT_METHODS:
-                    found += functions
+                    objects += functions
                 else:
-                    self._pending.setdefault(name, []).extend(functions)
-        return found
+                    self._unused_methods.setdefault(name, []).extend(functions)
+        return objects
 
-    def values(self) -> Iterator[Any]:
-        """Yield the objects that are new in the globals and classes."""
-        for namespace, before in (*self._globals.values(), *self._whole_globals.values()):
+    def new_values(self) -> Iterator[Any]:
+        """Yield the current values of changed globals and class attributes."""
+        for namespace, before in (*self._named_globals.values(), *self._all_globals.values()):
             yield from (namespace[name] for name, value in before.items() if namespace.get(name, value) is not value)
-        for namespace, before in self._whole_globals.values():
+        for namespace, before in self._all_globals.values():
             yield from (namespace[name] for name in namespace.keys() - before.keys())
         for cls, before in self._classes.values():
             yield from (value for name, value in namespace_of(cls).items() if before.get(name, ABSENT) is not value)
 
-    def restore(self, advanced: Mapping[int, Any]) -> None:
-        """Restore what differs; `advanced` are copies of iterators, by the id of the iterator to replace."""
-        for namespace, before in self._whole_globals.values():
+    def restore(self, iterator_copies: Mapping[int, Any]) -> None:
+        """Restore what differs; `iterator_copies` maps ids of advanced iterators to their replacements."""
+        for namespace, before in self._all_globals.values():
             for name in namespace.keys() - before.keys():
                 del namespace[name]
-        for namespace, before in (*self._globals.values(), *self._whole_globals.values()):
+        for namespace, before in (*self._named_globals.values(), *self._all_globals.values()):
             for name, value in before.items():
-                value = advanced.get(id(value), value)
+                value = iterator_copies.get(id(value), value)
                 if namespace.get(name, ABSENT) is not value:
                     if value is ABSENT:
                         del namespace[name]
@@ -180,18 +186,18 @@ class Namespaces:
             for name in [name for name in now if name not in before and not name.startswith("__")]:
                 type.__delattr__(cls, name)
             for name, value in before.items():
-                value = advanced.get(id(value), value)
+                value = iterator_copies.get(id(value), value)
                 if now.get(name, ABSENT) is not value and not name.startswith("__"):
                     type.__setattr__(cls, name, value)
 
 
 def _names_of(code: CodeType) -> _Names:
-    known = _NAMES.get(id(code))
-    if known is None:
-        if len(_NAMES) >= _LIMIT:
-            _NAMES.clear()
-        known = _NAMES[id(code)] = _read_code(code)
-    return known
+    names = _names_by_id.get(id(code))
+    if names is None:
+        if len(_names_by_id) >= _MAX_CACHED:
+            _names_by_id.clear()
+        names = _names_by_id[id(code)] = _read_code(code)
+    return names
 
 
 def _read_code(code: CodeType) -> _Names:
@@ -199,22 +205,22 @@ def _read_code(code: CodeType) -> _Names:
     names = code.co_names
     used: set[str] = set()
     imported: set[str] = set()
-    every = set(names)
+    all_names = set(names)
     extended = 0
-    steps = iter(code.co_code)
-    for operation, argument in zip(steps, steps, strict=False):
+    opcodes_and_arguments = iter(code.co_code)
+    for operation, argument in zip(opcodes_and_arguments, opcodes_and_arguments, strict=False):
         number = extended << 8 | argument
-        extended = number if operation == _EXTEND else 0
-        if operation == _LOAD:
-            used.add(names[number >> _SHIFT])
-        elif operation in _BY_NAME:
+        extended = number if operation == _EXTENDED_ARG else 0
+        if operation == _LOAD_GLOBAL:
+            used.add(names[number >> _LOAD_GLOBAL_SHIFT])
+        elif operation in _NAME_OPCODES:
             used.add(names[number])
-        elif operation == _IMPORT:
+        elif operation == _IMPORT_NAME:
             imported.add(names[number])
     for constant in code.co_consts:
         if type(constant) is CodeType:
-            _, more, imports, inside = _read_code(constant)
-            used |= more
-            imported |= imports
-            every |= inside
-    return code, frozenset(used), frozenset(imported), frozenset(every)
+            _, inner_used, inner_imported, inner_names = _read_code(constant)
+            used |= inner_used
+            imported |= inner_imported
+            all_names |= inner_names
+    return code, frozenset(used), frozenset(imported), frozenset(all_names)

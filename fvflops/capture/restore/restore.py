@@ -27,7 +27,8 @@ from fvflops.capture.restore.tensor_state import (
 from fvflops.capture.restore.torch_state import without_modes
 from fvflops.capture.shapes.data_parallel import replication_state
 
-# Ops that update running statistics in training although their schemas declare no mutation.
+# Ops that update running statistics although their schemas declare no mutation: the argument on which that depends, and
+# the arguments written.
 _UNDECLARED_WRITES: Mapping[str, tuple[str, str, str]] = {
     "aten::batch_norm": ("training", "running_mean", "running_var"),
     "aten::native_batch_norm": ("training", "running_mean", "running_var"),
@@ -45,28 +46,28 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the leaves that receive a gradient from a backward pass of a tensor.
+    """Return the leaves that receive a gradient in a backward pass from a tensor.
 
     >>> weight = torch.ones(2, requires_grad=True)
     >>> leaves_of((weight * 2).sum())[0] is weight
     True
     """
-    found, visited, waiting = [], set(), [tensor.grad_fn]
-    while waiting:
-        node = waiting.pop()
+    leaves, visited, pending = [], set(), [tensor.grad_fn]
+    while pending:
+        node = pending.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
         if hasattr(node, "variable"):
-            found.append(node.variable)
-        waiting += [below for below, _ in node.next_functions]
-    return found
+            leaves.append(node.variable)
+        pending += [inner for inner, _ in node.next_functions]
+    return leaves
 
 
 class UndoLog:
     """Original contents of each pre-existing storage that a run writes to.
 
-    Keyed by storage, so that a write through one view restores all of them. Sparse and mkldnn tensors are copied whole.
+    By storage, so that all views of it are restored. Sparse and mkldnn tensors are copied as tensors.
     """
 
     def __init__(self) -> None:
@@ -76,13 +77,13 @@ class UndoLog:
     def before(
         self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any], fresh: Mapping[int, Any]
     ) -> None:
-        """Save what a call is about to overwrite, except storages in `fresh`, which the run created."""
+        """Save the storages that a call will write to, except those in `fresh`, which the run created."""
         for value in written_arguments(schema, args, kwargs):
             for tensor in tensors_of(value):
                 self.save(tensor, fresh)
 
-    def save(self, tensor: torch.Tensor, fresh: Mapping[int, Any], largest: int | None = None) -> None:
-        """Save a tensor's storage, unless it has more than `largest` bytes."""
+    def save(self, tensor: torch.Tensor, fresh: Mapping[int, Any], max_bytes: int | None = None) -> None:
+        """Save a tensor's storage, unless it has more than `max_bytes`."""
         if tensor.layout is not torch.strided:
             self._save_copy(tensor)
             return
@@ -90,7 +91,7 @@ class UndoLog:
         if storage.device.type == "meta":
             return
         key = id(storage)  # torch keeps one Python object per live storage
-        if key not in fresh and key not in self._saved and (largest is None or storage.nbytes() <= largest):
+        if key not in fresh and key not in self._saved and (max_bytes is None or storage.nbytes() <= max_bytes):
             with deferred(), without_modes():  # copying a storage dispatches ops
                 self._saved[key] = (storage, storage.clone())
 
@@ -125,8 +126,8 @@ def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str
     undeclared = _UNDECLARED_WRITES.get(schema.name)
     if undeclared is not None:
         arguments = dict(zip(schema.names, args, strict=False)) | dict(kwargs)
-        switch, *written = undeclared
-        if arguments.get(switch):
+        condition, *written = undeclared
+        if arguments.get(condition):
             yield from (arguments.get(name) for name in written)
 
 
@@ -138,10 +139,10 @@ def writes_to_arguments(schema: OpSchema) -> bool:
 class Snapshot:
     """Snapshot of a model, its inputs, random generators and torch's settings.
 
-    Covers the attributes of each module, hooks included, with containers and objects in them, and the same of the
-    inputs; and of the code of the model's classes, of functions in its attributes, and of `code`, the globals, class
-    attributes and closures used. Values are compared by identity. `program`: the run is the caller's own code, whose
-    other globals are not the model's.
+    Covers the attributes of each module, hooks included, and the inputs, with containers and objects in them. Also
+    covers globals, class attributes and closures used by the model's classes, functions in its attributes, and `code`.
+    Values are compared by identity. `program`: the run is a program, whose globals are saved only if such code uses
+    them, since the others are not the model's.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Snapshot:
         self._model_index = model_index
         visited = set(map(id, model_index.modules))
         self._contents = ContainerSnapshot(visited)
-        self._code = CodeSnapshot(visited, whole=not program)
+        self._code = CodeSnapshot(visited, all_globals=not program)
         with without_modes():
             tensors = model_index.tensors
             self._grads = _grads_of(tensors)
@@ -158,13 +159,13 @@ class Snapshot:
             self._tensors = [save_tensor(tensor) for tensor in model_index.unstrided]
             # Tensors can have attributes too; their dicts are mostly empty.
             attributes = list(map(_attributes, tensors))
-            filled = list(filter(None, attributes))
-            self._bare = attributes if not filled else [mapping for mapping in attributes if not mapping]
+            nonempty = list(filter(None, attributes))
+            self._empty_attributes = attributes if not nonempty else [item for item in attributes if not item]
             self._contents.snapshot(
                 [*sharding_state(model_index.modules), *replication_state(model_index.modules)], objects=False
             )
             classes = [kind for kind in set(map(type, model_index.modules)) if not is_library(kind.__module__)]
-            self._contents.snapshot([inputs, *model_index.others, *filled, *filter(None, self._hooks)], objects=True)
+            self._contents.snapshot([inputs, *model_index.others, *nonempty, *filter(None, self._hooks)], objects=True)
             self._code.snapshot([*classes, *code, *self._contents.code], objects=True)
             self._settings = list(save_settings())
 
@@ -174,7 +175,7 @@ class Snapshot:
         return [*self._contents.tensors, *self._code.tensors]
 
     def restore(self) -> None:
-        """Restore whatever differs; an exception for one object does not keep others from being restored."""
+        """Restore whatever differs, also after an exception for one object."""
         tensors, containers = self._contents.restorers()
         restore_all(
             (
@@ -186,25 +187,28 @@ class Snapshot:
                 (_restore_mapping, self._changed_mappings()),
                 containers,
                 *self._code.restorers(),
-                (dict.clear, filter(None, self._bare)),
+                (dict.clear, filter(None, self._empty_attributes)),
                 (_restore_empty, filter(None, self._model_index.empty)),
             )
         )
 
     def _changed_mappings(self) -> Iterable[tuple[dict[Any, Any], dict[Any, Any]]]:
-        """Return the mappings if any differs; one pass over all shows that none does, as is usual."""
+        """Return all mappings with their contents before the run, or none if all are unchanged, which is usual."""
         model_index = self._model_index
         now = model_index.mappings
-        advanced = self._contents.advanced()
+        iterator_copies = self._contents.advanced_iterators()
         unchanged = (
-            not advanced
+            not iterator_copies
             and list(map(len, now)) == model_index.sizes
             and list(chain.from_iterable(now)) == model_index.keys
             and all(map(is_, chain.from_iterable([mapping.values() for mapping in now]), model_index.values))
         )
         if unchanged:
             return ()
-        before = ({key: advanced.get(id(value), value) for key, value in old.items()} for old in model_index.contents())
+        before = (
+            {key: iterator_copies.get(id(value), value) for key, value in contents.items()}
+            for contents in model_index.contents()
+        )
         return zip(now, before, strict=True)
 
     def _changed_hooks(self) -> list[int]:

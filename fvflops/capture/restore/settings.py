@@ -63,7 +63,7 @@ def _print_options() -> dict[str, Any]:
     return dict(vars(print_options()))
 
 
-# (getter, setter) of each setting. A getter raises if this torch lacks the setting.
+# (getter, setter) of each setting. A getter raises if this version of torch lacks the setting.
 _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (_default_device, _set_default_device),
@@ -115,9 +115,9 @@ def _save_all(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
     def undo() -> None:
         if _read_all(settings) == before:  # the usual case
             return
-        for (get, put), value in zip(settings, before, strict=True):
+        for (get, set_value), value in zip(settings, before, strict=True):
             if value is not _ABSENT and _read(get) != value:
-                put(value)
+                set_value(value)
 
     return undo
 

@@ -15,8 +15,9 @@ TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None
 
 
 def save_tensor(tensor: torch.Tensor) -> TensorState:
-    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-    alias = tensor.detach() if plain and not tensor.is_nested else None
+    """Return a tensor's state; the alias is None for sparse and nested tensors and subclasses."""
+    is_strided = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    alias = tensor.detach() if is_strided and not tensor.is_nested else None
     return tensor, alias, tensor.requires_grad, tensor.grad if is_leaf(tensor) else None
 
 
@@ -29,10 +30,12 @@ def restore_tensor(state: TensorState) -> None:
 
 
 def data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the storage, offset, shape and strides of a tensor."""
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
+    """Restore a leaf's gradient and whether it requires one."""
     if is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
         tensor.detach_()  # the run wrote a tensor with autograd history into it
     if is_leaf(tensor):
@@ -43,9 +46,9 @@ def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tens
 
 
 def is_leaf(tensor: torch.Tensor) -> bool | None:
-    """Return whether a tensor is a leaf, or None where autograd raises.
+    """Return whether a tensor is a leaf, or None if autograd raises.
 
-    It raises for one of several views, as FSDP's parameters are, whose base was written to.
+    It raises for one of several views, such as FSDP's parameters, whose base was written to.
     """
     try:
         return tensor.is_leaf
@@ -53,15 +56,15 @@ def is_leaf(tensor: torch.Tensor) -> bool | None:
         return None
 
 
-def restore_all(kinds: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
+def restore_all(restorers: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
     """Call each function with each of its states; the first exception, of any kind, is raised after all calls."""
-    problems: list[BaseException] = []
+    errors: list[BaseException] = []
     with without_modes():
-        for restore, states in kinds:
+        for restore, states in restorers:
             for state in states:
                 try:
                     restore(state)
                 except BaseException as error:
-                    problems.append(error)
-    if problems:
-        raise problems[0]
+                    errors.append(error)
+    if errors:
+        raise errors[0]

@@ -46,10 +46,10 @@ from fvflops.torch_internals import (
     undo_transforms,
 )
 
-# torch's flags beside the mode stack, and the attributes in which active modes save their previous values.
+# torch's global flags about active modes, and the attributes in which modes save their previous values.
 _FLAGS = {
-    name: kept
-    for name, kept in (
+    name: attribute
+    for name, attribute in (
         ("_is_in_torch_dispatch_mode", "old_dispatch_mode_flags"),
         ("_is_in_non_infra_torch_dispatch_mode", "old_non_infra_dispatch_mode_flags"),
         (
@@ -60,14 +60,14 @@ _FLAGS = {
     if hasattr(python_dispatch, name)
 }
 _DEVICES = autocast_devices()
-# Guards kept alive for good: their exit would undo the restored state.
+# Guards that are never freed: their exit would undo the restored state.
 _guards: list[Any] = []
 
 
 class model_runs:
-    """A context for the model's run, inside `deferred`: signals are let through, and the thread's state is restored.
+    """A context for the model's run, inside `deferred`, that allows signals and restores the thread's state.
 
-    Also after exceptions, since a signal may interrupt torch's own `__enter__` or `__exit__`.
+    The state is restored after exceptions too, since a signal may interrupt `__enter__` or `__exit__` in torch.
     """
 
     def __enter__(self) -> None:
@@ -80,7 +80,7 @@ class model_runs:
     ) -> None:
         self._allowed.__exit__(kind, error, traceback)
         try:
-            end_contexts(error)
+            close_interrupted_contexts(error)
         finally:
             self._state.restore()
 
@@ -122,10 +122,10 @@ class TorchState:
         if not _are_identical(dispatch_mode_stack(), modes):
             _set_modes(modes)
         for mode, lengths in zip(modes, depths, strict=True):
-            for kept, length in zip(_FLAGS.values(), lengths, strict=True):
-                before = getattr(mode, kept)
-                while len(before) > length:
-                    before.pop()
+            for attribute, length in zip(_FLAGS.values(), lengths, strict=True):
+                values = getattr(mode, attribute)
+                while len(values) > length:
+                    values.pop()
         _set_flags(flags)
         while _get_nesting() > nesting:
             torch.autocast_decrement_nesting()
@@ -143,7 +143,7 @@ def _read_state() -> tuple[Any, ...]:
     modes = dispatch_mode_stack()
     return (
         modes,
-        [[len(getattr(mode, kept)) for kept in _FLAGS.values()] for mode in modes],
+        [[len(getattr(mode, attribute)) for attribute in _FLAGS.values()] for mode in modes],
         _get_flags(),
         function_mode_stack(),
         get_function_state(),
@@ -157,47 +157,47 @@ def _read_state() -> tuple[Any, ...]:
     )
 
 
-def end_contexts(error: BaseException | None) -> None:
-    """Close contexts that an exception interrupted in their `__enter__` or `__exit__`, outside the with statement.
+def close_interrupted_contexts(error: BaseException | None) -> None:
+    """Close contexts whose `__enter__` or `__exit__` an exception interrupted, so that no `with` statement does.
 
-    The exception keeps them alive; freed later, they would restore an outdated state in the middle of a run.
+    The exception keeps them alive; freed later, they would restore an outdated state during another run.
     """
     visited: set[int] = set()
     while error is not None and id(error) not in visited:
         visited.add(id(error))
-        position = error.__traceback__
-        while position is not None:
-            end = _ENDS.get(position.tb_frame.f_code)
-            if end is not None:
-                end(position.tb_frame.f_locals["self"])
-            position = position.tb_next
+        traceback = error.__traceback__
+        while traceback is not None:
+            close = _CLOSE_BY_CODE.get(traceback.tb_frame.f_code)
+            if close is not None:
+                close(traceback.tb_frame.f_locals["self"])
+            traceback = traceback.tb_next
         error = error.__context__
 
 
-def _end_generator(context: Any) -> None:
+def _close_generator(context: Any) -> None:
     if not context.gen.gi_running:
         context.gen.close()
 
 
-def _end_inference_mode(mode: torch.inference_mode) -> None:
+def _close_inference_mode(mode: torch.inference_mode) -> None:
     guard = getattr(mode, "_inference_mode_context", None)
     if guard is not None:
         guard.__exit__(None, None, None)
 
 
 # Closing functions, by the code of the interrupted frame.
-_ENDS: dict[CodeType, Callable[[Any], None]] = {
-    _GeneratorContextManager.__enter__.__code__: _end_generator,
-    _GeneratorContextManager.__exit__.__code__: _end_generator,
-    torch.inference_mode.__enter__.__code__: _end_inference_mode,
-    torch.inference_mode.__exit__.__code__: _end_inference_mode,
+_CLOSE_BY_CODE: dict[CodeType, Callable[[Any], None]] = {
+    _GeneratorContextManager.__enter__.__code__: _close_generator,
+    _GeneratorContextManager.__exit__.__code__: _close_generator,
+    torch.inference_mode.__enter__.__code__: _close_inference_mode,
+    torch.inference_mode.__exit__.__code__: _close_inference_mode,
 }
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """Return a context without dispatch modes; torch's own, which takes 6 µs, only if one is active."""
-    is_any_on = dispatch_stack_length() or pre_dispatch_stack_length()
-    return disable_dispatch_modes() if is_any_on else nullcontext()
+    """Return a context without dispatch modes; an empty one if none is active, since torch's takes 6 µs."""
+    has_modes = dispatch_stack_length() or pre_dispatch_stack_length()
+    return disable_dispatch_modes() if has_modes else nullcontext()
 
 
 @contextmanager
@@ -212,16 +212,16 @@ def dispatch_mode_active(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
-    """Push dispatch modes that an exception removed back onto the stack, below the active ones."""
+    """Push dispatch modes that an exception removed onto the stack again, below the active ones."""
     stack = dispatch_mode_stack()
-    lost = [mode for mode in modes if not any(item is mode for item in stack)]
-    if lost:
-        _set_modes([*lost, *stack])
+    removed = [mode for mode in modes if not any(item is mode for item in stack)]
+    if removed:
+        _set_modes([*removed, *stack])
 
 
 @contextmanager
 def function_mode_removed(mode: TorchFunctionMode) -> Iterator[None]:
-    """Remove a function mode, which is switched on and off inside the context, from the stack at its end."""
+    """Remove a function mode, which code inside the context may activate, from the stack at the end."""
 
     def remove() -> None:
         stack = function_mode_stack()
@@ -243,19 +243,19 @@ def _remove_mode(mode: TorchDispatchMode) -> None:
         return
     if positions:
         _set_modes([item for item in stack if item is not mode])
-    before = [getattr(mode, kept) for kept in _FLAGS.values()]
-    if all(before) and positions:
-        _set_flags([flags[0] for flags in before] if positions[0] == len(stack) - len(positions) else _get_flags())
-    for flags in before:
+    saved_flags = [getattr(mode, attribute) for attribute in _FLAGS.values()]
+    if all(saved_flags) and positions:
+        _set_flags([flags[0] for flags in saved_flags] if positions[0] == len(stack) - len(positions) else _get_flags())
+    for flags in saved_flags:
         flags.clear()
     if not dispatch_mode_stack():
         _set_flags([False] * len(_FLAGS))
 
 
-def _are_identical(some: Sequence[Any] | None, others: Sequence[Any] | None) -> bool:
-    if some is None or others is None:
-        return some is others
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+def _are_identical(left: Sequence[Any] | None, right: Sequence[Any] | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
 
 
 def _set_modes(modes: Sequence[TorchDispatchMode]) -> None:
@@ -284,8 +284,7 @@ def _set_flags(flags: Sequence[bool]) -> None:
 
 
 def _get_keys() -> tuple[int, int]:
-    get = included_keys, excluded_keys
-    return get[0]().raw_repr(), get[1]().raw_repr()
+    return included_keys().raw_repr(), excluded_keys().raw_repr()
 
 
 def _set_keys(keys: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Collectives in shape execution: nothing is sent, and every handle is complete."""
+"""Work handles of collectives in shape execution, which sends nothing."""
 
 from __future__ import annotations
 

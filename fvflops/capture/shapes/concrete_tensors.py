@@ -1,4 +1,4 @@
-"""Real tensors in shape execution: those from before the run, and those that it computes."""
+"""Real tensors in shape execution: those that existed before the run, and those that it computes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
-# Tensors up to this many elements keep their values if they are integers or bools (ids, positions, masks, lengths) or
-# computed from such and constants only; so do views with a storage of this size, expanded up to EXPANDED times.
+# Tensors up to this many elements keep their values if they are integers or bools (ids, positions, masks, lengths), or
+# computed only from those and constants. So do views expanded up to EXPANDED times from a storage of this size.
 CONCRETE_LIMIT = 1 << 20
 EXPANDED = 64
 
@@ -28,10 +28,10 @@ RegisteredTensor = tuple[torch.Tensor, Metadata, int]
 
 
 class ConcreteTensors:
-    """The real tensors of a run in shape execution for one device; `devices` are those that they are on.
+    """The real tensors of a run in shape execution, which emulates `device`; `devices` are their actual devices.
 
-    Of tensors from before the run, floating-point ones have unknown values, small integer and bool ones known values.
-    `registered` are these tensors, by id.
+    Tensors that existed before the run are in `registered` by id. Of these, small integer and bool tensors have known
+    values, all others unknown ones.
     """
 
     def __init__(self, recorder: Recorder, device: torch.device, devices: Sequence[torch.device]) -> None:
@@ -41,13 +41,13 @@ class ConcreteTensors:
         self._devices = {META: device, torch.device(device.type): device, **dict.fromkeys(devices, device)}
         if not is_available(device):
             self._devices[torch.device("cpu")] = device
-        # Tensors that the run computes are created on its device if all existing tensors are there too.
-        all_there = is_available(device) and all(item in (device, META) for item in devices)
-        self._compute_device = device if all_there else torch.device("cpu")
+        # Tensors that the run computes are created on its device if all existing tensors are on it too.
+        same_device = is_available(device) and all(item in (device, META) for item in devices)
+        self._compute_device = device if same_device else torch.device("cpu")
         self._adapted: dict[Metadata, Metadata] = {}
-        # Storages below this index existed before the run; those above have values that the run computed.
+        # Storages below this index existed before the run; the run computed the values of the others.
         self._preexisting = 0
-        # By id; the weak reference shows whether the storage is still alive, since ids are reused.
+        # By id; the weak reference tells whether it is still the same storage, since ids are reused.
         self._invalid: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def register(
@@ -57,12 +57,12 @@ class ConcreteTensors:
         storages: Sequence[torch.UntypedStorage],
         rows: Sequence[tuple[Any, ...]],
     ) -> None:
-        """Register the storages of tensors that exist before the run and throughout it."""
-        numbers = self._recorder.register_storages(storages, rows)
+        """Register tensors that existed before the run and outlive it, with their storages."""
+        indices = self._recorder.register_storages(storages, rows)
         self._preexisting = len(self._recorder.storages)
-        adapted = {item: self._adapt(item) for item in set(metadata)}
-        rewritten = map(adapted.__getitem__, metadata)
-        self.registered.update(zip(map(id, tensors), zip(tensors, rewritten, numbers, strict=True), strict=True))
+        adapted_by_metadata = {item: self._adapt(item) for item in set(metadata)}
+        adapted = map(adapted_by_metadata.__getitem__, metadata)
+        self.registered.update(zip(map(id, tensors), zip(tensors, adapted, indices, strict=True), strict=True))
 
     def resolve(self, tensor: torch.Tensor) -> RegisteredTensor:
         """Return a real tensor with its metadata in the run and its storage's index."""
@@ -73,28 +73,31 @@ class ConcreteTensors:
             error = NotImplementedError(f"shape execution does not support tensors of layout {tensor.layout}")
             self._recorder.fail("", error)
             raise error
-        real = metadata_of(tensor)
-        metadata = self._adapt(real)
-        number = self._recorder.storage_of(tensor, "outside")
+        real_metadata = metadata_of(tensor)
+        metadata = self._adapt(real_metadata)
+        index = self._recorder.storage_of(tensor, "outside")
         if self._is_invalid(tensor.untyped_storage()):
             metadata = _unknown(metadata)
-        elif not metadata.known and number >= self._preexisting and _may_keep_values(real):
+        elif not metadata.known and index >= self._preexisting and _may_keep_values(real_metadata):
             # A constant that the model creates, or stores outside its parameters, buffers and inputs.
-            metadata = intern(real.shape, real.stride, real.dtype, metadata.device, True, real.bits)
-        return tensor, metadata, number
+            metadata = intern(
+                *(real_metadata.shape, real_metadata.stride, real_metadata.dtype),
+                *(metadata.device, True, real_metadata.bits),
+            )
+        return tensor, metadata, index
 
     def metadata_of(self, tensor: torch.Tensor) -> Metadata:
         """Return a tensor's metadata in the run."""
         return tensor.metadata if type(tensor) is ShapeTensor else self.resolve(tensor)[1]
 
     def spec_of(self, tensor: torch.Tensor) -> TensorSpec:
-        """Return the spec of a tensor of any layout, or of a wrapper of torch.func or of a graph tracer."""
-        wrapped = isinstance(tensor, FakeTensor) or is_functorch_wrapped(tensor)
-        plain = tensor.layout is torch.strided and not tensor.is_nested and not wrapped
-        return self.metadata_of(tensor).spec if plain else describe_tensor(tensor)
+        """Return the spec of a tensor of any layout, FakeTensor or torch.func wrapper."""
+        is_wrapped = isinstance(tensor, FakeTensor) or is_functorch_wrapped(tensor)
+        is_strided = tensor.layout is torch.strided and not tensor.is_nested
+        return self.metadata_of(tensor).spec if is_strided and not is_wrapped else describe_tensor(tensor)
 
     def device_for(self, device: torch.device) -> torch.device:
-        """Return the device that the run shows for a tensor's device."""
+        """Return the device that the run reports for a tensor's device."""
         return self._devices.get(device, device)
 
     def creation_device(self, device: torch.device) -> torch.device:
@@ -102,7 +105,7 @@ class ConcreteTensors:
         return self._compute_device if device in self._devices else device
 
     def have_values(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether all tensors are real and have the values of a real run."""
+        """Return whether all tensors are real and have the values of real execution."""
         return bool(tensors) and all(
             type(tensor) is not ShapeTensor
             and tensor.device.type != "meta"
@@ -111,19 +114,19 @@ class ConcreteTensors:
         )
 
     def mark_known(self, tensor: torch.Tensor) -> None:
-        """Treat the values of a tensor from before the run as known."""
-        _, metadata, number = self.resolve(tensor)
+        """Treat the values of a tensor that existed before the run as known."""
+        _, metadata, index = self.resolve(tensor)
         known = intern(metadata.shape, metadata.stride, metadata.dtype, metadata.device, True, metadata.bits)
-        self.registered[id(tensor)] = tensor, known, number
+        self.registered[id(tensor)] = tensor, known, index
 
     def invalidate(self, tensor: torch.Tensor) -> None:
-        """Mark a storage's values as unknown: the model would have written to it."""
+        """Mark the values of a tensor's storage as unknown, since the model would have written to it."""
         storage = tensor.untyped_storage()
         if not self._is_invalid(storage):
             self._invalid[id(storage)] = weakref.ref(storage)
-            for key, (registered, metadata, number) in list(self.registered.items()):
+            for key, (registered, metadata, index) in list(self.registered.items()):
                 if metadata.known and registered.untyped_storage() is storage:
-                    self.registered[key] = registered, _unknown(metadata), number
+                    self.registered[key] = registered, _unknown(metadata), index
 
     def _is_invalid(self, storage: torch.UntypedStorage) -> bool:
         # torch keeps one Python object per storage for its lifetime.
@@ -131,7 +134,7 @@ class ConcreteTensors:
         return invalid is not None and invalid() is storage
 
     def _adapt(self, metadata: Metadata) -> Metadata:
-        """Return a real tensor's metadata in this run: on its device, values known if small and not floating-point."""
+        """Return a real tensor's metadata in the run: on the run's device, known if a small integer or bool tensor."""
         adapted = self._adapted.get(metadata)
         if adapted is None:
             known = metadata.dtype in INTEGRAL and _may_keep_values(metadata)
@@ -145,8 +148,8 @@ def is_small(metadata: Metadata) -> bool:
     """Return whether a tensor is small enough to keep its values."""
     if metadata.numel <= CONCRETE_LIMIT:
         return True
-    held = metadata.nbytes // metadata.dtype.itemsize
-    return held <= CONCRETE_LIMIT and metadata.numel <= EXPANDED * CONCRETE_LIMIT
+    stored = metadata.nbytes // metadata.dtype.itemsize
+    return stored <= CONCRETE_LIMIT and metadata.numel <= EXPANDED * CONCRETE_LIMIT
 
 
 def _may_keep_values(metadata: Metadata) -> bool:

@@ -1,7 +1,7 @@
 """Choose CUDA's kernels under autograd in shape execution, where torch would choose the CPU's.
 
-Below autograd composite ops are recorded as called, and no kernel is chosen. Under autograd torch decomposes them by
-the device of their tensors, which is the CPU on a machine without CUDA. The choices are those observed with torch 2.11
+Below autograd composite ops are recorded as called, without a choice of kernel. Under autograd torch decomposes them by
+the actual device of their tensors, which is the CPU on a machine without CUDA. The choices here are those of torch 2.11
 on an H100.
 """
 
@@ -23,23 +23,25 @@ from fvflops.torch_internals import dispatch_mode_stack, scaled_dot_product_atte
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-_ON_CUDNN = (torch.float16, torch.float32, torch.float64)
-_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+_CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
+_CUDNN_RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 def cuda_choices(device: torch.device) -> AbstractContextManager[None]:
     """Call CUDA's kernels for shape tensors on CUDA while the context lasts.
 
-    With a CUDA device torch chooses by itself, except for recurrent layers: there it inspects where the weights are in
-    memory, and keeps a persistent random state.
+    With a CUDA device torch chooses by itself, except for recurrent layers, where it inspects the addresses of the
+    weights and keeps a persistent random state.
     """
-    patches = _RECURRENT if is_available(device) else (*_RECURRENT, *_OTHERS)
-    return wrapped((patch, partial(_before, choice)) for patch, choice in patches)
+    patches = _RECURRENT if is_available(device) else (*_RECURRENT, *_NON_RECURRENT)
+    return wrapped((patch, partial(_with_choice, choice)) for patch, choice in patches)
 
 
-def _before(choice: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_choice(choice: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `choice` for CUDA tensors in shape execution, else `original`."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in _first(args, kwargs))
+        on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in _flat_arguments(args, kwargs))
         if on_cuda and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
             result = choice(*args, **kwargs)
             if result is not NotImplemented:
@@ -49,7 +51,7 @@ def _before(choice: Callable[..., Any], original: Callable[..., Any]) -> Callabl
     return call
 
 
-def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+def _flat_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
     """Yield a call's arguments, and the items of lists among them."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, (list, tuple)):
@@ -58,31 +60,31 @@ def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
             yield value
 
 
-def _recur(name: str, *args: Any) -> Any:
-    packed = isinstance(args[3], (list, tuple))
-    if packed:
+def _recurrent(name: str, *args: Any) -> Any:
+    is_packed = isinstance(args[3], (list, tuple))
+    if is_packed:
         data, batch_sizes, hx, params, has_biases, layers, dropout, train, bidirectional = args
         batch_first, lengths = False, batch_sizes.tolist()
     else:
         data, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first = args
         lengths = []
-    torch_can = is_available(data.device) and not packed and type(params[0]) is not ShapeTensor
-    fits = torch.backends.cudnn.enabled and data.dtype in _ON_CUDNN and data.numel() > 0
-    if not fits or (torch_can and not (train and dropout > 0)):
+    torch_chooses = is_available(data.device) and not is_packed and type(params[0]) is not ShapeTensor
+    cudnn_supported = torch.backends.cudnn.enabled and data.dtype in _CUDNN_DTYPES and data.numel() > 0
+    if not cudnn_supported or (torch_chooses and not (train and dropout > 0)):
         return NotImplemented
     state, cell = hx if name == "lstm" else (hx, None)
     hidden = state.shape[2] if cell is None else cell.shape[2]
-    projected = state.shape[2] if hidden != state.shape[2] else 0
+    proj_size = state.shape[2] if hidden != state.shape[2] else 0
     output, hy, cy, *_ = _ATEN._cudnn_rnn(
         data,
         list(params),
-        (4 if has_biases else 2) + bool(projected),
+        (4 if has_biases else 2) + bool(proj_size),
         None,
         state,
         cell,
-        _MODES[name],
+        _CUDNN_RNN_MODES[name],
         hidden,
-        projected,
+        proj_size,
         layers,
         batch_first,
         dropout,
@@ -97,13 +99,13 @@ def _recur(name: str, *args: Any) -> Any:
 def _lstm_cell(
     input: torch.Tensor, hx: Sequence[torch.Tensor], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
-    sums = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
-    return _ATEN._thnn_fused_lstm_cell(*sums, hx[1], b_ih, b_hh)[:2]
+    gates = torch.matmul(input, w_ih.t()), torch.matmul(hx[0], w_hh.t())
+    return _ATEN._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)[:2]
 
 
 def _gru_cell(input: torch.Tensor, hx: torch.Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    sums = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
-    return _ATEN._thnn_fused_gru_cell(*sums, hx, b_ih, b_hh)[0]
+    gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
+    return _ATEN._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> Any:
@@ -128,25 +130,28 @@ def _batch_norm(
         return NotImplemented
     if input.dtype is torch.float16 and weight.dtype is not torch.float32:
         return NotImplemented
-    tracked = running_mean is not None and running_var is not None
-    if not (tracked or training) or len(input) > (880801 if training else 65535):
+    has_running_statistics = running_mean is not None and running_var is not None
+    if not (has_running_statistics or training) or len(input) > (880801 if training else 65535):
         return NotImplemented
-    inside = input.ndim == 4 and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
-    laid = input.contiguous(memory_format=torch.channels_last if inside else torch.contiguous_format)
+    memory_format = torch.contiguous_format
+    if input.ndim == 4 and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous():
+        memory_format = torch.channels_last
+    input = input.contiguous(memory_format=memory_format)
     return _ATEN.cudnn_batch_norm(
-        laid, weight.contiguous(), bias.contiguous(), running_mean, running_var, training, momentum, eps
+        input, weight.contiguous(), bias.contiguous(), running_mean, running_var, training, momentum, eps
     )[0]
 
 
 def _grid_sampler(
     input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Any:
-    plain = interpolation_mode == 0 and padding_mode == 0 and align_corners and input.ndim == 4
-    fits = torch.backends.cudnn.enabled and input.dtype in _ON_CUDNN and input.shape[1] <= 1024
-    return _ATEN.cudnn_grid_sampler(input, grid) if plain and fits else NotImplemented
+    mode_supported = interpolation_mode == 0 and padding_mode == 0 and align_corners
+    input_supported = input.ndim == 4 and input.dtype in _CUDNN_DTYPES and input.shape[1] <= 1024
+    uses_cudnn = torch.backends.cudnn.enabled and mode_supported and input_supported
+    return _ATEN.cudnn_grid_sampler(input, grid) if uses_cudnn else NotImplemented
 
 
-def _attend(
+def _scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -158,28 +163,30 @@ def _attend(
 ) -> Any:
     if query.ndim != 4 or key.ndim != 4 or 0 in (*query.shape, *key.shape):
         return NotImplemented
-    width, wide, half = query.shape[3], value.shape[3], query.dtype in _HALF
-    trains = any(tensor.requires_grad for tensor in (query, key, value))
-    enabled = torch.backends.cuda
-    if enabled.cudnn_sdp_enabled() and half and width % 8 == 0 == wide % 8 and max(width, wide) <= 128:
+    head_dim, value_dim, is_half = query.shape[3], value.shape[3], query.dtype in _HALF
+    needs_backward = any(tensor.requires_grad for tensor in (query, key, value))
+    backends = torch.backends.cuda
+    dims_aligned = head_dim % 8 == 0 == value_dim % 8
+    if backends.cudnn_sdp_enabled() and is_half and dims_aligned and max(head_dim, value_dim) <= 128:
         bias = _as_bias(attn_mask, query.dtype)
         return _ATEN._scaled_dot_product_cudnn_attention(
-            query, key, value, bias, trains, dropout_p, is_causal, False, scale=scale
+            query, key, value, bias, needs_backward, dropout_p, is_causal, False, scale=scale
         )[0]
-    if enabled.flash_sdp_enabled() and half and attn_mask is None and width == wide <= 256:
-        more = -width % 8
-        padded = [F.pad(tensor, (0, more)) if more else tensor for tensor in (query, key, value)]
-        scale = width**-0.5 if scale is None else scale
+    if backends.flash_sdp_enabled() and is_half and attn_mask is None and head_dim == value_dim <= 256:
+        padding = -head_dim % 8
+        padded = [F.pad(tensor, (0, padding)) if padding else tensor for tensor in (query, key, value)]
+        scale = head_dim**-0.5 if scale is None else scale
         output = _ATEN._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
-        return output[..., :width] if more else output
-    step = 8 if half else 4
-    known = half or query.dtype is torch.float32
-    if enabled.mem_efficient_sdp_enabled() and known and width % step == 0 == wide % step and not enable_gqa:
+        return output[..., :head_dim] if padding else output
+    alignment = 8 if is_half else 4
+    dtype_supported = is_half or query.dtype is torch.float32
+    dims_aligned = head_dim % alignment == 0 == value_dim % alignment
+    if backends.mem_efficient_sdp_enabled() and dtype_supported and dims_aligned and not enable_gqa:
         bias = _as_bias(attn_mask, query.dtype)
         return _ATEN._scaled_dot_product_efficient_attention(
-            query, key, value, bias, trains, dropout_p, is_causal, scale=scale
+            query, key, value, bias, needs_backward, dropout_p, is_causal, scale=scale
         )[0]
-    if not enabled.math_sdp_enabled():
+    if not backends.math_sdp_enabled():
         return NotImplemented
     return _ATEN._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -193,28 +200,28 @@ def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
 
 
 def _patch(owner: Any, name: str) -> Patch:
-    # Some modules create attributes on access: store it, for the patch to restore.
+    # Some modules create attributes on access; store it, so that the patch can restore it.
     vars(owner).setdefault(name, getattr(owner, name))
     return Patch(owner, name)
 
 
-# Each choice returns NotImplemented where CUDA chooses as the present device does.
+# A choice returns NotImplemented where torch chooses the same kernel for CUDA as for the actual device.
 _Choices = tuple[tuple[Patch, Callable[..., Any]], ...]
-_RECURRENT: _Choices = tuple((_patch(variable_functions, name), partial(_recur, name)) for name in _MODES)
-_OTHERS: _Choices = (
+_RECURRENT: _Choices = tuple((_patch(variable_functions, name), partial(_recurrent, name)) for name in _CUDNN_RNN_MODES)
+_NON_RECURRENT: _Choices = (
     (_patch(variable_functions, "dropout"), _dropout),
     (_patch(variable_functions, "gru_cell"), _gru_cell),
     (_patch(variable_functions, "lstm_cell"), _lstm_cell),
     (_patch(torch, "batch_norm"), _batch_norm),
     (_patch(torch, "dropout"), _dropout),
     (_patch(torch, "grid_sampler"), _grid_sampler),
-    (_patch(F, "scaled_dot_product_attention"), _attend),
+    (_patch(F, "scaled_dot_product_attention"), _scaled_dot_product_attention),
 )
-# For programs that have bound the function itself.
-_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_attention: _attend}
+# For programs that have imported the function itself.
+_CHOICE_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_attention: _scaled_dot_product_attention}
 
 
 def call_as_on_cuda(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function of torch as on CUDA, on a machine without it."""
-    choice = _BY_FUNCTION.get(func)
-    return func(*args, **kwargs) if choice is None else _before(choice, func)(*args, **kwargs)
+    choice = _CHOICE_BY_FUNCTION.get(func)
+    return func(*args, **kwargs) if choice is None else _with_choice(choice, func)(*args, **kwargs)

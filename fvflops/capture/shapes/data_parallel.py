@@ -12,30 +12,30 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fvflops.capture.instrument.patching import Patch, wrapped
-from fvflops.capture.restore.by_identity import ByIdentity
+from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.torch_internals import ddp_agreement, ddp_forward, loaded_contract, loaded_replicate
 
-_FORWARDS = Patch(*ddp_forward)
-_AGREEMENTS = Patch(*ddp_agreement)
+_FORWARD = Patch(*ddp_forward)
+_AGREEMENT = Patch(*ddp_agreement)
 
 
 @contextmanager
 def reducers_restored() -> Iterator[None]:
     """Keep reducers from rebuilding buckets while the context lasts, and restore their state at its end.
 
-    A reducer rebuilds its buckets once, and agrees on them with the other ranks: before the second synchronised forward
-    pass. In shape execution the buckets would have no memory, and the other ranks may not run.
+    A reducer rebuilds its buckets once, before the second synchronized forward pass, and agrees on them with the other
+    ranks. In shape execution the buckets would have no memory, and the other ranks may not run.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         yield
         return
     thread = get_ident()
-    registered: list[tuple[DistributedDataParallel, int]] = []
+    iterations_before: list[tuple[DistributedDataParallel, int]] = []
 
     def around_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         def pre_forward(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread:
-                registered.append((wrapper, _iterations(wrapper)))
+                iterations_before.append((wrapper, _iterations(wrapper)))
             return original(wrapper, *args, **kwargs)
 
         return pre_forward
@@ -44,8 +44,8 @@ def reducers_restored() -> Iterator[None]:
         def agree(group: Any, *args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread and group.size() > 1:
                 raise ValueError(
-                    "all ranks have to create a DistributedDataParallel together, which replicate(model) does in the "
-                    "first forward pass: run one before"
+                    "all ranks must create a DistributedDataParallel together, which replicate(model) does in the "
+                    "first forward pass; run one forward pass before counting"
                 )
             return original(group, *args, **kwargs)
 
@@ -55,64 +55,66 @@ def reducers_restored() -> Iterator[None]:
         return lambda reducer: False if get_ident() == thread else original(reducer)
 
     complete = False
-    with wrapped([(_FORWARDS, around_forward), (_AGREEMENTS, around_agreement), (_rebuilds(), around_rebuild)]):
+    with wrapped([(_FORWARD, around_forward), (_AGREEMENT, around_agreement), (_rebuild_patch(), around_rebuild)]):
         try:
             yield
             complete = True
         finally:
-            for wrapper, iterations in ByIdentity(registered).items():
+            for wrapper, iterations in IdentityMapping(iterations_before).items():
                 _restore_reducer(wrapper, iterations, complete)
 
 
 def replication_state(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
-    """Return the attributes of the objects by which `replicate` wraps modules.
+    """Return the attribute dicts of the objects that `replicate` creates for modules, to be restored.
 
-    `replicate` creates its DDP in the first forward pass; created in shape execution, its buckets would have no memory.
+    `replicate` creates its DDP in the first forward pass; in shape execution, the buckets would have no memory.
     """
-    loaded = loaded_replicate()
+    replicate_module = loaded_replicate()
     contract = loaded_contract()
-    if loaded is None or contract is None:
+    if replicate_module is None or contract is None:
         return []
-    # Asking for the state of a module without one would add an attribute.
-    found = (loaded.replicate.state(module) for module in modules if contract.STATE_KEY in vars(module))
-    states = [state for state in found if state is not None]
+    # `state` would add an attribute to a module that has none.
+    optional_states = (
+        replicate_module.replicate.state(module) for module in modules if contract.STATE_KEY in vars(module)
+    )
+    states = [state for state in optional_states if state is not None]
     wrappers = [state._ddp for state in states if hasattr(state, "_ddp")]
     return [vars(item) for state in states for item in (state, state._param_list)] + list(map(vars, wrappers))
 
 
-_REBUILDS: list[Patch] = []
+_REBUILD: list[Patch] = []
 
 
-def _rebuilds() -> Patch:
-    if not _REBUILDS:
+def _rebuild_patch() -> Patch:
+    if not _REBUILD:
         from fvflops.torch_internals import ddp_rebuild  # absent if torch is built without torch.distributed
 
-        _REBUILDS.append(Patch(*ddp_rebuild))
-    return _REBUILDS[0]
+        _REBUILD.append(Patch(*ddp_rebuild))
+    return _REBUILD[0]
 
 
 def _iterations(wrapper: DistributedDataParallel) -> int:
-    """Return a reducer's number of forward passes; raise ValueError if its state cannot be restored later."""
+    """Return a reducer's number of forward passes; raise ValueError if its state could not be restored later."""
     logger: Any = wrapper.logger
-    logger.set_runtime_stats_and_log()  # else the data are those of the pass before
+    logger.set_runtime_stats_and_log()  # else the data are those of the previous pass
     iterations = int(wrapper._get_ddp_logging_data().get("iteration", 0))
     if not iterations and wrapper.static_graph and wrapper.process_group.size() > 1:
         raise ValueError(
             "a DistributedDataParallel with static_graph=True records its graph in the first step, which all ranks "
-            "have to run: run one before, or count the wrapped model (model.module)"
+            "must run; run one step before counting, or count the wrapped model (model.module)"
         )
     return iterations
 
 
 def _restore_reducer(wrapper: DistributedDataParallel, iterations: int, complete: bool) -> None:
-    """Restore a reducer to its state after `iterations` passes, of which only the first two matter."""
+    """Restore a reducer to its state after `iterations` passes; it is the same after any number above one."""
     reducer: Any = wrapper.reducer
     if wrapper._has_rebuilt_buckets:
-        # Only an interrupted run leaves state; with several ranks it could be reset only by rebuilding buckets.
+        # Only an interrupted run changes the state; with several ranks only rebuilding buckets would reset it.
         if not complete and wrapper.process_group.size() == 1:
             reducer._reset_state()
         return
     reducer._reset_state()
-    makes_buckets = wrapper.static_graph or not wrapper.find_unused_parameters
-    if makes_buckets and iterations > wrapper.static_graph:
-        reducer._push_all_rebuilt_params()  # so that the next forward pass rebuilds the buckets as usual
+    rebuilds_buckets = wrapper.static_graph or not wrapper.find_unused_parameters
+    if rebuilds_buckets and iterations > wrapper.static_graph:
+        reducer._push_all_rebuilt_params()  # so that the next forward pass rebuilds the buckets

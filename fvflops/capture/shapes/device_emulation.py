@@ -15,26 +15,26 @@ from fvflops.capture.shapes.meta_run import substitute
 class MissingDeviceMode(TorchFunctionMode):
     """A function mode that redirects requests for a missing device to the CPU.
 
-    torch would raise before dispatching any op. Under autograd (`trains`), functions choose their kernels as on CUDA.
+    Without it torch would raise before dispatching any op. With `under_autograd`, functions choose kernels as on CUDA.
     """
 
-    def __init__(self, device: torch.device, *, trains: bool = True) -> None:
+    def __init__(self, device: torch.device, *, under_autograd: bool = True) -> None:
         super().__init__()
-        self._kind = device.type
-        self._as_on_cuda = trains and device.type == "cuda"
+        self._device_type = device.type
+        self._as_on_cuda = under_autograd and device.type == "cuda"
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") == self._kind and args:  # Tensor.cuda()
+        if getattr(func, "__name__", "") == self._device_type and args:  # Tensor.cuda()
             return args[0]
-        here = torch.device("cpu")
+        cpu = torch.device("cpu")
         args, kwargs = substitute(
             (tuple(map(self._parse, args)), {name: self._parse(value) for name, value in (kwargs or {}).items()}),
             lambda tensor: tensor,
-            lambda device: here if device.type == self._kind else device,
+            lambda device: cpu if device.type == self._device_type else device,
         )
         return call_as_on_cuda(func, args, kwargs) if self._as_on_cuda else func(*args, **kwargs)
 
     def _parse(self, value: Any) -> Any:
-        return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._kind else value
+        return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._device_type else value

@@ -1,4 +1,4 @@
-"""Let torch's graph tracer (make_fx, torch.func.linearize) record the ops of shape execution."""
+"""Support torch's graph tracer (make_fx, torch.func.linearize) in shape execution."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import DispatchModeKey, get_dispatch_mode, set_dispatch_mode, unset_dispatch_mode
 
-_KIND = DispatchModeKey.PROXY
+_PROXY_KEY = DispatchModeKey.PROXY
 
 
 def graph_tracer() -> Any:
-    """Return the dispatch mode that traces a graph in this thread, or None; torch calls it after all others."""
-    return get_dispatch_mode(_KIND)
+    """Return the dispatch mode that traces a graph in this thread, or None; torch calls it after all other modes."""
+    return get_dispatch_mode(_PROXY_KEY)
 
 
 @contextmanager
 def tracer_stashed() -> Iterator[None]:
     """Disable the graph tracer while the context lasts."""
-    tracer: Any = unset_dispatch_mode(_KIND)
+    tracer: Any = unset_dispatch_mode(_PROXY_KEY)
     try:
         yield
     finally:
@@ -29,7 +29,7 @@ def tracer_stashed() -> Iterator[None]:
 
 
 def make_constants(mode: Any, values: Any) -> None:
-    """Add shape tensors from before the tracing to the graph as constants, as torch does with its own tensors."""
+    """Add shape tensors that existed before tracing to the graph as constants, as torch does with its own tensors."""
     from torch.fx.experimental.proxy_tensor import has_proxy_slot, track_tensor_tree
 
     tracer = mode.tracer

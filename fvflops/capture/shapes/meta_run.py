@@ -42,7 +42,7 @@ def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callab
 
 
 def unpack_result(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None]:
-    """Return the items of an op's result, and the function that rebuilds it from such, None for a single item."""
+    """Return the items of an op's result, and the function that rebuilds it from items, None for a single item."""
     if not isinstance(result, (list, tuple)):
         return [result], None
     if not any(isinstance(item, (list, tuple)) for item in result):
@@ -52,10 +52,10 @@ def unpack_result(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | 
 
 
 class OutputInference:
-    """One op call, run on meta; `metadata` belong to `tensors`, the argument tensors in order.
+    """An op call that is run on meta tensors; `metadata` are those of `tensors`, its argument tensors in order.
 
-    A result whose device no argument determines is on `device`; `shown_device` maps a requested device to the one that
-    the run shows.
+    `device` is the result's device if no argument determines it. `shown_device` maps a requested device to the device
+    that the run reports.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class OutputInference:
         self._shown_device = shown_device
 
     def run(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, keep_known: bool = False
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, use_known: bool = False
     ) -> CachedResult:
         """Return the outcome without its signature; exceptions of the shape rule propagate.
 
-        `keep_known` passes tensors with known values as they are, for a data-dependent result.
+        `use_known` passes tensors with known values themselves, for a data-dependent result.
         """
         written = {id(tensor) for value in written_arguments(self.schema, args, kwargs) for tensor in tensors_of(value)}
         meta_tensors: dict[int, torch.Tensor] = {}
         metas: list[torch.Tensor] = []
         for tensor, metadata in zip(self._tensors, self.metadata, strict=True):
             if id(tensor) not in meta_tensors:
-                kept = keep_known and metadata.known and id(tensor) not in written
-                meta_tensors[id(tensor)] = tensor if kept else meta_tensor_of(metadata)
+                use_tensor = use_known and metadata.known and id(tensor) not in written
+                meta_tensors[id(tensor)] = tensor if use_tensor else meta_tensor_of(metadata)
             metas.append(meta_tensors[id(tensor)])
         devices: list[torch.device] = []
 
@@ -99,8 +99,8 @@ class OutputInference:
             for name, value in kwargs.items()
             if name != "pin_memory"
         }
-        at = self.schema.position.get("device")
-        if at is not None and not devices and len(args) <= at:
+        device_position = self.schema.position.get("device")
+        if device_position is not None and not devices and len(args) <= device_position:
             meta_kwargs["device"] = META
         with plain_sizes():
             result = func(*meta_args, **meta_kwargs)
@@ -110,16 +110,16 @@ class OutputInference:
             for index, (meta, metadata) in enumerate(zip(metas, self.metadata, strict=True))
             if (meta.shape, meta.stride()) != (metadata.shape, metadata.stride)
         )
-        changed = dict(resized)
+        resized_metadata = dict(resized)
         storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
         identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
 
         def output(item: Any) -> Output:
             if not isinstance(item, torch.Tensor):
                 return Output(None, value=item)
-            same = identities.get(id(item))
-            if same is not None:
-                return Output(changed.get(same, self.metadata[same]), same, True)
+            argument = identities.get(id(item))
+            if argument is not None:
+                return Output(resized_metadata.get(argument, self.metadata[argument]), argument, True)
             if item.device != META:
                 return Output(None, value=item)  # values that the rule computed
             _require_strided(item)

@@ -17,11 +17,11 @@ _INTERNED: dict[tuple[Any, ...], Metadata] = {}
 
 
 class Metadata:
-    """A strided tensor's metadata, as needed by shape rules.
+    """A strided tensor's metadata, as needed by shape rules; created by `intern`.
 
-    Equal ones are the same object, so that they compare and hash by identity. `known`: the values are available.
+    Equal metadata are one object, so that they compare and hash by identity. `known`: the values are available.
     `bits`: torch's conjugate (1) and negative (2) bits. `actual_device` is the device, or the CPU if this machine lacks
-    it. `spec` is the plain form for a Trace, `spec_tuple` a 1-tuple of it, `row` the Trace's row of a new storage.
+    it. `spec` describes the tensor in the Trace, `spec_tuple` is a 1-tuple of it, `row` describes a new storage there.
     """
 
     __slots__ = (
@@ -55,8 +55,8 @@ class Metadata:
         self.known = known
         self.bits = bits
         self.spec = dense_spec(self.shape, dtype, device)
-        reach = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) + 1
-        self.nbytes = 0 if 0 in self.shape else reach * dtype.itemsize
+        extent = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) + 1
+        self.nbytes = 0 if 0 in self.shape else extent * dtype.itemsize
         self.spec_tuple = (self.spec,)
         self.row = (self.nbytes, self.spec.device, "op")
 
@@ -86,12 +86,12 @@ def intern(
 
 
 def metadata_of(tensor: torch.Tensor) -> Metadata:
-    """Return the metadata of a strided tensor, its values not known."""
+    """Return the metadata of a strided tensor, with unknown values."""
     return intern(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits_of(tensor))
 
 
 def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
-    """Return the metadata of a parameter, buffer or input, or None unless strided."""
+    """Return the metadata of a parameter, buffer or input, None if it is not a strided tensor."""
     kind = type(tensor)
     if kind is not torch.nn.Parameter and kind is not torch.Tensor:
         lazy = torch.nn.parameter.is_lazy(tensor)
@@ -122,7 +122,7 @@ def forget_metadata() -> None:
     _INTERNED.clear()
 
 
-def interned() -> int:
+def interned_count() -> int:
     """Return the number of interned metadata."""
     return len(_INTERNED)
 
@@ -134,7 +134,7 @@ def dense_spec(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return torch's name of a dtype without the prefix `torch.`."""
+    """Return the name of a dtype without the prefix `torch.`."""
     name = _DTYPE_NAMES.get(dtype)
     if name is None:
         name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")

@@ -1,8 +1,8 @@
 """Run torch's Python shape rules without importing the modules for symbolic sizes.
 
 The rules call `torch.fx.experimental.symbolic_shapes` even for plain ints, and are wrapped for `torch.compile`: this
-imports sympy and torch._dynamo, 800 modules. Within `plain_sizes` torch's own functions get proxies of these modules
-that answer for plain numbers as the originals do, and otherwise import and call the originals.
+imports sympy and torch._dynamo, 800 modules. Inside `plain_sizes` torch's own functions get proxies of these modules,
+which return the same results for plain numbers, and otherwise import and call the originals.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 
 _SYMBOLIC = "torch.fx.experimental.symbolic_shapes"
 _PLAIN = frozenset({bool, int, float})
-_MANY = (1, sys.maxsize)
+_ANY_ARITY = (1, sys.maxsize)
 _DISABLED = "__dynamo_disable"  # attribute where torch._compile caches torch._dynamo's wrapper of a function
 
 
 class _ModuleProxy:
-    """A proxy of a module that answers for some names, and imports the module for any other."""
+    """A proxy of a module that has replacements for some names, and imports the module for any other."""
 
-    def __init__(self, module: str, answers: Mapping[str, Any]) -> None:
+    def __init__(self, module: str, replacements: Mapping[str, Any]) -> None:
         self._module = module
-        self.__dict__.update(answers)
+        self.__dict__.update(replacements)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._module), name)
@@ -39,15 +39,18 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN or (isinstance(value, (tuple, list)) and all(map(_is_plain, value)))
 
 
-def _on_plain(
-    name: str, answer: Callable[..., Any], accepts: Callable[[Any], bool] = _is_plain, arity: tuple[int, int] = (1, 1)
+def _replace(
+    name: str,
+    replacement: Callable[..., Any],
+    accepts: Callable[[Any], bool] = _is_plain,
+    arity: tuple[int, int] = (1, 1),
 ) -> Callable[..., Any]:
-    """Return torch's function of this name, replaced by `answer` where `accepts` holds for all arguments."""
-    least, most = arity
+    """Return a function that calls the replacement if `accepts` is true for all arguments, else torch's function."""
+    min_arity, max_arity = arity
 
     def function(*values: Any, **options: Any) -> Any:
-        if not options and least <= len(values) <= most and all(map(accepts, values)):
-            return answer(*values)
+        if not options and min_arity <= len(values) <= max_arity and all(map(accepts, values)):
+            return replacement(*values)
         return getattr(importlib.import_module(_SYMBOLIC), name)(*values, **options)
 
     return function
@@ -65,7 +68,7 @@ def _never(_: Any) -> bool:
     return False
 
 
-def _is_of_plain_size(value: Any) -> bool:
+def _has_plain_sizes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
 
@@ -73,18 +76,18 @@ def _do_nothing() -> None:
     pass
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    return bool(first == second)
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return bool(left == right)
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) in (bool, int) or (isinstance(value, (tuple, list)) and all(map(_is_whole, value)))
+def _is_integral(value: Any) -> bool:
+    return type(value) in (bool, int) or (isinstance(value, (tuple, list)) and all(map(_is_integral, value)))
 
 
 def _all(*values: bool) -> bool:
@@ -96,7 +99,7 @@ def _any(*values: bool) -> bool:
 
 
 class _NoExpression:
-    """A class without instances: until sympy is imported, there are no expressions."""
+    """A class without instances, in place of `sympy.Basic` until sympy is imported."""
 
 
 _PROXIES = {
@@ -108,41 +111,41 @@ _PROXIES = {
     _SYMBOLIC: _ModuleProxy(
         _SYMBOLIC,
         {
-            "expect_true": _on_plain("expect_true", _same, _is_bool),
-            "free_unbacked_symbols": _on_plain("free_unbacked_symbols", lambda _: (), _is_of_plain_size),
-            "guard_bool": _on_plain("guard_bool", _same, _is_bool),
-            "guard_int": _on_plain("guard_int", _same, _is_int),
-            "guard_or_false": _on_plain("guard_or_false", _same, _is_bool),
-            "guard_or_true": _on_plain("guard_or_true", _same, _is_bool),
-            "guard_size_oblivious": _on_plain("guard_size_oblivious", _same, _never),
-            "guarding_hint_or_throw": _on_plain("guarding_hint_or_throw", _same, _is_whole),
-            "has_guarding_hint": _on_plain("has_guarding_hint", lambda _: True),
-            "is_nested_int": _on_plain("is_nested_int", lambda _: False),
-            "statically_known_false": _on_plain("statically_known_false", operator.not_, _is_bool),
-            "statically_known_true": _on_plain("statically_known_true", _same, _is_bool),
-            "sym_and": _on_plain("sym_and", _all, _is_bool, _MANY),
-            "sym_eq": _on_plain("sym_eq", _equal, _is_whole, (2, 2)),
-            "sym_or": _on_plain("sym_or", _any, _is_bool, _MANY),
+            "expect_true": _replace("expect_true", _identity, _is_bool),
+            "free_unbacked_symbols": _replace("free_unbacked_symbols", lambda _: (), _has_plain_sizes),
+            "guard_bool": _replace("guard_bool", _identity, _is_bool),
+            "guard_int": _replace("guard_int", _identity, _is_int),
+            "guard_or_false": _replace("guard_or_false", _identity, _is_bool),
+            "guard_or_true": _replace("guard_or_true", _identity, _is_bool),
+            "guard_size_oblivious": _replace("guard_size_oblivious", _identity, _never),
+            "guarding_hint_or_throw": _replace("guarding_hint_or_throw", _identity, _is_integral),
+            "has_guarding_hint": _replace("has_guarding_hint", lambda _: True),
+            "is_nested_int": _replace("is_nested_int", lambda _: False),
+            "statically_known_false": _replace("statically_known_false", operator.not_, _is_bool),
+            "statically_known_true": _replace("statically_known_true", _identity, _is_bool),
+            "sym_and": _replace("sym_and", _all, _is_bool, _ANY_ARITY),
+            "sym_eq": _replace("sym_eq", _equal, _is_integral, (2, 2)),
+            "sym_or": _replace("sym_or", _any, _is_bool, _ANY_ARITY),
         },
     ),
 }
 
 
-def _is_of_torch(globals: Mapping[str, Any] | None) -> bool:
+def _is_torch_module(globals: Mapping[str, Any] | None) -> bool:
     return str((globals or {}).get("__name__")).partition(".")[0] == "torch"
 
 
-class _Imports:
-    """A temporary import function: torch's own functions get proxies of modules that are not imported yet."""
+class _ProxyImport:
+    """A temporary `__import__` that gives torch's own functions proxies of modules that are not imported yet."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
-        self.lasts = True
-        self._marked: list[Any] = []
-        # Until the compiler is imported, there is nothing to exclude from compilation.
-        compiler = _ModuleProxy("torch._dynamo", {"disable": self._mark, "graph_break": _do_nothing})
-        self._proxies = {**_PROXIES, "torch._dynamo": compiler}
-        self._torch = _ModuleProxy("torch", {"_dynamo": compiler})
+        self.is_active = True
+        self._undecorated: list[Any] = []
+        # While the compiler is not imported, there is nothing to exclude from compilation.
+        dynamo = _ModuleProxy("torch._dynamo", {"disable": self._disable, "graph_break": _do_nothing})
+        self._proxies = {**_PROXIES, "torch._dynamo": dynamo}
+        self._torch = _ModuleProxy("torch", {"_dynamo": dynamo})
 
     def __call__(
         self,
@@ -152,23 +155,24 @@ class _Imports:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        # Only imports inside functions have no locals here: a module-level import would keep the proxy.
-        in_function = self.lasts and locals is None and globals is not None
-        if in_function and name in self._proxies and name not in sys.modules and _is_of_torch(globals):
+        # Only imports inside functions have no locals here; a module-level import would keep the proxy.
+        in_function = self.is_active and locals is None and globals is not None
+        if in_function and name in self._proxies and name not in sys.modules and _is_torch_module(globals):
             if fromlist or name == "sympy":
                 return self._proxies[name]
             if name == "torch._dynamo":  # `import torch._dynamo` binds torch
                 return self._torch
         return self.original(name, globals, locals, fromlist, level)
 
-    def _mark(self, function: Any, *_: Any, **__: Any) -> Any:
-        self._marked.append(function)
+    def _disable(self, function: Any, *_: Any, **__: Any) -> Any:
+        """Return the function itself in place of `torch._dynamo.disable`."""
+        self._undecorated.append(function)
         return function
 
     def close(self) -> None:
-        """Return no more proxies, even if still referenced, and undo their effect on torch._compile."""
-        self.lasts = False
-        for function in self._marked:
+        """Stop returning proxies, also through remaining references, and undo their effect on torch._compile."""
+        self.is_active = False
+        for function in self._undecorated:
             if getattr(function, _DISABLED, None) is function:
                 delattr(function, _DISABLED)
 
@@ -177,11 +181,11 @@ class _Imports:
 def plain_sizes() -> Iterator[None]:
     """Keep torch's functions from importing sympy and torch._dynamo for plain sizes."""
     original = builtins.__import__
-    nested = isinstance(original, _Imports) and original.lasts
+    nested = isinstance(original, _ProxyImport) and original.is_active
     if nested or (_SYMBOLIC in sys.modules and "torch._dynamo" in sys.modules):
         yield
         return
-    imports = _Imports(original)
+    imports = _ProxyImport(original)
     try:
         builtins.__import__ = imports
         yield

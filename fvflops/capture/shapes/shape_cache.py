@@ -1,4 +1,4 @@
-"""The process-wide cache of shape execution: the outcome of each op by its arguments."""
+"""The process-wide cache of shape execution: outcomes of op calls by their arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fvflops.capture.recorder.signature import OpSchema, describe_op, group_size
-from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned
+from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned_count
 from fvflops.torch_internals import (
     has_kernel_for_key,
     is_cudnn_attention_enabled,
@@ -21,13 +21,13 @@ from fvflops.torch_internals import (
 from fvflops.trace import Signature, StopsAt
 from fvflops.trace.signature import packet_of
 
-# Beyond this many outcomes or metadata the cache is cleared, to bound the memory of processes with ever new shapes.
-_LIMIT = 1 << 16
+# With more outcomes or metadata the cache is cleared, to bound the memory of processes with ever new shapes.
+_MAX_ENTRIES = 1 << 16
 
 Settings = tuple[Any, ...]
 
-# Namespaces of ops that are deterministic in their arguments: those of torch and its libraries.
-_PURE = frozenset(
+# Namespaces of ops whose outcomes depend on their arguments only: those of torch and its libraries.
+_PURE_NAMESPACES = frozenset(
     {
         *("_c10d_functional", "_c10d_functional_autograd", "_quantized", "aten", "c10d", "fbgemm", "higher_order"),
         *("inductor", "mkl", "mkldnn", "onednn", "prim", "prims", "quantization", "quantized", "sparse", "symm_mem"),
@@ -36,13 +36,12 @@ _PURE = frozenset(
 )
 
 
-def _kernels_of_attention() -> tuple[bool, ...]:
-    allowed = is_flash_enabled(), is_efficient_enabled()
-    return *allowed, is_cudnn_attention_enabled(), is_math_enabled()
+def _enabled_attention_kernels() -> tuple[bool, ...]:
+    return is_flash_enabled(), is_efficient_enabled(), is_cudnn_attention_enabled(), is_math_enabled()
 
 
 # By name without overload: settings that choose the kernel, which a model may change while it runs.
-_CONTEXTS: dict[str, Callable[[], Any]] = {
+_KERNEL_SETTINGS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(
         [
             *("aten::_convolution", "aten::_convolution_mode", "aten::convolution", "aten::convolution_backward"),
@@ -51,7 +50,7 @@ _CONTEXTS: dict[str, Callable[[], Any]] = {
         ],
         is_mkldnn_enabled,
     ),
-    "aten::scaled_dot_product_attention": _kernels_of_attention,
+    "aten::scaled_dot_product_attention": _enabled_attention_kernels,
 }
 
 
@@ -72,12 +71,12 @@ class Output(NamedTuple):
 class CachedResult:
     """The outcome of an op call: its signature and how to build its results.
 
-    `build` is None for a single result, else it builds the results from a list. `resized` are argument tensors whose
-    metadata the op changes. `concrete`: the op is computed, because all arguments are known and small; its signature is
-    None if the result's shape depends on values. Shortcuts, None where more happens: `fresh` is the metadata of a
-    single new tensor, `row` its storage; `source` is the argument that is the single result or its base, `view` the
-    view's metadata. `cacheable` is False for an outcome that depends on values otherwise. `promoted` is the default
-    dtype to which the call promoted integers, on which the outcome depends.
+    `build` is None for a single result, else it builds the result from a list of items. `resized` are argument tensors
+    whose metadata the op changes. `concrete`: the op is computed, since all arguments are known and small; its
+    signature is None if the result's shape depends on values. Shortcuts, None in the general case: `fresh` is the
+    metadata of a single new tensor, `row` its storage; `source` is the argument that is the single result or its base,
+    `view` the view's metadata. `cacheable` is False for an outcome that depends on more than the cache key. `promoted`
+    is the default dtype to which the call promoted integers, on which the outcome depends.
     """
 
     __slots__ = (
@@ -120,7 +119,7 @@ class CachedResult:
         self._find_shortcuts()
 
     def promote(self, default: torch.dtype) -> None:
-        """Make the outcome valid for one default dtype only, to be compared at every call."""
+        """Make the outcome valid for one default dtype only, which every call then checks."""
         self.promoted = default
         self._find_shortcuts()
 
@@ -138,13 +137,13 @@ class OpCache:
     """The cache of one op: its schema, its outcomes, and properties of the op.
 
     `has_extra_key`: the key includes more than the arguments' metadata (ranks of a process group, values that its cost
-    depends on). `communicates`: with other ranks. `random`: it draws random numbers. `writes`: to arguments.
-    `has_mixed_lists`: it takes lists of ints mixed with other types. `context` returns further settings that a call
+    depends on). `communicates`: with other ranks. `random`: it generates random numbers. `writes`: to arguments.
+    `has_mixed_lists`: it accepts lists of ints mixed with other types. `context` returns further settings that a call
     depends on, such as the default dtype for an op that creates a tensor. `pure` is False for ops of other libraries,
-    or on stateful objects: their outcomes are not cached.
+    whose outcomes are not cached.
 
-    `outcomes` are kept per settings of a run. `expansions` are outcomes of a composite op that decomposes into one call
-    of another op on the same tensors, per settings and `stops_at`.
+    `outcomes` are stored per settings of a run. `expansions` are outcomes of a composite op that decomposes into a
+    single call of another op on the same tensors, per settings and `stops_at`.
     """
 
     __slots__ = (
@@ -170,18 +169,18 @@ class OpCache:
         self.writes = bool(self.schema.written)
         arguments = getattr(getattr(func, "_schema", None), "arguments", None)
         self.has_mixed_lists = arguments is None or any("List[number]" in str(argument.type) for argument in arguments)
-        self.pure = self.schema.name.partition("::")[0] in _PURE
-        makes = "device" in self.schema.position
-        self.context = torch.get_default_dtype if makes else context_of(self.schema.name)
+        self.pure = self.schema.name.partition("::")[0] in _PURE_NAMESPACES
+        creates_tensor = "device" in self.schema.position
+        self.context = torch.get_default_dtype if creates_tensor else context_of(self.schema.name)
 
     def needs_other_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a call communicates with other ranks, which a group of one does not have."""
+        """Return whether a call communicates with other ranks, of which a group of one has none."""
         return self.communicates and group_size(self.schema, args, kwargs) != 1
 
 
 def context_of(name: str) -> Callable[[], Any] | None:
     """Return the getter of the settings that choose an op's kernel, or None."""
-    return _CONTEXTS.get(packet_of(name))
+    return _KERNEL_SETTINGS.get(packet_of(name))
 
 
 @cache
@@ -222,9 +221,9 @@ def intern_signature(signature: Signature) -> Signature:
     return _SIGNATURES.setdefault(signature, signature)
 
 
-def outcomes() -> int:
+def outcome_count() -> int:
     """Return the number of cached outcomes."""
-    return sum(len(met) for op in _OPS.values() for met in op.outcomes.values())
+    return sum(len(cached) for op in _OPS.values() for cached in op.outcomes.values())
 
 
 def clear_cache() -> None:
@@ -236,5 +235,5 @@ def clear_cache() -> None:
 
 def trim_cache() -> None:
     """Clear the cache if it has grown past the limit."""
-    if interned() > _LIMIT or outcomes() > _LIMIT:
+    if interned_count() > _MAX_ENTRIES or outcome_count() > _MAX_ENTRIES:
         clear_cache()

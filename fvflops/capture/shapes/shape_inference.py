@@ -13,8 +13,8 @@ from fvflops.capture.restore.interrupts import is_interrupt
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
-from fvflops.capture.shapes.rules import ShapeRules
 from fvflops.capture.shapes.rules.choice import choose_rule
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings, intern_signature
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.torch_internals import OpOverload
@@ -43,7 +43,7 @@ class OpInference:
         """Return the outcome of a call with these tensor arguments; cache it under the key if possible."""
         name = op.schema.name
         metadata = [self._concrete.metadata_of(tensor) for tensor in tensors]
-        # Data from other ranks is unknown: they may not run, and nothing is sent.
+        # Data from other ranks is unknown, since nothing is sent.
         known = not op.needs_other_ranks(args, kwargs) and all(item.known for item in metadata)
         inference = OutputInference(op.schema, tensors, metadata, self._device, self._concrete.device_for)
         rule = choose_rule(func, self._rules.replacement_for)
@@ -79,10 +79,10 @@ class OpInference:
     ) -> Signature:
         """Return the signature of a call with these outputs."""
         schema, spec_of = op.schema, self._concrete.spec_of
-        plain_args, plain_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._concrete.device_for)
+        spec_args, spec_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._concrete.device_for)
         results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
         results = [spec_of(item) if isinstance(item, torch.Tensor) else item for item in results]
-        inputs = normalise(schema, plain_args, plain_kwargs)
+        inputs = normalise(schema, spec_args, spec_kwargs)
         if schema.value_arguments:
             inputs = add_values(inputs, schema.value_arguments, self.values.read(schema.value_arguments, args, kwargs))
         return intern_signature(
@@ -104,25 +104,25 @@ class OpInference:
         kwargs: Mapping[str, Any],
         error: Exception,
     ) -> CachedResult:
-        """Return the outcome of a data-dependent call by known values, or by assumptions."""
+        """Return the outcome of a data-dependent call from known values or assumptions, or raise the error."""
         if any(item.known for item in inference.metadata):
             try:
-                return inference.run(rule, args, kwargs, keep_known=True)
-            except DataDependentError as second:
-                error = second
-            except Exception as second:  # mixing known and unknown values failed: the first error is the op's own
-                if is_interrupt(second):
+                return inference.run(rule, args, kwargs, use_known=True)
+            except DataDependentError as retry_error:
+                error = retry_error
+            except Exception as retry_error:  # from mixing real and meta tensors; the first error is the op's own
+                if is_interrupt(retry_error):
                     raise
-        sized = self._rules.assumed_size(name)
-        if sized is not None:
-            return inference.run(sized, args, kwargs)
+        size_rule = self._rules.assumed_size(name)
+        if size_rule is not None:
+            return inference.run(size_rule, args, kwargs)
         if self._rules.is_data_dependent(name) and not isinstance(error, DataDependentError):
             raise DataDependentError.of_op(name) from error
         raise error
 
 
 def _is_computed(metadata: Metadata, op: OpCache) -> bool:
-    """Return whether an op's result on known values is computed; random activations are not."""
+    """Return whether to compute an op's result on known values: not random activations or large results."""
     return metadata.numel <= 1 if op.random and metadata.dtype not in INTEGRAL else is_small(metadata)
 
 

@@ -1,4 +1,4 @@
-"""The dispatch mode of shape execution: it answers ops from the cache, with shape tensors."""
+"""The dispatch mode of shape execution, which returns shape tensors by cached outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fvflops.capture.shapes.concrete_tensors import ConcreteTensors
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, unpack_result
 from fvflops.capture.shapes.metadata import Metadata
-from fvflops.capture.shapes.rules import ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
     CachedResult,
     OpCache,
@@ -35,12 +35,12 @@ from fvflops.capture.shapes.shape_cache import (
 )
 from fvflops.capture.shapes.shape_inference import OpInference
 from fvflops.capture.shapes.shape_tensor import DataDependentError, OwnedStorage, ShapeTensor, StorageRef, make
-from fvflops.capture.unseen.fake_tensors import is_reasoning
+from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import disable_dispatch_modes, disable_torch_dispatch
 from fvflops.trace import Signature
 
-# Larger buffers that the run updates are not computed; smaller ones, such as batch counters, are.
-_COUNTER = 1 << 10
+# Number of elements up to which a real buffer that the run updates, such as a batch counter, is computed.
+_MAX_COUNTER_NUMEL = 1 << 10
 
 _PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
 _REAL_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -48,16 +48,16 @@ _TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
 
 _SHAPE_TENSOR_ONLY = (ShapeTensor,)
 
-# An op's outcomes, its cache, the handler of a cache miss, and the op (kept alive: the plan's key is its id).
+# An op's outcomes, its cache, the handler of a cache miss, and the op (since its id, the plan's key, may be reused).
 _Plan = tuple[dict[tuple[Any, ...], CachedResult], OpCache, Callable[..., Any] | None, Any]
 
 
 class ShapeMode(SubclassAwareMode):
     """A dispatch mode that infers shapes instead of computing values, and records every op call.
 
-    Floating-point parameters, buffers and inputs have unknown values, and so have results that depend on them; results
-    of small integer and bool tensors and constants are computed. Every tensor shows `device`; `devices` are the real
-    devices of the model and its inputs. `nested`: another shape run encloses this one.
+    Floating-point parameters, buffers and inputs, and results that depend on them, have unknown values; results of
+    constants and small integer and bool tensors are computed. Every tensor reports `device`; `devices` are the actual
+    devices of the model and its inputs. `nested`: this run is inside another one with shape execution.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class ShapeMode(SubclassAwareMode):
         self._undo_log = undo_log
         self._plans: dict[int, _Plan] = {}
         self._indices: dict[int, int] = {}
-        # The ops inside the composite op that is being decomposed, with the storages they read and write.
-        self._inside: list[tuple[CachedResult, Sequence[int], Sequence[int]]] | None = None
+        # The op calls inside the composite op that is being decomposed, with the storages they read and write.
+        self._inner_calls: list[tuple[CachedResult, Sequence[int], Sequence[int]]] | None = None
         self._nested = nested
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
 
@@ -105,14 +105,14 @@ class ShapeMode(SubclassAwareMode):
         self.recorder.describe = self.concrete.spec_of
         return mode
 
-    def needs_value(self, name: str) -> DataDependentError:
-        """Record and return the error of an op that needs an unknown value."""
+    def missing_value(self, name: str) -> DataDependentError:
+        """Record that an op needs an unknown value, and return the error to raise."""
         error = DataDependentError.of_op(name)
         self.recorder.fail(name, error)
         return error
 
     def shape_tensor_for(self, tensor: torch.Tensor) -> ShapeTensor:
-        """Return a shape tensor for a tensor from before the run, a leaf that requires grad if the tensor does."""
+        """Return a shape tensor for a real tensor, a leaf that requires grad if the tensor does."""
         _, metadata, index = self.concrete.resolve(tensor)
         shape_copy = make(metadata, StorageRef(self, index), tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
@@ -120,31 +120,34 @@ class ShapeMode(SubclassAwareMode):
         return shape_copy
 
     def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether tensors have the values of a real run."""
+        """Return whether tensors have the values of real execution."""
         return self.concrete.have_values(tensors)
 
     def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
         """Record an assumption about a data-dependent op.
 
-        Raises DataDependentError if a real run is possible instead, unless `bound`: the op costs at most that.
+        Raises DataDependentError if real execution is possible instead, unless `bound`: the assumption is an upper
+        bound of the op's cost.
         """
         if self._rules.exact and not bound:
-            raise self.needs_value(op)
+            raise self.missing_value(op)
         self._rules.assumed[op] = what
 
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], run: Callable[[], Any], source: str) -> None:
-        """Record a launch of a kernel, which may write to all of its tensors, without running it."""
+    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> None:
+        """Record a kernel launch without running it; the kernel may write to all of its tensors."""
         tensors = list(tensors_of(kwargs))
         outputs = tuple(map(self.concrete.spec_of, self.recorder.uninitialised(tensors)))
         for tensor in tensors:
             if type(tensor) is not ShapeTensor:
                 self.concrete.invalidate(tensor)
-        plain = substitute(dict(kwargs), self.concrete.spec_of, self.concrete.device_for)
+        spec_kwargs = substitute(dict(kwargs), self.concrete.spec_of, self.concrete.device_for)
         storages = [
             tensor.storage_ref.index if type(tensor) is ShapeTensor else self.concrete.resolve(tensor)[2]
             for tensor in tensors
         ]
-        signature = Signature(schema.name, schema.names, normalise(schema, (), plain), outputs, schema.text, source)
+        signature = Signature(
+            schema.name, schema.names, normalise(schema, (), spec_kwargs), outputs, schema.text, source
+        )
         self.recorder.append_call(signature, storages, ())
 
     def __torch_dispatch__(
@@ -156,18 +159,18 @@ class ShapeMode(SubclassAwareMode):
     ) -> Any:
         if self._nested:
             return self._run_nested(func, types, args, kwargs or {})
-        if graph_tracer() is not None and not is_reasoning(types):
+        if graph_tracer() is not None and not is_torch_shape_inference(types):
             return self._run_traced(func, types, args, kwargs or {})
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
             plan = self._plan(func)
-        outcomes, op, special, _ = plan
+        outcomes, op, handle_miss, _ = plan
         if types != _SHAPE_TENSOR_ONLY:
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs or {})
-            if is_reasoning(types):
+            if is_torch_shape_inference(types):
                 return func(*args, **(kwargs or {}))
-        known = self.concrete.registered
+        registered_tensors = self.concrete.registered
         key: list[Any] = []
         tensors: list[torch.Tensor] = []
         reads: list[int] = []
@@ -177,7 +180,7 @@ class ShapeMode(SubclassAwareMode):
                 key.append(value.metadata)
                 tensors.append(value)
                 reads.append(value.storage_ref.index)
-            elif kind in _REAL_TYPES and (registered := known.get(id(value))) is not None:
+            elif kind in _REAL_TYPES and (registered := registered_tensors.get(id(value))) is not None:
                 key.append(registered[1])
                 tensors.append(value)
                 reads.append(registered[2])
@@ -204,8 +207,8 @@ class ShapeMode(SubclassAwareMode):
             key.append(("one tensor", *map(ids.index, ids)))
         outcome = outcomes.get(tuple(key))
         if outcome is None:
-            if special is not None:
-                return special(self, func, op, args, kwargs or {}, reads, tuple(key))
+            if handle_miss is not None:
+                return handle_miss(self, func, op, args, kwargs or {}, reads, tuple(key))
             outcome = self._infer(func, op, args, kwargs or {}, tensors, tuple(key))
         fresh = outcome.fresh
         if fresh is not None:
@@ -247,19 +250,19 @@ class ShapeMode(SubclassAwareMode):
     def _extra_key(
         self, schema: OpSchema, key: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Return the key's additions: ranks of process groups, and values of tensors."""
-        more: list[Any] = []
+        """Return the parts of the key besides metadata: ranks of process groups, and values of tensors."""
+        extra: list[Any] = []
         if schema.group is not None:
-            more += [describe_group(value) for value in key if type(value) is str]  # names of groups may be reused
+            extra += [describe_group(value) for value in key if type(value) is str]  # names of groups may be reused
         if schema.value_arguments:
-            more.append(self._inference.values.read(schema.value_arguments, args, kwargs))
-        return more
+            extra.append(self._inference.values.read(schema.value_arguments, args, kwargs))
+        return extra
 
     def _updates_counter(self, op: OpCache, outcome: CachedResult, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a call updates a counter, such as a buffer with the number of batches."""
         written = [tensors[index] for index in outcome.written if type(tensors[index]) is not ShapeTensor]
-        small = written and not outcome.resized and all(tensor.numel() <= _COUNTER for tensor in written)
-        return bool(small) and self.concrete.have_values(tensors)
+        is_small = written and not outcome.resized and all(tensor.numel() <= _MAX_COUNTER_NUMEL for tensor in written)
+        return bool(is_small) and self.concrete.have_values(tensors)
 
     def _make_results(
         self,
@@ -271,7 +274,7 @@ class ShapeMode(SubclassAwareMode):
         reads: Sequence[int],
         outcome: CachedResult,
     ) -> Any:
-        """Return the results of a call by its outcome, in the general case."""
+        """Return the results of a call from its outcome, in the general case."""
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
                 self.concrete.invalidate(tensors[index])
@@ -279,7 +282,7 @@ class ShapeMode(SubclassAwareMode):
             self._resize(op, tensors[index], resized)
         results: list[Any] = []
         writes: list[int] = []
-        real: list[Any] = []
+        real_views: list[Any] = []
         for metadata, source, same, value, row in outcome.outputs:
             if metadata is None:
                 results.append(completed_work(results) if is_work(value) else value)
@@ -297,15 +300,15 @@ class ShapeMode(SubclassAwareMode):
                 elif type(tensor) is ShapeTensor:
                     results.append(make(metadata, tensor.storage_ref))
                 else:
-                    # A view of a real tensor is created as such: it is free, and aliases.
-                    real = real or self._view(func, args, kwargs, tensors, outcome)
-                    results.append(real[len(results)])
+                    # A view of a real tensor is a real view: it needs no memory and shares the storage.
+                    real_views = real_views or self._view(func, args, kwargs, tensors, outcome)
+                    results.append(real_views[len(results)])
         result = results[0] if outcome.build is None else outcome.build(results)
         self._record(outcome, reads, writes)
         return result
 
     def _run_nested(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call hidden from the enclosing shape run."""
+        """Run a call hidden from the enclosing run with shape execution."""
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._adopt, lambda device: device)
         self._nested = False
         try:
@@ -333,7 +336,7 @@ class ShapeMode(SubclassAwareMode):
         """Return the results of a view op: real views of real tensors, None for others."""
         if not any(type(tensor) is ShapeTensor for tensor in tensors):
             return unpack_result(func(*args, **kwargs))[0]
-        # Ops that return views of several tensors at once, such as broadcast_tensors, keep the storage offsets.
+        # Ops that return views of several tensors, such as broadcast_tensors, do not change storage offsets.
         return [
             None
             if metadata is None or source is None or type(tensors[source]) is ShapeTensor
@@ -348,18 +351,18 @@ class ShapeMode(SubclassAwareMode):
 
     def _record(self, outcome: CachedResult, reads: Sequence[int], writes: Sequence[int]) -> None:
         recorder = self.recorder
-        number = self._indices.get(id(outcome))
-        if number is None:
+        index = self._indices.get(id(outcome))
+        if index is None:
             assert outcome.signature is not None
-            number = recorder.number(outcome.signature)
+            index = recorder.index_of(outcome.signature)
             if outcome.cacheable:
-                self._indices[id(outcome)] = number
+                self._indices[id(outcome)] = index
         if recorder.backward or recorder.has_threads:
-            recorder.add(number, reads, writes)
+            recorder.add(index, reads, writes)
         else:
-            recorder.events.append(("op", number, recorder.stack, "forward", 0, reads, writes))
-        if self._inside is not None:
-            self._inside.append((outcome, reads, writes))
+            recorder.events.append(("op", index, recorder.stack, "forward", 0, reads, writes))
+        if self._inner_calls is not None:
+            self._inner_calls.append((outcome, reads, writes))
 
     def _plan(self, func: Any) -> _Plan:
         op = op_cache(func)
@@ -380,27 +383,27 @@ class ShapeMode(SubclassAwareMode):
         reads: list[int],
         key: tuple[Any, ...],
     ) -> Any:
-        """Decompose a composite op; cache the expansion if it is one new tensor from one op."""
+        """Decompose a composite op; cache the expansion if it is a single op with one new tensor."""
         self.recorder.decompose(op.schema.name)
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._without_meta, self.concrete.device_for)
-        outer, self._inside = self._inside, []
+        outer_calls, self._inner_calls = self._inner_calls, []
         try:
             with self:
                 result = func.decompose(*args, **kwargs)
-            inside = self._inside
+            inner_calls = self._inner_calls
         finally:
-            self._inside = outer
-            if outer is not None:
-                outer += inside
-        if len(inside) == 1:
-            outcome, inner_reads, writes = inside[0]
-            same = type(result) is ShapeTensor and result.storage_ref.index in writes and inner_reads == reads
-            if same and outcome.fresh is not None and outcome.cacheable and self._expands_always(op, outcome):
+            self._inner_calls = outer_calls
+            if outer_calls is not None:
+                outer_calls += inner_calls
+        if len(inner_calls) == 1:
+            outcome, inner_reads, writes = inner_calls[0]
+            same_tensors = type(result) is ShapeTensor and result.storage_ref.index in writes and inner_reads == reads
+            if same_tensors and outcome.fresh is not None and outcome.cacheable and self._expands_always(op, outcome):
                 op.expansions[self._settings, self.recorder.stops_at][key] = outcome
         return result
 
     def _expands_always(self, op: OpCache, outcome: CachedResult) -> bool:
-        """Return whether an expansion is independent of other settings: autocast, kernel choice."""
+        """Return whether an expansion is independent of settings that its key lacks: autocast, kernel choice."""
         assert outcome.signature is not None
         inner = outcome.signature.op
         if (context := context_of(inner)) is not None and op.context is not context:
@@ -408,14 +411,14 @@ class ShapeMode(SubclassAwareMode):
         return not is_autocast(inner) or is_autocast(op.schema.name)
 
     def _without_meta(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor for use inside a composite op, whose code may branch on devices; no meta tensors."""
+        """Return the tensor, or a shape tensor for a meta tensor, since a composite op may branch on the device."""
         if type(tensor) is not ShapeTensor and tensor.device.type == "meta":
             return self.shape_tensor_for(tensor)
         return tensor
 
     def _adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this run's shape tensor for one of the enclosing run."""
-        if type(tensor) is not ShapeTensor or tensor.storage_ref.run is self:
+        if type(tensor) is not ShapeTensor or tensor.storage_ref.mode is self:
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
@@ -445,8 +448,8 @@ class ShapeMode(SubclassAwareMode):
             tensors.append(value)
             reads.append(index)
             return metadata
-        described = describe(value)
-        return described if described is not value else (kind.__qualname__, value)
+        description = describe(value)
+        return description if description is not value else (kind.__qualname__, value)
 
     def _compute(
         self,
@@ -465,10 +468,10 @@ class ShapeMode(SubclassAwareMode):
         try:
             result = func(*real_args, **real_kwargs)
         except RuntimeError:
-            together = _move_to_one_device(op.schema, real_args, real_kwargs)
-            if together is None:
+            moved = _move_to_one_device(op.schema, real_args, real_kwargs)
+            if moved is None:
                 raise
-            result = func(*together[0], **together[1])
+            result = func(*moved[0], **moved[1])
         items, build = unpack_result(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
@@ -478,22 +481,22 @@ class ShapeMode(SubclassAwareMode):
                 for item in items
             ]
             signature = self._inference.sign(op, args, kwargs, outputs, build)
-        self.recorder.add(self.recorder.number(signature), reads, writes)
-        if self._inside is not None:
-            self._inside.append((outcome, reads, writes))
+        self.recorder.add(self.recorder.index_of(signature), reads, writes)
+        if self._inner_calls is not None:
+            self._inner_calls.append((outcome, reads, writes))
         return result
 
     def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
         """Set the metadata of an argument that the op resizes."""
         if type(tensor) is not ShapeTensor:
-            raise self.needs_value(op.schema.name)
+            raise self.missing_value(op.schema.name)
         with disable_torch_dispatch():
             torch.Tensor.set_(tensor, make(metadata, tensor.storage_ref))  # type: ignore[call-overload]
         tensor.metadata = metadata
 
 
 def _move_to_one_device(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Return arguments with real tensors moved to one device, None if they are: the run shows one device for all."""
+    """Return arguments with tensors moved to one device, None if they are on one; the run reports one for all."""
     tensors = list(tensors_of((tuple(args), dict(kwargs))))
     if len({tensor.device for tensor in tensors}) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Shape tensors in place of a model's parameters and buffers, for runs under autograd."""
+"""Replace a model's parameters and buffers by shape tensors, for runs under autograd."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fvflops.torch_internals import is_wrapper_subclass, pytree
 
 
 class ShapeParameters:
-    """Shape tensors for tensors on other devices than the run's.
+    """Shape tensors in place of tensors on other devices than the run's.
 
-    Needed because autograd requires a gradient on the same device as its tensor.
+    Autograd requires a gradient to be on the same device as its tensor.
     """
 
     def __init__(self, mode: ShapeMode) -> None:
         self._mode = mode
         self._copies: dict[int, torch.Tensor] = {}
-        self._kept: list[torch.Tensor] = []
+        self._originals: list[torch.Tensor] = []  # keeps them alive, since ids are reused
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the shape tensor for a tensor, or the tensor itself if it can be used as it is."""
@@ -37,15 +37,15 @@ class ShapeParameters:
             else:
                 shape_copy = self._mode.shape_tensor_for(tensor)
             self._copies[id(tensor)] = shape_copy
-            self._kept.append(tensor)
+            self._originals.append(tensor)
         return shape_copy
 
     def in_values(self, values: Any) -> Any:
-        """Return nested values with their tensors replaced."""
+        """Return nested values with tensors replaced."""
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
     def replace_in(self, model_index: ModelIndex) -> None:
-        """Replace a model's parameters and buffers; a snapshot restores them."""
+        """Replace a model's parameters and buffers, which a snapshot restores."""
         for module in model_index.names:
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():

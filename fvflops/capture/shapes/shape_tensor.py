@@ -1,4 +1,4 @@
-"""A shape tensor: shape, strides, dtype, device, no values and no memory."""
+"""Shape tensors: shape, strides, dtype and device, without values or memory."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ class DataDependentError(RuntimeError):
         return cls(f"{op} is data-dependent: it needs {what}, which shape execution does not have")
 
 
-class Run(Protocol):
-    """The run that created a shape tensor."""
+class MissingValueReporter(Protocol):
+    """The dispatch mode that created a shape tensor (ShapeMode)."""
 
-    def needs_value(self, name: str) -> DataDependentError:
-        """Return the error, after recording which op needed a value."""
+    def missing_value(self, name: str) -> DataDependentError:
+        """Record that an op needs an unknown value, and return the error to raise."""
 
 
-class Record(Protocol):
-    """A recorder of freed storages."""
+class FreeRecorder(Protocol):
+    """A recorder of freed storages (Recorder)."""
 
-    def freed(self, index: int) -> None:
+    def record_freed(self, index: int) -> None:
         """Record that a storage was freed."""
 
 
 class StorageRef:
     """A reference to a storage, shared by views; `index` is its index in the Trace."""
 
-    __slots__ = ("index", "run")
+    __slots__ = ("index", "mode")
 
-    def __init__(self, run: Run, index: int) -> None:
-        self.run = run
+    def __init__(self, mode: MissingValueReporter, index: int) -> None:
+        self.mode = mode
         self.index = index
 
 
 class OwnedStorage(StorageRef):
-    """A reference to a storage that the run created; its deletion is recorded."""
+    """A reference to a storage that the run created; records that it is freed."""
 
-    __slots__ = ("record",)
+    __slots__ = ("recorder",)
 
-    def __init__(self, run: Run, record: Record, index: int) -> None:
-        self.run = run
+    def __init__(self, mode: MissingValueReporter, recorder: FreeRecorder, index: int) -> None:
+        self.mode = mode
         self.index = index
-        self.record = record
+        self.recorder = recorder
 
     def __del__(self) -> None:
         try:
-            record = self.record
+            recorder = self.recorder
         except AttributeError:
             return  # a signal interrupted __init__
-        record.freed(self.index)
+        recorder.record_freed(self.index)
 
 
 class ShapeStorage:
-    """A shape tensor's storage as a program sees it: torch's, without memory, but resizable."""
+    """A shape tensor's storage as programs access it: torch's storage without memory, which ignores resizing."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
@@ -82,21 +82,21 @@ class ShapeStorage:
         return getattr(self._storage, name)
 
     def resize_(self, nbytes: int) -> ShapeStorage:
-        """Do nothing: FSDP2 frees and reallocates gathered parameters by this."""
+        """Do nothing; FSDP2 calls this to free and reallocate gathered parameters."""
         return self
 
 
 class ShapeTensor(torch.Tensor):
-    """A tensor with metadata only: it reports its emulated device and supports autograd, but runs only under ShapeMode.
+    """A tensor with metadata only, which reports the emulated device and supports autograd.
 
-    Outside its run, and where a value is needed, it raises DataDependentError.
+    Ops on it run only under ShapeMode; outside its run, or where a value is needed, they raise DataDependentError.
     """
 
     metadata: Metadata
     storage_ref: StorageRef
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:  # type: ignore[misc]
-        """Return a parameter, for code that constructs one by a parameter's class, as accelerate does."""
+        """Return a parameter, for code that calls a parameter's class to construct one, as accelerate does."""
         return torch.nn.Parameter(data, requires_grad)
 
     __torch_function__ = no_torch_function
@@ -106,10 +106,10 @@ class ShapeTensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(kind is not cls for kind in types):
-            return NotImplemented  # a wrapper subclass among the arguments, to which the run's mode defers
+            return NotImplemented  # so that a wrapper subclass among the arguments handles the call
         for tensor in args:
-            if isinstance(tensor, ShapeTensor):  # a thread without the run's mode, whose exceptions may be lost
-                tensor.storage_ref.run.needs_value(str(func))
+            if isinstance(tensor, ShapeTensor):  # a thread without ShapeMode, whose exceptions may be lost
+                tensor.storage_ref.mode.missing_value(str(func))
                 break
         raise DataDependentError(
             f"{func} got a shape tensor of fvflops (no values) that outlived its run; "
@@ -121,20 +121,20 @@ class ShapeTensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Raise DataDependentError."""
-        raise self.storage_ref.run.needs_value("Tensor.numpy")
+        raise self.storage_ref.mode.missing_value("Tensor.numpy")
 
     def tolist(self) -> NoReturn:
         """Raise DataDependentError."""
-        raise self.storage_ref.run.needs_value("Tensor.tolist")
+        raise self.storage_ref.mode.missing_value("Tensor.tolist")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
-        raise self.storage_ref.run.needs_value("Tensor.__array__")
+        raise self.storage_ref.mode.missing_value("Tensor.__array__")
 
     def __format__(self, format_spec: str) -> NoReturn:
-        raise self.storage_ref.run.needs_value("Tensor.__format__")
+        raise self.storage_ref.mode.missing_value("Tensor.__format__")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise self.storage_ref.run.needs_value("Tensor.__reduce_ex__")
+        raise self.storage_ref.mode.missing_value("Tensor.__reduce_ex__")
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self.clone()
@@ -170,7 +170,7 @@ class ShapeTensor(torch.Tensor):
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         if not isinstance(other, ShapeTensor):
-            raise self.storage_ref.run.needs_value("Tensor.data")
+            raise self.storage_ref.mode.missing_value("Tensor.data")
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         self.metadata, self.storage_ref = other.metadata, other.storage_ref
 
@@ -189,7 +189,7 @@ def make(metadata: Metadata, storage_ref: StorageRef, requires_grad: bool = Fals
         False,
         requires_grad,
     )
-    # A kernel that takes the data pointer, which would be 0, raises instead.
+    # A kernel that accesses the data pointer, which would be 0, raises instead.
     refuse_data_pointer(tensor)
     if metadata.bits:
         set_conjugate(tensor, bool(metadata.bits & 1))

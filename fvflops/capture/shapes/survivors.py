@@ -16,14 +16,15 @@ from fvflops.capture.shapes.shape_tensor import ShapeTensor
 
 # Referrers that last only as long as a call or an error.
 _TRANSIENT = (FrameType, TracebackType)
-# Depth of the search through referrers (a tuple in a tuple in a list) for a mutable container, and for a name.
-_LEVELS = 8
+# Depth of the search through referrers (a tuple in a tuple in a list) for a mutable container or a name.
+_MAX_DEPTH = 8
 
 
 def release(run: weakref.ref[Any]) -> list[str]:
-    """Remove a run's tensors from objects that refer to them; return the names of those where this is impossible.
+    """Remove a run's tensors from objects that refer to them; return the names of objects that still do.
 
-    A run that is itself garbage has left none. References from frames, of a program or of an error, are ignored.
+    `run` refers to the run's ShapeMode, which its tensors keep alive. References from stack frames and tracebacks are
+    ignored.
     """
     if run() is None:
         return []
@@ -38,7 +39,7 @@ def release(run: weakref.ref[Any]) -> list[str]:
 
 
 def describe_survivors(names: list[str]) -> str:
-    """Return in one line what refers to shape tensors, "" for nothing."""
+    """Return a message about the objects that refer to shape tensors, "" for none."""
     return f"shape tensors (no values) are still referenced by {', '.join(names)}" if names else ""
 
 
@@ -47,23 +48,23 @@ def _survivors(run: weakref.ref[Any]) -> list[Any]:
     return [
         item
         for item in tensors
-        if (storage_ref := getattr(item, "storage_ref", None)) is not None and storage_ref.run is run()
+        if (storage_ref := getattr(item, "storage_ref", None)) is not None and storage_ref.mode is run()
     ]
 
 
 def _remove(tensors: list[Any]) -> None:
     """Remove tensors, and tuples of them, from their containers."""
-    level = tensors
-    for _ in range(_LEVELS):
-        fixed = []
-        for referrer in _referrers_of(level):
+    objects = tensors
+    for _ in range(_MAX_DEPTH):
+        immutable = []
+        for referrer in _referrers_of(objects):
             if isinstance(referrer, (tuple, frozenset)):
-                fixed.append(referrer)
+                immutable.append(referrer)
             else:
-                _remove_from(referrer, set(map(id, level)))
-        if not fixed:
+                _remove_from(referrer, set(map(id, objects)))
+        if not immutable:
             return
-        level = fixed
+        objects = immutable
 
 
 def _referrers_of(items: list[Any]) -> list[Any]:
@@ -74,33 +75,34 @@ def _referrers_of(items: list[Any]) -> list[Any]:
     ]
 
 
-def _remove_from(referrer: Any, tensors: set[int]) -> None:
+def _remove_from(referrer: Any, ids: set[int]) -> None:
     kind = type(referrer)
     if issubclass(kind, dict):
         base: Any = OrderedDict if issubclass(kind, OrderedDict) else dict
         for key, value in list(base.items(referrer)):
-            if id(value) in tensors or id(key) in tensors:
+            if id(value) in ids or id(key) in ids:
                 base.__delitem__(referrer, key)
     elif issubclass(kind, (list, deque)):
         base = list if issubclass(kind, list) else deque
-        kept = [item for item in base.__iter__(referrer) if id(item) not in tensors]
+        remaining = [item for item in base.__iter__(referrer) if id(item) not in ids]
         base.clear(referrer)
-        base.extend(referrer, kept)
+        base.extend(referrer, remaining)
     elif issubclass(kind, set):
-        set.difference_update(referrer, [item for item in set.__iter__(referrer) if id(item) in tensors])
+        set.difference_update(referrer, [item for item in set.__iter__(referrer) if id(item) in ids])
     elif kind is CACHE:
         CACHE.cache_clear(referrer)
     else:
         for slot in slots_of(kind):
-            if id(read_slot(slot, referrer)) in tensors:
+            if id(read_slot(slot, referrer)) in ids:
                 slot.__delete__(referrer)
 
 
 def _name_of(item: Any) -> str:
-    """Return the path to an object's referrer, from a module or class if found, "" for none."""
+    """Return the path through an object's referrers, from a module or class if there is one, "" without referrers."""
     path, visited = "", {id(item)}
-    for _ in range(_LEVELS):
-        referrer = min((found for found in _referrers_of([item]) if id(found) not in visited), key=_rank, default=None)
+    for _ in range(_MAX_DEPTH):
+        referrers = [referrer for referrer in _referrers_of([item]) if id(referrer) not in visited]
+        referrer = min(referrers, key=_rank, default=None)
         if referrer is None:
             break
         visited.add(id(referrer))
@@ -116,8 +118,9 @@ def _name_of(item: Any) -> str:
 
 
 def _rank(referrer: Any) -> int:
+    """Return the priority of a referrer in a name, lowest first."""
     kinds = (nn.Module, ModuleType, type, FunctionType, GeneratorType, dict)
-    return next((place for place, kind in enumerate(kinds) if isinstance(referrer, kind)), len(kinds))
+    return next((rank for rank, kind in enumerate(kinds) if isinstance(referrer, kind)), len(kinds))
 
 
 def _step_into(referrer: Any, item: Any) -> str:

@@ -20,22 +20,24 @@ _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpac
 
 
 def data_exports(recorder: Recorder) -> list[Wrapping]:
-    """Return the wrappings that record when data leaves or enters torch."""
+    """Return the wrappings that record exports of tensor data and imports of foreign memory."""
     if recorder.unseen is None:
         return []
     return [
-        *((patch, partial(_around_export, recorder, floats=name == "tolist")) for name, patch in EXPORTS.items()),
+        *((patch, partial(_around_export, recorder, floats_only=name == "tolist")) for name, patch in EXPORTS.items()),
         *((patch, partial(_around_export, recorder)) for patch in _FUNCTIONS),
         *((patch, partial(_around_import, recorder)) for patch in _IMPORTS),
     ]
 
 
-def _around_export(recorder: Recorder, original: Callable[..., Any], *, floats: bool = False) -> Callable[..., Any]:
-    """Wrap a function that exports a tensor's data; with `floats` integers, such as lengths, are ignored."""
+def _around_export(
+    recorder: Recorder, original: Callable[..., Any], *, floats_only: bool = False
+) -> Callable[..., Any]:
+    """Wrap a function that exports a tensor's data; `floats_only` ignores integers, such as lengths."""
 
     def export(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         unseen = recorder.unseen
-        is_data = not floats or tensor.is_floating_point() or tensor.is_complex()
+        is_data = not floats_only or tensor.is_floating_point() or tensor.is_complex()
         if unseen is not None and is_data and not recorder.paused and recorder.is_recording_thread():
             unseen.record_export(tensor, sys._getframe(1))
         return original(tensor, *args, **kwargs)

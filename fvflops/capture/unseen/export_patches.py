@@ -1,4 +1,4 @@
-"""Save a tensor's elements before they leave torch, since writes outside it bypass dispatch modes."""
+"""Save a tensor's contents before it is exported, since writes outside torch bypass dispatch modes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fvflops.capture.instrument.patching import Patch, Wrapping
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 
-# Limits in bytes. data_ptr is also called to compare tensors, which should not copy large ones.
-_LARGEST: Mapping[str, int] = {"numpy": 1 << 28, "__dlpack__": 1 << 28, "data_ptr": 1 << 20}
+# Size limits in bytes. Programs also call data_ptr to compare tensors, which should not copy large ones.
+_MAX_BYTES: Mapping[str, int] = {"numpy": 1 << 28, "__dlpack__": 1 << 28, "data_ptr": 1 << 20}
 # Methods that expose a tensor's data to code outside torch.
 EXPORTS = {
     name: Patch(torch.Tensor, name)
@@ -23,16 +23,16 @@ EXPORTS = {
 
 
 def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> list[Wrapping]:
-    """Return the wrappings that save pre-existing tensors when they leave torch by `numpy`, DLPack or data_ptr."""
+    """Return the wrappings that save a pre-existing tensor before `numpy`, DLPack or data_ptr exports it."""
 
     thread = get_ident()
 
-    def around(largest: int, original: Any) -> Any:
+    def around(max_bytes: int, original: Any) -> Any:
         def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if type(tensor) is not ShapeTensor and get_ident() == thread:
-                undo_log.save(tensor, fresh, largest)
+                undo_log.save(tensor, fresh, max_bytes)
             return original(tensor, *args, **kwargs)
 
         return export
 
-    return [(EXPORTS[name], partial(around, largest)) for name, largest in _LARGEST.items()]
+    return [(EXPORTS[name], partial(around, max_bytes)) for name, max_bytes in _MAX_BYTES.items()]

@@ -15,7 +15,7 @@ from fvflops.torch_internals import DispatchModeKey, FakeTensor, FakeTensorMode,
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Parts of torch that run ops on their own FakeTensors, to infer shapes or trace graphs.
-_REASONERS = tuple(
+_SHAPE_INFERENCE_PATHS = tuple(
     os.path.join(_TORCH, *path.split("/"))
     for path in (
         *("distributed/tensor", "_dynamo", "_inductor", "_export", "export", "_functorch/_aot_autograd"),
@@ -30,8 +30,8 @@ def active_fake_mode() -> FakeTensorMode | None:
     return mode
 
 
-def is_reasoning(types: Sequence[type]) -> bool:
-    """Return whether a call is torch's own shape inference (DTensor's sharding rules), not the model's work."""
+def is_torch_shape_inference(types: Sequence[type]) -> bool:
+    """Return whether torch itself makes the call to infer shapes, as DTensor's sharding rules do, not the model."""
     if types and FakeTensor not in types:
         return False
     if active_fake_mode() is None:
@@ -39,14 +39,14 @@ def is_reasoning(types: Sequence[type]) -> bool:
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.startswith(_REASONERS):
+        if path.startswith(_SHAPE_INFERENCE_PATHS):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
 def find_fake_mode(tensors: Iterable[torch.Tensor]) -> FakeTensorMode | None:
-    """Return the FakeTensorMode of tensors, or the one active in this thread, or None."""
+    """Return the FakeTensorMode of the tensors, else the active one in this thread, else None."""
     modes = [tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)]
     return modes[0] if modes else active_fake_mode()
 
@@ -57,7 +57,7 @@ def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
     if mode is None:
         yield values
         return
-    before = mode.allow_non_fake_inputs
+    original = mode.allow_non_fake_inputs
     mode.allow_non_fake_inputs = True  # for constants of the model
     try:
         with ExitStack() as stack:
@@ -69,7 +69,7 @@ def fake_execution(mode: FakeTensorMode | None, values: Any) -> Iterator[Any]:
 
             yield pytree.tree_map_only(torch.Tensor, convert, values)
     finally:
-        mode.allow_non_fake_inputs = before
+        mode.allow_non_fake_inputs = original
 
 
 def contains_fakes(values: Any) -> bool:

@@ -1,10 +1,10 @@
-"""Detect work that bypasses the dispatcher, by its traces in tensors.
+"""Detect work that bypasses the dispatcher, by its effects on tensors.
 
 Kernels called by pointer (ctypes, pybind11), NumPy and other processes compute without op calls. Their results are
-detected where a recorded op, or a module's result, reads
+detected when a recorded op reads, or a module returns,
 
 - memory that an op such as `aten::empty` left uninitialised and no recorded op wrote to;
-- a tensor that no recorded op created and that was created and freed during the run, or created after data left torch;
+- a tensor that no recorded op created, if it is freed during the run or was created after an export of tensor data;
 - contents that differ from those after the last recorded op.
 """
 
@@ -35,8 +35,8 @@ UNINITIALISED = frozenset(
         *("new_empty", "new_empty_strided", "empty_quantized", "_empty_affine_quantized"),
     )
 )
-# Ops that use an argument's shape or dtype only. So do views.
-_READ_NO_CONTENTS = frozenset(
+# Ops that read only an argument's shape or dtype, as views do.
+_METADATA_ONLY = frozenset(
     f"aten::{name}"
     for name in (
         *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "randint_like.low_dtype"),
@@ -52,7 +52,7 @@ _READ_NO_CONTENTS = frozenset(
         *("lift_fresh", "record_stream", "_has_compatible_shallow_copy_type"),
     )
 )
-# Ops whose result has their argument's contents.
+# Ops whose result has the contents of the argument.
 _COPIES = frozenset(
     f"aten::{name}"
     for name in (
@@ -60,17 +60,17 @@ _COPIES = frozenset(
         *("cpu", "cuda", "pin_memory", "view_as_real", "view_as_complex"),
     )
 )
-# Ops that create a tensor on given memory.
-_TAKES_MEMORY = "aten::set_.source_Storage"
+# Ops that create a tensor on an existing storage.
+_SET_STORAGE = "aten::set_.source_Storage"
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-# Bytes compared of a storage's contents, at its start and at its middle.
-_SAMPLE = 64
+# Bytes of a storage that are compared, at its start and at its middle.
+_SAMPLE_BYTES = 64
 # torch's method, unwrapped.
 _address_of: Any = StorageBase.data_ptr
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PACKAGE = str(PACKAGE) + os.sep
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
-_CALLS_OTHERS = ("_ops.py", os.path.join("autograd", "graph.py"))
+_CUSTOM_KERNEL_CALLERS = ("_ops.py", os.path.join("autograd", "graph.py"))
 
 
 class _Site(NamedTuple):
@@ -81,8 +81,8 @@ class _Site(NamedTuple):
     source: SourceLine
 
 
-class Run(Protocol):
-    """The recorder's methods used here."""
+class UnseenRecorder(Protocol):
+    """The part of the Recorder that UnseenWork uses."""
 
     storages: list[tuple[Any, ...]]
 
@@ -95,31 +95,31 @@ class Run(Protocol):
 
 
 class UnseenWork:
-    """Evidence of unseen work in one run, reported to the recorder as op calls.
+    """Detects unseen work in one run, and reports it to the recorder as op calls.
 
     Such a call is named `prim::PythonOp.NAME` in the forward of an autograd.Function and `unseen::FUNCTION` elsewhere;
-    its output is the tensor found, its source the line. `has_values`: tensors have values, so that contents can be
-    compared, which is done for strided tensors in CPU memory. In shape execution (`is_real` false) kernels have no
-    memory to access, and only results of small integer tensors are checked.
+    its output is the detected tensor, its source the line. `has_values`: tensors have values, so that the contents of
+    strided tensors in CPU memory can be compared. In shape execution (`is_real` false) kernels have no memory to
+    access, and only results of small integer tensors are checked.
     """
 
-    def __init__(self, recorder: Run, *, is_real: bool = True, has_values: bool = True) -> None:
+    def __init__(self, recorder: UnseenRecorder, *, is_real: bool = True, has_values: bool = True) -> None:
         self.is_real = is_real
         self._recorder = recorder
         self._has_values = has_values
-        # Whether data of the run has left torch: new tensors may then be results computed from it.
+        # Whether data of the run was exported; new tensors may then be results computed from it.
         self._was_exported = False
         self._exports: dict[int, _Site] = {}
-        # Tensors that no recorded op created: a constant outlives the run, a result does not.
+        # Tensors that no recorded op created; a result is freed during the run, a constant is not.
         self._suspects: dict[int, tuple[_Site, TensorSpec]] = {}
         self._uninitialised: dict[int, _Site] = {}
-        # Contents of uninitialised memory: if unchanged, nothing was computed there.
-        self._garbage: dict[int, bytes | None] = {}
+        # Contents of uninitialised memory; if unchanged, nothing was computed there.
+        self._uninitialised_contents: dict[int, bytes | None] = {}
         self._has_subclasses = False
         # By address: the storage's index and a sample of its contents.
         self._contents: dict[int, tuple[int, bytes]] = {}
         self._is_lifting = False
-        # Whether an op is running: what its kernel does, even in Python, belongs to it.
+        # Whether an op is running; the work of its kernel, even in Python, belongs to it.
         self.in_op = False
         # The function whose arguments or results are checked.
         self._owner: Any = None
@@ -137,9 +137,9 @@ class UnseenWork:
         if path.startswith((_TORCH, _PACKAGE)) and not path.startswith(_ZOO):
             return
         self._was_exported = True
-        for plain, _ in _with_storages(tensor):
-            self._check_contents(plain)
-            self._exports[self._index(plain)] = self._site(find_source_line(frame))
+        for strided, _ in _with_storages(tensor):
+            self._check_contents(strided)
+            self._exports[self._index(strided)] = self._site(find_source_line(frame))
 
     def record_import(self, tensor: torch.Tensor) -> None:
         """Record a tensor created on foreign memory, which may be a constant."""
@@ -148,7 +148,7 @@ class UnseenWork:
         self._is_lifting = False
 
     def check_new(self, tensor: torch.Tensor, storage: torch.UntypedStorage, index: int) -> None:
-        """Check a tensor that no recorded op created, when first seen."""
+        """Check a tensor that no recorded op created, at its first use."""
         if self.in_op or type(tensor) not in _PLAIN_TENSORS:
             return
         self._contents.pop(_address(storage), None)
@@ -202,25 +202,25 @@ class UnseenWork:
             self._uninitialised.update((index, site) for index in writes)
             for tensor, storage in _with_storages(result) if self._has_values else ():
                 index = self._index(tensor)
-                self._garbage[index] = self._sample(storage, index)
-        elif schema.name.startswith(_TAKES_MEMORY):
+                self._uninitialised_contents[index] = self._sample(storage, index)
+        elif schema.name.startswith(_SET_STORAGE):
             for tensor, storage in _with_storages(result):
                 self.check_new(tensor, storage, self._index(tensor))
         elif self._has_values:
             if writes and not (len(writes) == 1 and writes[0] in reads and not schema.written):
-                self._note_contents(result)
+                self._store_contents(result)
             if writes_to_arguments(schema):
-                self._note_contents(tuple(written_arguments(schema, args, kwargs)))
+                self._store_contents(tuple(written_arguments(schema, args, kwargs)))
 
     def record_write(self, values: Any) -> None:
-        """Record that a call recorded by its own name wrote to tensors."""
+        """Record that a kernel launch wrote to tensors."""
         for tensor, _ in _with_storages(values):
             self._uninitialised.pop(self._index(tensor), None)
         if self._has_values:
-            self._note_contents(values)
+            self._store_contents(values)
 
     def set_lifting(self, is_lifting: bool) -> None:
-        """Mark begin or end of an op call that creates a constant, such as `torch.tensor([1, 2])`."""
+        """Mark the start or end of an op call that creates a constant, such as `torch.tensor([1, 2])`."""
         self._is_lifting = is_lifting
 
     def enter(self, values: Any) -> None:
@@ -228,7 +228,7 @@ class UnseenWork:
         if self.in_op:
             return
         if not self._is_inside():
-            self.forget_contents()  # work of the program between two calls of its model is not the model's
+            self.forget_contents()  # work between two calls of the model is not the model's
             self._recorder.storages_of(tensors_of(values))
             if any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
                 self.record_subclass()
@@ -240,29 +240,28 @@ class UnseenWork:
         if not self.in_op and (self._has_values or self._uninitialised or self._was_exported):
             self._check_values(values, owner)
 
-    def freed(self, index: int) -> None:
-        """Drop a freed storage."""
+    def forget_storage(self, index: int) -> None:
+        """Discard a freed storage; report a tensor on it that no recorded op created."""
         suspect = self._suspects.pop(index, None)
         if suspect is not None:
             self._report(*suspect, index)
         self._uninitialised.pop(index, None)
-        self._garbage.pop(index, None)
+        self._uninitialised_contents.pop(index, None)
         self._exports.pop(index, None)
 
     def forget_contents(self) -> None:
-        """Drop all samples of contents, after work that is not recorded."""
+        """Discard all samples of contents, after work that is not recorded."""
         self._contents.clear()
 
     def _check_values(self, values: Any, owner: Any) -> None:
         if not self._has_subclasses and any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
             self.record_subclass()
         self._owner = owner
-        is_final = (
-            owner is not None and len(self._recorder.thread_state().opened) == 1
-        )  # the model's result is read outside
+        # The model's result is read outside.
+        is_final = owner is not None and len(self._recorder.thread_state().opened) == 1
         for tensor, _ in _with_storages(values):
             index = self._index(tensor)
-            # Uninitialised memory that a module passes through may be written later.
+            # Uninitialised memory that a module returns may be written to later.
             if index in self._uninitialised and owner is not None and (is_final or index in self._exports):
                 self._report_uninitialised(tensor, index)
             self._check_contents(tensor)
@@ -270,21 +269,23 @@ class UnseenWork:
 
     def _check_initialised(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         written = {id(tensor) for value in written_arguments(schema, args, kwargs) for tensor in tensors_of(value)}
-        reads_contents = not (schema.is_view or schema.name in _READ_NO_CONTENTS or schema.name in _COPIES)
+        reads_contents = not (schema.is_view or schema.name in _METADATA_ONLY or schema.name in _COPIES)
         for tensor, _ in _with_storages((*args, *kwargs.values())):
             index = self._index(tensor)
             if index not in self._uninitialised:
                 continue
             if id(tensor) in written:
-                if schema.name not in _READ_NO_CONTENTS:
+                if schema.name not in _METADATA_ONLY:
                     del self._uninitialised[index]
             elif reads_contents:
                 self._report_uninitialised(tensor, index)
 
     def _report_uninitialised(self, tensor: torch.Tensor, index: int) -> None:
         site = self._uninitialised.pop(index)
-        found = self._sample(tensor.untyped_storage(), index) if self._has_values else None
-        is_unchanged = found is not None and found == self._garbage.get(index) and index not in self._exports
+        sample = self._sample(tensor.untyped_storage(), index) if self._has_values else None
+        is_unchanged = (
+            sample is not None and sample == self._uninitialised_contents.get(index) and index not in self._exports
+        )
         if tensor.numel() and not is_unchanged:
             self._report(self._exports.get(index, site), describe_tensor(tensor), index)
 
@@ -302,19 +303,19 @@ class UnseenWork:
         if sample is None or index in self._uninitialised:
             return
         address = _address(storage)
-        known = self._contents.get(address)
+        previous = self._contents.get(address)
         self._contents[address] = index, sample
-        if known is None or known[1] == sample or not self._is_inside():
+        if previous is None or previous[1] == sample or not self._is_inside():
             return
         # Two storages at one address are one array imported twice, or the address was reused.
-        if known[0] != index and "op" in (recorder.storages[known[0]][2], recorder.storages[index][2]):
+        if previous[0] != index and "op" in (recorder.storages[previous[0]][2], recorder.storages[index][2]):
             return
         site = self._exports.get(index)
         if site is None:
             site = self._site(None if self._owner is None else source_line_of(self._owner))
         self._report(site, describe_tensor(tensor), index)
 
-    def _note_contents(self, values: Any) -> None:
+    def _store_contents(self, values: Any) -> None:
         for tensor, storage in _with_storages(values):
             index = self._index(tensor)
             sample = self._sample(storage, index)
@@ -327,15 +328,15 @@ class UnseenWork:
         address, nbytes = _address(storage), storage.nbytes()
         if not address or not nbytes:
             return None
-        if nbytes <= 2 * _SAMPLE:
+        if nbytes <= 2 * _SAMPLE_BYTES:
             return string_at(address, nbytes)
-        return string_at(address, _SAMPLE) + string_at(address + nbytes // 2, _SAMPLE)
+        return string_at(address, _SAMPLE_BYTES) + string_at(address + nbytes // 2, _SAMPLE_BYTES)
 
     def _index(self, tensor: torch.Tensor) -> int:
         return self._recorder.storage_of(tensor, "outside")
 
     def _is_inside(self) -> bool:
-        """Return whether the current code is inside a call of the model, or its backward pass."""
+        """Return whether a call of the model, or its backward pass, is running."""
         return bool(self._recorder.thread_state().opened) or current_autograd_node() is not None
 
     def _site(self, source: SourceLine | None = None) -> _Site:
@@ -360,9 +361,9 @@ def _function_name(site: _Site, innermost: Region) -> str:
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:
-    """Return whether torch's own code made the call: some of its C++ kernels (`_pad_packed_sequence`) write by pointer.
+    """Return whether torch's own code made the call; some of its C++ kernels (`_pad_packed_sequence`) write by pointer.
 
-    Custom kernels are called through torch.ops and by the backward engine too.
+    Calls from torch.ops and the backward engine do not count, since these call custom kernels too.
     """
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -371,7 +372,7 @@ def _is_called_by_torch(frame: FrameType | None) -> bool:
     path = frame.f_code.co_filename
     if path.endswith("_ops.py") and frame.f_code.co_name == "decompose":
         return str(frame.f_locals["self"]).startswith("aten.")
-    return path.startswith(_TORCH) and not path.endswith(_CALLS_OTHERS)
+    return path.startswith(_TORCH) and not path.endswith(_CUSTOM_KERNEL_CALLERS)
 
 
 def _with_storages(values: Any) -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:
@@ -389,5 +390,5 @@ def _address(storage: torch.UntypedStorage) -> int:
     """Return a storage's address, 0 without memory."""
     try:
         return _address_of(storage)
-    except RuntimeError:  # a wrapper subclass's
+    except RuntimeError:  # the storage of a wrapper subclass
         return 0

@@ -12,7 +12,7 @@ from fvflops.cli.sources import open_analysis
 from fvflops.features.budget import report
 from fvflops.features.budget.budget import check_budget, rewrite_budget
 from fvflops.features.budget.budget_file import find_budget, load_budgets
-from fvflops.features.budget.model import Budget, BudgetReport
+from fvflops.features.budget.model import Budget
 from fvflops.formulas import load_table
 from fvflops.reports.document import Document
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_run(parser)
     parser.set_defaults(table=None)  # the budget's
-    parser.add_argument("--budget", required=True, metavar="FILE", help="the YAML file with the budgets of models")
+    parser.add_argument("--budget", required=True, metavar="FILE", help="YAML file with the budgets of models")
     parser.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
     parser.add_argument("--update", action="store_true", help="write the model's costs into the file")
     parser.add_argument(
@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --update: also the FLOPs of modules down to this level",
     )
-    parser.add_argument("--summary", metavar="FILE", help="append the verdict in Markdown, as to $GITHUB_STEP_SUMMARY")
+    parser.add_argument(
+        "--summary", metavar="FILE", help="append the result to a file in Markdown, such as $GITHUB_STEP_SUMMARY"
+    )
     add_report(parser)
 
 
@@ -51,19 +53,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.update:
         write_report(_update(analysis, budget, name, arguments), arguments)
         budget = load_budgets(arguments.budget)[name]
-    assert budget is not None  # else find_budget has raised; _update has written it
-    verdict = check_budget(analysis, budget, table=table_name)
+    assert budget is not None  # find_budget raises without one, and _update writes it
+    result = check_budget(analysis, budget, table=table_name)
     if not arguments.update:
-        write_report(report.budget_report(verdict), arguments)
-    _summarise(verdict, arguments.summary)
-    return 0 if verdict.kept else 1
+        write_report(report.budget_report(result), arguments)
+    if arguments.summary is not None:
+        paths.append_text(arguments.summary, report.render_markdown(result) + "\n\n")
+    return 0 if result.passed else 1
 
 
 def _choose_table(requested: str | None, budget: Budget | None) -> str:
-    of_budget = None if budget is None else budget.table or "default"
-    if requested is not None and of_budget is not None and requested != of_budget:
-        raise ValueError(f"the budget of {budget.name if budget else ''} is for the table {of_budget}, not {requested}")
-    return requested or of_budget or "default"
+    if budget is None:
+        return requested or "default"
+    budget_table = budget.table or "default"
+    if requested not in (None, budget_table):
+        raise ValueError(f"--table must be {budget_table}, as in the budget of {budget.name}; got {requested}")
+    return budget_table
 
 
 def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, arguments: argparse.Namespace) -> Document:
@@ -71,8 +76,3 @@ def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, argum
         arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
     )
     return report.update_report(arguments.budget, name, changes, added=budget is None)
-
-
-def _summarise(verdict: BudgetReport, path: str | None) -> None:
-    if path is not None:
-        paths.append_text(path, report.render_markdown(verdict) + "\n\n")

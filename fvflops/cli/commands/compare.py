@@ -17,13 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_run(parser)
     parser.add_argument(
-        "--tables", metavar="A,B,...", help="the conventions to compare with that of --table; default: all shipped ones"
+        "--tables",
+        metavar="A,B,...",
+        help="conventions to compare with that of --table, which is always listed, first; default: all shipped ones",
     )
     add_report(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare the conventions that the arguments name on a model and write the report; return the exit code."""
+    """Count a model by the conventions that the arguments name and write the report; return the exit code."""
     names = [name for name in (arguments.tables or "").split(",") if name]
     if arguments.tables is not None and not names:
         raise ValueError(f"--tables {arguments.tables!r} names no convention: write default,fvcore,torch")
@@ -43,6 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         ),
     )
     compared = replace(compared, subject=f"{arguments.model} on {compared.subject}")
-    against = arguments.table if arguments.table in compared.tallies else next(iter(compared.tallies))
-    write_report(comparison_report(compared, against=against), arguments)
+    reference = arguments.table if arguments.table in compared.totals else next(iter(compared.totals))
+    write_report(comparison_report(compared, against=reference), arguments)
     return 0

@@ -49,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one row per module (default), operator, both, op call, module call or source line",
     )
     add_depth(parser)
-    add_report(parser, more={name: report.note for name, report in REPORTS.items() if name not in FORMATS})
+    add_report(parser, more={name: report.help for name, report in REPORTS.items() if name not in FORMATS})
     parser.add_argument(
         "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )
-    parser.add_argument("--strict", action="store_true", help="an op without a formula is an error")
-    files = parser.add_argument_group("additional files, by counted work")
+    parser.add_argument("--strict", action="store_true", help="fail if there are unsupported ops")
+    files = parser.add_argument_group("additional files")
     add_exports(files, weights="flops (default), macs, bytes, memory")
 
 
@@ -71,29 +71,29 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.by in CALL_VIEWS:
         write_report(call_report(flops, arguments.by, depth=arguments.depth), arguments)
         return 0
-    source = _SOURCES[report.of](flops)
-    written = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
-    if isinstance(written, bytes):
-        paths.write_bytes(arguments.output, written)
+    source = _SOURCES[report.source](flops)
+    content = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
+    if isinstance(content, bytes):
+        paths.write_bytes(arguments.output, content)
     else:
-        write("".join(written), arguments.output)
+        write("".join(content), arguments.output)
     return 0
 
 
 def _check(arguments: argparse.Namespace, report: Report) -> None:
-    """Raise ValueError for options that the report does not support, before the model is loaded."""
+    """Raise ValueError for options that the report does not have, before the model is loaded."""
     by, format = arguments.by, arguments.format
     if format not in FORMATS:
         if by not in report.views:
-            raise ValueError(f"--format {format} is by {', '.join(report.views)}, not by {by}")
+            raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
         for option in ("sort", "top"):
-            if getattr(arguments, option) is not None and option not in report.takes:
-                raise ValueError(f"--{option} is not for --format {format}")
-    if arguments.collapse and "collapse" not in report.takes:
-        formats = ", ".join(name for name, known in REPORTS.items() if "collapse" in known.takes)
-        raise ValueError(f"--collapse is for the formats {formats}, not for {format}")
+            if getattr(arguments, option) is not None and option not in report.options:
+                raise ValueError(f"--{option} does not apply to --format {format}: omit it")
+    if arguments.collapse and "collapse" not in report.options:
+        formats = ", ".join(name for name, other in REPORTS.items() if "collapse" in other.options)
+        raise ValueError(f"--collapse supports --format {formats}; got {format}")
     if arguments.collapse and by not in ("module", "both"):
-        raise ValueError(f"--collapse makes equal modules one row: leave --by {by} out")
+        raise ValueError(f"--collapse merges rows of equal modules: omit --by {by}")
     if arguments.sort is not None:
         # Operators have no parameters.
         keys = CALL_COLUMNS.get(by, (*(["parameters"] * (by == "module")), *column_metrics()))
@@ -127,8 +127,10 @@ def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
 def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
     unknown = flops.counts().ledger()[Status.UNSUPPORTED]
     if unknown:
-        places = find_unsupported_locations(flops.trace(), flops.counts())
-        listed = ", ".join(f"{op} ×{times} (in {format_locations(places[op])})" for op, times in unknown.most_common())
+        locations = find_unsupported_locations(flops.trace(), flops.counts())
+        listed = ", ".join(
+            f"{op} ×{calls} (in {format_locations(locations[op])})" for op, calls in unknown.most_common()
+        )
         raise ValueError(f"table {table!r} has no formula for {listed} (--strict)")
 
 
@@ -137,7 +139,7 @@ def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, 
     terminal = find_terminal(sys.stdout) if arguments.output is None else None
     terminal = terminal or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
     options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
-    return {name: value for name, value in options.items() if name in report.takes}
+    return {name: value for name, value in options.items() if name in report.options}
 
 
 def _find_encoding(arguments: argparse.Namespace) -> str:

@@ -16,8 +16,12 @@ from fvflops.formulas import load_table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops diff`."""
-    what = "a MODEL as for count, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY"
-    parser.add_argument("model", metavar="A", help=f"{what} of a git revision")
+    parser.add_argument(
+        "model",
+        metavar="A",
+        help="a MODEL as for count, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY of a "
+        "git revision",
+    )
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)
     parser.add_argument(

@@ -84,7 +84,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, _, size = part.partition("=")
         if not axis or not size.isdecimal() or axis in mesh:
-            raise ValueError(f"--mesh {text}: {part!r} is no axis with its size: write dp=128,tp=8, each axis once")
+            raise ValueError(f"--mesh {text}: expected AXIS=N, each axis once, such as dp=128,tp=8; got {part!r}")
         mesh[axis] = int(size)
     return mesh
 

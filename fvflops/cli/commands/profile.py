@@ -80,24 +80,24 @@ def run(arguments: argparse.Namespace) -> int:
 
     A run that raises or is interrupted is an error too; the report of the runs before it is written first.
     """
-    wanted = _check(arguments)
+    checked = _check(arguments)
     options = _read_runs(arguments)
     device = _choose_device(arguments.device)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=device)
     subject.model.train(arguments.train)
-    _check_ignored(arguments.ignore, wanted.table)
+    _check_ignored(arguments.ignore, checked.table)
     progress = Progress()
     profile = ProfileAnalysis(
         subject.model,
         subject.inputs,
         kwargs=subject.kwargs,
         loss=sum_results if arguments.backward else None,
-        table=wanted.table,
+        table=checked.table,
         on_run=progress.show,
         warn=False,
         **options,
     )
-    _record(subject, profile, progress, arguments, wanted)
+    _record(subject, profile, progress, arguments, checked)
     return 0
 
 
@@ -106,21 +106,21 @@ def _record(
     profile: ProfileAnalysis,
     progress: Progress,
     arguments: argparse.Namespace,
-    wanted: CheckedOptions,
+    checked: CheckedOptions,
 ) -> None:
     try:
         with_input_hint(subject, profile.trace)
     except BaseException as error:
         progress.clear()
         if profile.measured_runs:
-            _write(profile.salvage(), arguments, wanted)
+            _write(profile.salvage(), arguments, checked)
         if isinstance(error, KeyboardInterrupt):
             runs = profile.measured_runs
             what = f"the report is of the {runs} measured before" if runs else "none was measured before"
             raise ValueError(f"interrupted in a run: {what}") from error
         raise
     progress.clear()
-    _write(profile, arguments, wanted)
+    _write(profile, arguments, checked)
 
 
 def _check(arguments: argparse.Namespace) -> CheckedOptions:
@@ -131,7 +131,7 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
         else:
             check_profile_sort(arguments.sort)
     if arguments.phase is not None and arguments.phase not in PHASES:
-        raise ValueError(f"there is no phase {arguments.phase!r}: phases are {', '.join(PHASES)}")
+        raise ValueError(f"--phase must be one of {', '.join(PHASES)}; got {arguments.phase!r}")
     if arguments.phase in ("recompute", "backward") and not arguments.backward:
         raise ValueError(f"--phase {arguments.phase}: no backward pass is run; add --backward")
     if arguments.phase == "optimizer":
@@ -139,15 +139,14 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
     if arguments.ignore and arguments.by != "op":
         raise ValueError("--ignore excludes ops from the list of op calls: add --by op")
     if arguments.peaks is not None and arguments.by == "op":
-        raise ValueError("--peaks shows the share of a roofline by module or operator: leave --by op out")
+        raise ValueError("--peaks shows the share of a roofline by module or operator: omit --by op")
     if arguments.sort == "roofline" and arguments.peaks is None:
-        raise ValueError("--sort roofline: name the device by --peaks, such as --peaks H100")
+        raise ValueError("--sort roofline: add the device, such as --peaks H100")
     if arguments.deepspeed:
-        views = (arguments.by != "module", arguments.phase, arguments.sort, arguments.peaks)
-        if any(views):
+        if arguments.by != "module" or arguments.phase or arguments.sort or arguments.peaks:
             raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
-            raise ValueError(f"--format {arguments.format}: --deepspeed is DeepSpeed's own text; leave --format out")
+            raise ValueError(f"--format {arguments.format}: --deepspeed writes DeepSpeed's text; omit --format")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
     return CheckedOptions(table, peaks, _check_files(arguments))
@@ -168,7 +167,7 @@ def _read_runs(arguments: argparse.Namespace) -> dict[str, Any]:
         numbers = {"warmup": arguments.warmup, "repeat": arguments.repeat}
         return {name: number for name, number in numbers.items() if number is not None}
     if arguments.warmup is not None or arguments.repeat is not None:
-        raise ValueError("--schedule has its own warmup and repeat: leave --warmup and --repeat out")
+        raise ValueError("--schedule has its own warmup and repeat: omit --warmup and --repeat")
     if arguments.steps is None:
         raise ValueError("--schedule needs --steps N, the number of runs")
     return {"schedule": parse_schedule(arguments.schedule), "steps": arguments.steps}
@@ -184,15 +183,15 @@ def parse_schedule(text: str) -> Schedule:
     for item in text.split(","):
         key, _, number = item.partition("=")
         if key not in _SCHEDULE_KEYS:
-            hint = suggest(key, _SCHEDULE_KEYS) or f": there are {', '.join(_SCHEDULE_KEYS)}"
-            raise ValueError(f"--schedule {text}: a schedule has no {key!r}{hint}")
+            hint = suggest(key, _SCHEDULE_KEYS)
+            raise ValueError(f"--schedule keys must be among {', '.join(_SCHEDULE_KEYS)}; got {key!r}{hint}")
         if not number.isdecimal():
-            raise ValueError(f"--schedule {text}: {key} is a whole number, 0 or more, not {number!r}")
+            raise ValueError(f"--schedule {text}: {key} must be an integer of at least 0; got {number!r}")
         if key in numbers:
-            raise ValueError(f"--schedule {text}: {key} is given twice")
+            raise ValueError(f"--schedule {text}: {key} is repeated")
         numbers[key] = int(number)
     if "active" not in numbers:
-        raise ValueError(f"--schedule {text}: give the number of measured steps, such as active=1")
+        raise ValueError(f"--schedule {text}: add the number of measured steps, such as active=1")
     return schedule(**numbers)
 
 
@@ -212,13 +211,13 @@ def _choose_device(name: str | None) -> str | None:
     return name
 
 
-def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> None:
+def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> None:
     """Write the report and the files; an OSError about those that cannot be written is raised after the others."""
     failures: list[OSError] = []
-    for path, format in {arguments.output: "report", **wanted.files}.items():
+    for path, format in {arguments.output: "report", **checked.files}.items():
         try:
             if format == "report":
-                _write_report(profile, arguments, wanted)
+                _write_report(profile, arguments, checked)
             elif format == "html":
                 profile.to_html(path)
             else:
@@ -231,22 +230,22 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: Chec
         raise failures[0] if len(failures) == 1 else OSError("; ".join(map(str, failures)))
 
 
-def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> None:
+def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> None:
     if arguments.deepspeed:
-        write(_draw_deepspeed(profile, arguments, wanted), arguments.output)
+        write(_draw_deepspeed(profile, arguments, checked), arguments.output)
         return
     options = {"phase": arguments.phase, "sort": arguments.sort, "top": arguments.top}
     if arguments.by == "op":
         report = profile.call_report(ignore=arguments.ignore, **options)
         arguments.sort = None  # the table is ranked, by keys other than those of its columns
     else:
-        report = profile.report(by=arguments.by, depth=arguments.depth, device=wanted.peaks, **options)
+        report = profile.report(by=arguments.by, depth=arguments.depth, device=checked.peaks, **options)
     write_report(report, arguments)
 
 
-def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, wanted: CheckedOptions) -> str:
+def _draw_deepspeed(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> str:
     return deepspeed_report.render(
-        read_profile(profile.trace(), table=wanted.table),
+        read_profile(profile.trace(), table=checked.table),
         profile_step=int(profile.trace().about.get("warmup", 0)),
         module_depth=-1 if arguments.depth is None else arguments.depth,
         top_modules=arguments.top or 1,

@@ -28,20 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
     parser.set_defaults(table="exact")  # the other conventions ignore some ops
     add_model(parser, nargs="?")
-    add_run(parser, built_on="--build")
+    add_run(parser, device_option="--build")
     parser.add_argument(
         "--device",
         metavar="DEVICE",
-        help="device: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure cpu or cuda",
+        help="device: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
     )
     parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
     parser.add_argument(
         "--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, tf32, fp16, bf16 or fp64"
     )
     add_backward(parser)
-    parser.add_argument(
-        "--by", choices=VIEWS, default="module", help="default: module; op shows 20 unless --top is given"
-    )
+    parser.add_argument("--by", choices=VIEWS, default="module", help="default: module; op shows 20 rows without --top")
     add_depth(parser)
     add_report(parser)
     add_plot(parser)
@@ -86,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _read_dtype(text: str) -> str:
     dtype = short_dtype(text)
     if dtype not in PRODUCTS:
-        raise ValueError(f"--dtype {text}: a model is cast to {', '.join(PRODUCTS)}")
+        raise ValueError(f"--dtype must be one of {', '.join(PRODUCTS)}; got {text!r}")
     return dtype
 
 
@@ -118,7 +116,7 @@ def _analyse(subject: LoadedModel, table: FormulaTable, arguments: argparse.Name
             assume=assume,
         )
     if arguments.execution == "real":
-        raise ValueError("--backward uses shape execution: leave --execution real out")
+        raise ValueError("--backward uses shape execution: omit --execution real")
     return TrainingStepAnalysis(
         subject.model, subject.inputs, kwargs=subject.kwargs, loss=sum_results, table=table, assume=assume
     )

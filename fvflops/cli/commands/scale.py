@@ -78,17 +78,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Report how the cost of a model scales; return the exit code."""
     if arguments.metric not in METRICS:
-        raise ValueError(f"--metric {arguments.metric}: take one of {', '.join(METRICS)}")
+        raise ValueError(f"--metric must be one of {', '.join(METRICS)}; got {arguments.metric!r}")
     if arguments.generate is not None:
         check_generation_metric(arguments.metric)
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     table = load_table(arguments.table)
     if arguments.generate is not None:
-        document, drawn = _generate(arguments, table)
+        document, costs = _generate(arguments, table)
     else:
-        document, drawn = _scale(arguments, table)
+        document, costs = _scale(arguments, table)
     if kind is not None:
-        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(drawn, kind=kind, title=document.title))
+        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(costs, kind=kind, title=document.title))
     write_report(document, arguments)
     return 0
 
@@ -114,9 +114,9 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document
 def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
     for option in ("vary", "input", "assume"):
         if getattr(arguments, option):
-            raise ValueError(f"--generate makes the model's inputs itself: leave --{option} out")
+            raise ValueError(f"--generate creates the model's inputs: omit --{option}")
     if arguments.backward:
-        raise ValueError("--generate has no backward pass: leave --backward out")
+        raise ValueError("--generate has no backward pass: omit --backward")
     sizes = parse_generation(arguments.generate)
     subject = load_model(arguments.model, ["1,1:int64"], config=arguments.config, device=arguments.device)
     cost = generation_cost(
@@ -128,8 +128,8 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Docum
         table=table,
         execution="shapes" if arguments.execution == "auto" else arguments.execution,
     )
-    texts = "" if cost.batch == 1 else f" of each of {format_quantity(cost.batch, 'text')}"
-    what = f"generating {format_quantity(cost.new, 'token')} after a prompt of {cost.prompt:,}{texts}"
+    batch = "" if cost.batch == 1 else f", batch {cost.batch:,}"
+    what = f"generating {format_quantity(cost.new, 'token')} after a prompt of {cost.prompt:,}{batch}"
     return generation_report(cost, title=_write_title(arguments, table, what)), [cost.prefill, cost.decode]
 
 
@@ -152,12 +152,12 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, Range]:
     sizes: dict[str, Range] = {}
     for text in texts:
         name, _, rest = text.partition("=")
-        found = re.fullmatch(r"(\d+)\.\.(\d+)(?::(\d+))?", rest)
-        if not name.isidentifier() or found is None:
+        match = re.fullmatch(r"(\d+)\.\.(\d+)(?::(\d+))?", rest)
+        if not name.isidentifier() or match is None:
             raise ValueError(f"--vary {text}: write a name and its first and last size, such as batch=1..64")
         if name in sizes:
-            raise ValueError(f"--vary {text}: {name} is varied already; name it once")
-        first, last, step = (int(number) for number in found.groups(default="1"))
+            raise ValueError(f"--vary {text}: {name} is varied already; pass it once")
+        first, last, step = (int(number) for number in match.groups(default="1"))
         read_axis(name, (first, last, step))
         sizes[name] = (first, last, step)
     return sizes
@@ -173,7 +173,9 @@ def parse_generation(text: str) -> dict[str, int]:
     for part in text.split(","):
         key, _, number = part.partition("=")
         if key not in _KEYS or not number.isdecimal():
-            raise ValueError(f"--generate {text}: {part!r} is not one of {', '.join(f'{key}=N' for key in _KEYS)}")
+            raise ValueError(
+                f"--generate {text}: must be one of {', '.join(f'{key}=N' for key in _KEYS)}; got {part!r}"
+            )
         sizes[key] = int(number)
     for key in ("prompt", "new"):
         if key not in sizes:
@@ -208,13 +210,13 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
     factory = _find_factory(arguments.model, vary)
     if factory is None:
         subject, templates = _load(arguments, templates, vary)
-        _check_taken(vary, {axis for template in templates for axis in template.axes}, templates)
+        _check_used(vary, {axis for template in templates for axis in template.axes}, templates)
         return subject.model, *_fill_functions(templates, _device_of(subject))
-    function, taken = factory
-    _check_taken(vary, {*taken, *(axis for template in templates for axis in template.axes)}, templates)
+    function, arguments_varied = factory
+    _check_used(vary, {*arguments_varied, *(axis for template in templates for axis in template.axes)}, templates)
 
     def build(**sizes: int) -> Any:
-        result = function(**{name: sizes[name] for name in taken})
+        result = function(**{name: sizes[name] for name in arguments_varied})
         model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         model.train(arguments.train)
         return model if templates else (model, inputs)
@@ -231,29 +233,29 @@ def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., 
     function = load_function(model, "MODEL")
     if isinstance(function, torch.nn.Module):
         return None
-    taken = [name for name in inspect.signature(function).parameters if name in vary]
-    return (function, taken) if taken else None
+    names = [name for name in inspect.signature(function).parameters if name in vary]
+    return (function, names) if names else None
 
 
 def _load(
     arguments: argparse.Namespace, templates: list[Template], vary: Mapping[str, Range]
 ) -> tuple[LoadedModel, list[Template]]:
-    """Return the model and the templates of its inputs: those given, or its library's default shapes."""
+    """Return the model and the templates of its inputs: those passed, or of its library's default shapes."""
     smallest = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(smallest)) for template in templates]
     subject = load_model(arguments.model, texts, config=arguments.config, device=arguments.device)
     subject.model.train(arguments.train)
     if not templates:
-        given = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)
-        named = [*((None, value) for value in given), *subject.kwargs.items()]
-        if not all(isinstance(value, torch.Tensor) for _, value in named):
-            raise ValueError(f"{arguments.model} makes inputs that are not all tensors: give --input, with names in it")
-        templates = [name_axes(name, value, list(vary)) for name, value in named]
+        args = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)
+        inputs = [*((None, value) for value in args), *subject.kwargs.items()]
+        if not all(isinstance(value, torch.Tensor) for _, value in inputs):
+            raise ValueError(f"the inputs of {arguments.model} are not all tensors: pass --input, with names of sizes")
+        templates = [name_axes(name, value, list(vary)) for name, value in inputs]
     return subject, templates
 
 
 def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Template:
-    """Return a template of an input: the axes that are varied by their usual names, the others by size.
+    """Return a template of an input: varied axes have their conventional names, the others their sizes.
 
     Text is (batch, seq), or (batch, target) for a decoder's; images are (batch, channels, size, size), or with height
     and width where one is varied; videos have frames before those; else the last axis is frames or samples.
@@ -261,12 +263,12 @@ def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Te
     >>> name_axes(None, torch.zeros(1, 3, 224, 224), ["size"]).axes
     (1, 3, 'size', 'size')
     """
-    usual = _usual_names(name, value, names)
-    axes = tuple(label if label in names else size for label, size in zip(usual, value.shape, strict=True))
+    axis_names = _axis_names(name, value, names)
+    axes = tuple(label if label in names else size for label, size in zip(axis_names, value.shape, strict=True))
     return Template(name, axes, str(value.dtype).removeprefix("torch."))
 
 
-def _usual_names(name: str | None, value: torch.Tensor, names: Sequence[str]) -> tuple[str, ...]:
+def _axis_names(name: str | None, value: torch.Tensor, names: Sequence[str]) -> tuple[str, ...]:
     sides = ("height", "width") if {"height", "width"} & set(names) else ("size", "size")
     if not value.dtype.is_floating_point and value.ndim == 2:
         return ("batch", "target" if (name or "").startswith("decoder") else "seq")
@@ -274,13 +276,14 @@ def _usual_names(name: str | None, value: torch.Tensor, names: Sequence[str]) ->
     return ("batch", *layouts.get(value.ndim, tuple(f"axis{axis_index}" for axis_index in range(1, value.ndim))))
 
 
-def _check_taken(vary: Mapping[str, Range], taken: set[Any], templates: Sequence[Template]) -> None:
+def _check_used(vary: Mapping[str, Range], used: set[Any], templates: Sequence[Template]) -> None:
+    """Raise ValueError for a varied size that is neither in an input nor an argument."""
     for name in vary:
-        if name not in taken:
+        if name not in used:
             shown = " ".join(f"--input {template}" for template in templates) or "--input"
             raise ValueError(
                 f"--vary {name}: no input or argument has this size: write {name} instead of a number in {shown}"
-                + (", or take one of the usual names: batch, seq, size, height, width, frames" if templates else "")
+                + (", or use one of the names batch, seq, size, height, width, frames" if templates else "")
             )
 
 

@@ -20,7 +20,7 @@ class TrafficCostModel:
     """Bytes of calls; `part` is "moved" (read and written), "read" or "written". Regions are counted by their ops.
 
     `storage_infos` maps the id of a signature to the signature and the StorageInfo of its calls. Composite ops in
-    `stops_at` are to be recorded as one kernel; any other trace can be counted too.
+    `stops_at` count as one kernel where the trace has not decomposed them.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class TrafficCostModel:
         stops_at: StopsAt = _NO_STOPS,
     ) -> None:
         if part not in PARTS:
-            raise ValueError(f"part is one of {', '.join(PARTS)}, not {part!r}")
+            raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
         self._part = part
         self._storage_infos_by_id = storage_infos or {}
         self._stops_at = stops_at
@@ -51,7 +51,7 @@ class TrafficCostModel:
         return op_traffic(signature, self._storage_infos_by_id.get(id(signature), (signature, StorageInfo()))[1])
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return the bytes of one call: FREE where nothing moves, UNKNOWN where they cannot be determined."""
+        """Return the bytes of one call, ZERO_FLOP where nothing moves, UNSUPPORTED where they cannot be determined."""
         traffic = self.op_traffic(signature)
         label = default_label(signature.op)
         if traffic is None:
@@ -81,7 +81,7 @@ def split_by_aliasing(
     signatures: list[Signature] = []
     storage_infos: dict[int, tuple[Signature, StorageInfo]] = {}
     calls: Counter[tuple[int, int, str]] = Counter()
-    first: set[int] = set()
+    seen: set[int] = set()
     events: list[Event] = []
     for event in trace.events:
         if event.kind != "op":
@@ -96,16 +96,16 @@ def split_by_aliasing(
         if number is None:
             number = numbers[item, storage_info] = len(signatures)
             signature = trace.signatures[item]
-            signature = replace(signature) if item in first else signature  # `storage_infos` is keyed by id
-            first.add(item)
+            signature = replace(signature) if item in seen else signature  # `storage_infos` is keyed by id
+            seen.add(item)
             signatures.append(signature)
             storage_infos[id(signature)] = signature, storage_info
         calls[number, event.stack, event.phase] += 1
         if keep_events:
             events.append(event._replace(item=number))
     base = replace(trace, events=tuple(events)) if keep_events else trace.aggregate()
-    sorted_trace = replace(base, signatures=tuple(signatures), calls=dict(calls))
-    return sorted_trace, TrafficCostModel(part, storage_infos)
+    split_trace = replace(base, signatures=tuple(signatures), calls=dict(calls))
+    return split_trace, TrafficCostModel(part, storage_infos)
 
 
 def _storage_infos(
@@ -116,8 +116,8 @@ def _storage_infos(
     storages = [sizes[index] for index in reads]
     storage_bytes = sum(storages)
     # A storage that was recorded as empty has been resized since.
-    bounds = bool(storages) and all(storages) and storage_bytes < by_shape
-    return StorageInfo(not set(writes).issubset(reads) if writes else None, storage_bytes if bounds else None)
+    is_smaller = bool(storages) and all(storages) and storage_bytes < by_shape
+    return StorageInfo(not set(writes).issubset(reads) if writes else None, storage_bytes if is_smaller else None)
 
 
 def _bytes_by_shape(signature: Signature) -> int | None:

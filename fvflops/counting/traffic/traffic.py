@@ -4,14 +4,14 @@ Assumes no cache reuse or fusion: each op reads each needed element from memory 
 once. Caches and fusion reduce the actual traffic; a kernel that reads its inputs several times increases it.
 
     views              no traffic; whether `reshape`, `contiguous` or `to` copied is known from the storages in a
-                       trace's events. In a trace without events such ops are UNKNOWN
+                       trace's events. In a trace without events such ops are unsupported
     in-place, out=     the written tensor is read too, unless it is only overwritten: out=, copy_, zero_, fill_
     broadcast inputs   a tensor with stride 0 is bounded by its storage where there are events; a slice of a larger
                        storage that is then expanded, or one in a trace without events, counts with its expanded shape
     lookups            the selected rows, not the table; the indices are read as well
     sparse tensors     stored elements and their int64 indices; of blocked layouts the elements alone
     nested tensors     as if each part were as large as the largest
-    fused attention    q, k, v, mask, output and what is saved for the backward pass; scores stay on the chip
+    fused attention    q, k, v, mask, output and tensors saved for the backward pass; the scores are not stored
     masks              an assignment by a bool mask counts as if the mask were true everywhere
 """
 
@@ -60,8 +60,8 @@ _UNKNOWN_STORAGE = StorageInfo()
 def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAGE) -> Traffic | None:
     """Return the traffic of one op call in bytes; None where it cannot be determined.
 
-    That is so for weights hidden in a ScriptObject, for calls that bypassed the dispatcher, and for an op that copies
-    only if necessary, where its storages are unknown.
+    It cannot for weights inside a ScriptObject, for calls that bypassed the dispatcher, and for ops that copy only if
+    necessary in a trace without storages.
 
     >>> from fvflops.trace import TensorSpec
     >>> vector = TensorSpec((1000,), "float32")
@@ -81,7 +81,7 @@ def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAG
     try:
         read = sum(_bytes_read(signature, schema))
         written = sum(_bytes_written(signature, schema, storage_info.moved))
-    except KeyError:  # a dtype whose size is not known
+    except KeyError:  # a dtype of unknown size
         return None
     return Traffic(read if storage_info.storage_bytes is None else min(read, storage_info.storage_bytes), written)
 
@@ -120,7 +120,7 @@ _ALIAS = re.compile(r"\(\w+(!?)[^)]*\)")
 
 @lru_cache(maxsize=1 << 12)
 def _read_schema(text: str) -> _Schema:
-    """Parse the text of a schema; one without types is taken to write nothing in place."""
+    """Parse the text of a schema; one without types writes nothing in-place."""
     head, arrow, results = text.rpartition(") -> ")
     positional, _, keyword_only = head.partition("(")[2].partition("*, ")
     arguments = {

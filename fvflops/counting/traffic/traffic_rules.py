@@ -47,7 +47,7 @@ MAY_COPY = frozenset(
 )
 # Ops that return their input in eval mode.
 DROPOUTS = frozenset(
-    f"aten::{kind}dropout{mark}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for mark in ("", "_")
+    f"aten::{kind}dropout{suffix}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for suffix in ("", "_")
 )
 # Ops that overwrite their first argument without reading it.
 OVERWRITES = frozenset(
@@ -134,15 +134,15 @@ def _rows(name: str, table: str) -> _Bytes:
 def _indexed_bytes(signature: Signature) -> int:
     """Return the bytes of `self[indices]`."""
     spec, indices = _spec(signature, "self"), argument_of(signature, "indices")
-    given = indices if isinstance(indices, tuple) else ()
-    tensors = list(tensors_in(given))
+    by_axis = indices if isinstance(indices, tuple) else ()
+    tensors = list(tensors_in(by_axis))
     if any(tensor.dtype in ("bool", "uint8") for tensor in tensors):
         values = _spec(signature, "values")
         return bytes_of(spec) if values.numel == 1 else _elements_of(values.numel, spec)
-    kept = [size for index, size in enumerate(spec.shape) if index >= len(given) or given[index] is None]
+    unindexed = [size for axis, size in enumerate(spec.shape) if axis >= len(by_axis) or by_axis[axis] is None]
     shapes = [tensor.shape for tensor in tensors]
     positions = prod(max(sizes) for sizes in zip(*map(_aligned(max(map(len, shapes), default=0)), shapes), strict=True))
-    return replace(spec, shape=(positions, *kept)).nbytes
+    return replace(spec, shape=(positions, *unindexed)).nbytes
 
 
 def _aligned(ndim: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Read a YAML file of budgets, and update it with its comments kept.
+"""Read a YAML file of budgets, and update it without changing its comments.
 
 tolerance: 1%                    # for all models; 0 if omitted
 models:
@@ -26,11 +26,11 @@ from fvflops.text import suggest, truncate
 from fvflops.units import parse_share, parse_size
 
 _FILE_KEYS = ("description", "tolerance", "table", "models")
-_NOTED = ("modules", "operators")
-_SETTINGS = ("tolerance", "table", *_NOTED)
+_RECORDED_KEYS = ("modules", "operators")  # FLOPs of parts, without limits
+_SETTINGS = ("tolerance", "table", *_RECORDED_KEYS)
 _LIMIT_KEYS = ("max", "exact", "tolerance")
-_PLAIN = re.compile(r"[A-Za-z_][\w./:@-]*[\w]|[A-Za-z_]", re.ASCII)
-_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+_UNQUOTED_NAME = re.compile(r"[A-Za-z_][\w./:@-]*[\w]|[A-Za-z_]", re.ASCII)
+_YAML_CONSTANTS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 _NEW_FILE = (
     "# What each model may cost at most; `fvflops check MODEL --budget FILE` compares, --update rewrites.\nmodels:\n"
 )
@@ -70,27 +70,27 @@ def find_budget(budgets: Mapping[str, Budget], name: str, path: str) -> Budget:
     return budgets[name]
 
 
-def make_limit(figure: str, said: object, tolerance: Fraction = Fraction(0)) -> Limit:
-    """Return a limit from an integer, a text such as "1.2G", or a mapping of max or exact to one.
+def make_limit(metric: str, value: object, tolerance: Fraction = Fraction(0)) -> Limit:
+    """Return a limit from an integer, a string such as "1.2G", or {"max": value} or {"exact": value}.
 
     >>> make_limit("flops", {"exact": "1.2G"})
-    Limit(figure='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
+    Limit(metric='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
     """
-    if figure not in budget_keys():
-        hint = suggest(figure, budget_keys()) or f": there are {', '.join(budget_keys())}"
-        raise ValueError(f"unknown figure {truncate(figure)!r}{hint}")
+    if metric not in budget_keys():
+        hint = suggest(metric, budget_keys()) or f": there are {', '.join(budget_keys())}"
+        raise ValueError(f"unknown metric {truncate(metric)!r}{hint}")
     exact = False
-    if isinstance(said, Mapping):
-        unknown = said.keys() - set(_LIMIT_KEYS)
-        if unknown or ("max" in said) == ("exact" in said):
-            raise ValueError(f"{figure} is {truncate(repr(said))}: write {{'max': 1200}} or {{'exact': 1200}}")
-        if "tolerance" in said:
-            tolerance = parse_share(str(said["tolerance"]))
-        exact = "exact" in said
-        said = said["exact" if exact else "max"]
-    if isinstance(said, bool) or not isinstance(said, (int, str)):
-        raise ValueError(f"{figure} is {truncate(repr(said))}: give an integer, or a text such as '1.2G'")
-    return Limit(figure, parse_size(str(said)), exact, tolerance)
+    if isinstance(value, Mapping):
+        unknown = value.keys() - set(_LIMIT_KEYS)
+        if unknown or ("max" in value) == ("exact" in value):
+            raise ValueError(f"{metric} is {truncate(repr(value))}: pass {{'max': 1200}} or {{'exact': 1200}}")
+        if "tolerance" in value:
+            tolerance = parse_share(str(value["tolerance"]))
+        exact = "exact" in value
+        value = value["exact" if exact else "max"]
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"{metric} is {truncate(repr(value))}: pass an integer, or a string such as '1.2G'")
+    return Limit(metric, parse_size(str(value)), exact, tolerance)
 
 
 def update_text(
@@ -99,30 +99,32 @@ def update_text(
     name: str,
     values: Mapping[str, int],
     *,
-    noted: Mapping[str, Mapping[str, int]] | None = None,
+    recorded: Mapping[str, Mapping[str, int]] | None = None,
     table: str | None = None,
 ) -> Update:
-    """Return the text of a budget file with the values of one model; comments and all other lines stay.
+    """Return the text of a budget file with the values of one model; comments and other lines are unchanged.
 
-    The limits of a model in the file are rewritten; another model is added with all values and the table. `noted` are
-    the FLOPs of modules and operators. A line that cannot be rewritten raises TableError.
+    The limits of a model in the file are rewritten; a new model is added with all values and the table. `recorded` maps
+    "modules" and "operators" to name → FLOPs. A line that cannot be rewritten raises TableError.
     """
     text = _NEW_FILE if text is None or not text.strip() else text
     if text != _NEW_FILE and name in parse_budgets(text, file):
-        update = _rewrite(text, file, name, values, noted or {})
+        update = _rewrite(text, file, name, values, recorded or {})
     else:
-        update = _append(text, file, name, values, noted or {}, table)
+        update = _append(text, file, name, values, recorded or {}, table)
     limits = parse_budgets(update.text, file)[name].limits  # checks the result
-    wrong = [figure for figure in limits if figure in values and limits[figure].value != values[figure]]
-    if wrong:
-        raise ValueError(f"{file}: {', '.join(wrong)} of {name} cannot be rewritten: write each on a line of its own")
+    unwritten = [metric for metric in limits if metric in values and limits[metric].value != values[metric]]
+    if unwritten:
+        raise ValueError(
+            f"{file}: {', '.join(unwritten)} of {name} cannot be rewritten: write each on a line of its own"
+        )
     return update
 
 
 def _read_budgets(document: Node) -> dict[str, Budget]:
     fields = document.fields("a budget file", _FILE_KEYS)
     if "models" not in fields:
-        raise document.error("there are no models: write models, and under it a name with flops: 1.2G")
+        raise document.error("there are no models: write models: {NAME: {flops: 1.2G}}")
     tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
     table = fields["table"].text("table") if "table" in fields else None
     models = fields["models"].fields("models")
@@ -135,97 +137,106 @@ def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) 
         tolerance = _read(fields["tolerance"], "tolerance", parse_share)
     if "table" in fields:
         table = fields["table"].text("table")
-    limits = {figure: _read_limit(figure, fields[figure], tolerance) for figure in budget_keys() if figure in fields}
+    limits = {metric: _read_limit(metric, fields[metric], tolerance) for metric in budget_keys() if metric in fields}
     if not limits:
         raise node.error(f"{truncate(name)} has no limit: write one of {', '.join(budget_keys())}, such as flops: 1.2G")
-    noted = [
+    recorded = [
         {key: _read(item, f"{kind}, {truncate(key)}", parse_size) for key, item in fields[kind].fields(kind).items()}
         if kind in fields
         else {}
-        for kind in _NOTED
+        for kind in _RECORDED_KEYS
     ]
-    return Budget(name, limits, table, *noted)
+    return Budget(name, limits, table, *recorded)
 
 
-def _read_limit(figure: str, node: Node, tolerance: Fraction) -> Limit:
+def _read_limit(metric: str, node: Node, tolerance: Fraction) -> Limit:
     if isinstance(node.value, str):
-        return Limit(figure, _read(node, figure, parse_size), False, tolerance)
-    fields = node.fields(figure, _LIMIT_KEYS)
+        return Limit(metric, _read(node, metric, parse_size), False, tolerance)
+    fields = node.fields(metric, _LIMIT_KEYS)
     if ("max" in fields) == ("exact" in fields):
-        raise node.error(f"{figure} is either max or exact: write {figure}: {{max: 1.2G}}")
+        raise node.error(f"{metric} is either max or exact: write {metric}: {{max: 1.2G}}")
     if "tolerance" in fields:
-        tolerance = _read(fields["tolerance"], f"tolerance of {figure}", parse_share)
+        tolerance = _read(fields["tolerance"], f"tolerance of {metric}", parse_share)
     key = "exact" if "exact" in fields else "max"
-    return Limit(figure, _read(fields[key], f"{key} of {figure}", parse_size), key == "exact", tolerance)
+    return Limit(metric, _read(fields[key], f"{key} of {metric}", parse_size), key == "exact", tolerance)
 
 
-def _read(node: Node, what: str, parse: Callable[[str], Returned]) -> Returned:
-    text = node.text(what)
+def _read(node: Node, label: str, parse: Callable[[str], Returned]) -> Returned:
+    text = node.text(label)
     try:
         return parse(text)
     except ValueError as error:
-        raise node.error(f"{what}: {error}") from None
+        raise node.error(f"{label}: {error}") from None
 
 
 def _rewrite(
-    text: str, file: str, name: str, values: Mapping[str, int], noted: Mapping[str, Mapping[str, int]]
+    text: str, file: str, name: str, values: Mapping[str, int], recorded: Mapping[str, Mapping[str, int]]
 ) -> Update:
     lines = text.split("\n")
     fields = parse_document(text, file).fields("a budget file")["models"].fields("models")[name].fields(name)
     changes: list[tuple[str, str | None, str]] = []
-    for figure in (figure for figure in values if figure in fields):
-        node, key = fields[figure], figure
-        if not isinstance(node.value, str):
-            key = "exact" if "exact" in node.fields(figure) else "max"
-            node = node.fields(figure)[key]
-        old, new = node.text(figure), f"{values[figure]:_}"
-        if parse_size(old) != values[figure]:
-            begin = re.search(rf"\b{figure}[\"']?\s*:", lines[node.line - 1]) if key != figure else None
-            head, line = _split(lines[node.line - 1], begin.start() if begin else 0)
-            found, count = re.subn(rf"(\b{key}[\"']?\s*:\s*[\"']?){re.escape(old)}", rf"\g<1>{new}", line, count=1)
-            if not count:
-                raise node.error(f"{figure} of {name} cannot be rewritten here: write {figure}: {old} on one line")
-            lines[node.line - 1] = head + found
-            changes.append((figure, old, new))
+    for metric in (metric for metric in values if metric in fields):
+        changes += _rewrite_limit(lines, fields[metric], name, metric, values[metric])
     # From the bottom, so that the lines above keep their numbers.
-    blocks = [(fields[kind].line, kind) for kind in _NOTED if kind in fields and kind in noted]
-    for begin_line, kind in sorted(blocks, reverse=True):
-        changes += _replace_block(lines, fields[kind], begin_line, kind, noted[kind])
-    added = [kind for kind in _NOTED if kind in noted and kind not in fields]
+    blocks = [(fields[kind].line, kind) for kind in _RECORDED_KEYS if kind in fields and kind in recorded]
+    for first_line, kind in sorted(blocks, reverse=True):
+        changes += _replace_block(lines, fields[kind], first_line, kind, recorded[kind])
+    added = [kind for kind in _RECORDED_KEYS if kind in recorded and kind not in fields]
     if added:
         first = next(iter(fields.values()))
         indent = _indent(lines[first.line - 1])
+        # The blocks above were rewritten, so they may have got longer or shorter.
         end = _last_line(Node(file, first.line, fields)) + sum(
-            len(noted[kind]) - (_last_line(fields[kind]) - line) for line, kind in blocks
+            len(recorded[kind]) - (_last_line(fields[kind]) - line) for line, kind in blocks
         )
         if not lines[first.line - 1].strip().startswith(tuple(fields)):
-            raise first.error(f"{', '.join(added)} cannot be added here: write each figure of {name} on its own line")
-        lines[end:end] = [line for kind in added for line in _write_block(kind, noted[kind], indent)]
-        changes += [(kind, None, f"{len(noted[kind])} noted") for kind in added]
+            raise first.error(f"{', '.join(added)} cannot be added here: write each metric of {name} on its own line")
+        lines[end:end] = [line for kind in added for line in _write_block(kind, recorded[kind], indent)]
+        changes += [(kind, None, f"{len(recorded[kind])} recorded") for kind in added]
     return Update("\n".join(lines), tuple(changes))
 
 
-def _split(line: str, at: int) -> tuple[str, str]:
-    return line[:at], line[at:]
+def _rewrite_limit(
+    lines: list[str], node: Node, name: str, metric: str, value: int
+) -> list[tuple[str, str | None, str]]:
+    """Write a value into the line of its limit; return the change, [] if the limit has that value."""
+    key = metric
+    if not isinstance(node.value, str):
+        key = "exact" if "exact" in node.fields(metric) else "max"
+        node = node.fields(metric)[key]
+    old, new = node.text(metric), f"{value:_}"
+    if parse_size(old) == value:
+        return []
+    line = lines[node.line - 1]
+    # Several metrics on one line may each have a max or exact: search from this metric's name.
+    metric_at = re.search(rf"\b{metric}[\"']?\s*:", line) if key != metric else None
+    start = metric_at.start() if metric_at else 0
+    rest, count = re.subn(rf"(\b{key}[\"']?\s*:\s*[\"']?){re.escape(old)}", rf"\g<1>{new}", line[start:], count=1)
+    if not count:
+        raise node.error(f"{metric} of {name} cannot be rewritten here: write {metric}: {old} on one line")
+    lines[node.line - 1] = line[:start] + rest
+    return [(metric, old, new)]
 
 
 def _replace_block(
-    lines: list[str], node: Node, begin: int, kind: str, values: Mapping[str, int]
+    lines: list[str], node: Node, first_line: int, kind: str, values: Mapping[str, int]
 ) -> list[tuple[str, str | None, str]]:
-    line = lines[begin - 1]
+    line = lines[first_line - 1]
     if not line.strip().startswith(kind):
         raise node.error(f"{kind} cannot be rewritten here: write it on lines of its own")
     old = {key: parse_size(item.text(key)) for key, item in node.fields(kind).items()}
     if old == dict(values):
         return []
-    lines[begin - 1 : _last_line(node)] = _write_block(kind, values, _indent(line))
-    names = [*(key for key in old if key not in values), *values]
-    differ = [key for key in names if old.get(key) != values.get(key)]
-    return [(f"{kind}, {key}", *(_say(side.get(key)) for side in (old, values))) for key in differ]  # type: ignore[misc]
+    lines[first_line - 1 : _last_line(node)] = _write_block(kind, values, _indent(line))
+    return [
+        (f"{kind}, {key}", _format_flops(old.get(key)), _format_flops(values.get(key)))
+        for key in [*(key for key in old if key not in values), *values]
+        if old.get(key) != values.get(key)
+    ]
 
 
-def _say(value: int | None) -> str:
-    return "nothing" if value is None else f"{value:_}"
+def _format_flops(value: int | None) -> str:
+    return "none" if value is None else f"{value:_}"
 
 
 def _append(
@@ -233,7 +244,7 @@ def _append(
     file: str,
     name: str,
     values: Mapping[str, int],
-    noted: Mapping[str, Mapping[str, int]],
+    recorded: Mapping[str, Mapping[str, int]],
     table: str | None,
 ) -> Update:
     lines = text.rstrip("\n").split("\n")
@@ -248,11 +259,11 @@ def _append(
                 raise models.error("a model cannot be added here: write each model on lines of its own")
     new = [f"{indent}{_quote(name)}:"]
     new += [f"{indent}  table: {_quote(table)}"] if table else []
-    new += [f"{indent}  {figure}: {value:_}" for figure, value in values.items()]
-    new += [line for kind in noted for line in _write_block(kind, noted[kind], indent + "  ")]
+    new += [f"{indent}  {metric}: {value:_}" for metric, value in values.items()]
+    new += [line for kind in recorded for line in _write_block(kind, recorded[kind], indent + "  ")]
     lines[end:end] = new
-    changes = [(figure, None, f"{value:_}") for figure, value in values.items()]
-    changes += [(kind, None, f"{len(noted[kind])} noted") for kind in noted]
+    changes = [(metric, None, f"{value:_}") for metric, value in values.items()]
+    changes += [(kind, None, f"{len(recorded[kind])} recorded") for kind in recorded]
     return Update("\n".join(lines) + "\n", tuple(changes))
 
 
@@ -263,12 +274,11 @@ def _write_block(kind: str, values: Mapping[str, int], indent: str) -> list[str]
 
 
 def _quote(name: str) -> str:
-    plain = _PLAIN.fullmatch(name) and name.lower() not in _WORDS
-    if plain:
+    if _UNQUOTED_NAME.fullmatch(name) and name.lower() not in _YAML_CONSTANTS:
         return name
-    # A JSON string, but YAML escapes characters beyond 16 bits otherwise.
+    # YAML reads a JSON string, except for escapes of characters beyond 16 bits.
     quoted = json.dumps(name, ensure_ascii=False)
-    return "".join(mark if mark.isprintable() else f"\\U{ord(mark):08x}" for mark in quoted)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
 def _indent(line: str) -> str:
@@ -276,5 +286,5 @@ def _indent(line: str) -> str:
 
 
 def _last_line(node: Node) -> int:
-    inside = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
-    return max([node.line, *map(_last_line, inside)])
+    nested = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    return max([node.line, *map(_last_line, nested)])

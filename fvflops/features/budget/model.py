@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from fvflops.counting.metrics import METRICS
 
-# Limits besides metrics: the predicted peak memory in bytes, and the number of unsupported ops.
-OTHERS = ("memory", "unknown")
+# Keys besides the metrics: the predicted peak memory in bytes, and the number of unsupported ops.
+OTHER_KEYS = ("memory", "unknown")
 
 
 def budget_keys() -> tuple[str, ...]:
     """Return the keys that a budget may limit."""
-    return (*METRICS, *OTHERS)
+    return (*METRICS, *OTHER_KEYS)
 
 
 class Limit(NamedTuple):
@@ -25,7 +25,7 @@ class Limit(NamedTuple):
     (True, False)
     """
 
-    figure: str
+    metric: str
     value: int
     exact: bool = False
     tolerance: Fraction = Fraction(0)
@@ -48,19 +48,19 @@ class Budget:
 
 
 class CheckResult(NamedTuple):
-    """A limit and the actual value."""
+    """A limit, and the value of the model's metric."""
 
     limit: Limit
     value: int
 
     @property
-    def kept(self) -> bool:
+    def passed(self) -> bool:
         """Whether the value is within its limit."""
         return self.limit.allows(self.value)
 
 
-class Regression(NamedTuple):
-    """The FLOPs of a module or an operator as recorded in the budget, and as they are."""
+class FlopsChange(NamedTuple):
+    """A module or an operator whose FLOPs changed: those recorded in the budget, and those counted now."""
 
     name: str
     before: int
@@ -74,20 +74,20 @@ class Regression(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BudgetReport:
-    """How a model compares with its budget.
+    """The result of checking a model against its budget.
 
-    `modules` and `operators` are those whose FLOPs are not as recorded, the largest increase first; a module's include
-    its submodules. `unknown` is unsupported op → calls.
+    `modules` and `operators` are those whose FLOPs changed since the budget recorded them, the largest increase first;
+    a module's FLOPs include its submodules'. `unknown` maps each unsupported op to its number of calls.
     """
 
     name: str
     table: str
-    findings: tuple[CheckResult, ...]
-    modules: tuple[Regression, ...] = ()
-    operators: tuple[Regression, ...] = ()
+    results: tuple[CheckResult, ...]
+    modules: tuple[FlopsChange, ...] = ()
+    operators: tuple[FlopsChange, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def kept(self) -> bool:
+    def passed(self) -> bool:
         """Whether every value is within its limit."""
-        return all(finding.kept for finding in self.findings)
+        return all(result.passed for result in self.results)

@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.counting.metrics import METRICS
-from fvflops.features.budget.model import BudgetReport, CheckResult, Regression
+from fvflops.features.budget.model import BudgetReport, CheckResult, FlopsChange
 from fvflops.reports import document as doc
-from fvflops.reports.document import Document, Part, Table, Value, data_only, words
+from fvflops.reports.document import Document, Part, Table, Value, data_only, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.units import format_change, format_short, format_thousands
 
-_SHOWN = 5  # modules or operators that cost more
+_MAX_ROWS = 5  # modules or operators whose FLOPs grew most
 
 
-def render(verdict: BudgetReport) -> str:
-    """Return the verdict as text.
+def render(report: BudgetReport) -> str:
+    """Return the result of a check as text.
 
     >>> from fvflops.features.budget.model import Limit
     >>> results = CheckResult(Limit("flops", 20), 24), CheckResult(Limit("macs", 30), 24)
@@ -31,23 +31,23 @@ def render(verdict: BudgetReport) -> str:
     FLOPs   max        20      24          +4      +20%  OVER
     MACs    max        30      24          -6      -20%  ok
     """
-    return write_document(budget_report(verdict))
+    return write_document(budget_report(report))
 
 
-def render_markdown(verdict: BudgetReport) -> str:
-    """Return the verdict in GitHub's Markdown with a mark, as the summary of a step."""
-    document = budget_report(verdict)
-    return write_document(replace(document, title=f"{'✅' if verdict.kept else '❌'} {document.title}"), "markdown")
+def render_markdown(report: BudgetReport) -> str:
+    """Return the result of a check in GitHub's Markdown, with an emoji, for the summary of a workflow step."""
+    document = budget_report(report)
+    return write_document(replace(document, title=f"{'✅' if report.passed else '❌'} {document.title}"), "markdown")
 
 
-def budget_report(verdict: BudgetReport) -> Document:
-    """Return each limit with what the model costs and, where it is over its budget, what costs more than noted."""
-    parts: list[Part] = [_list_findings(verdict.findings)]
-    if not verdict.kept:
-        parts += [_list_regressions(verdict.modules, "module"), _list_regressions(verdict.operators, "operator")]
-    if verdict.unknown:
-        parts.append(f"Unsupported, so not counted: {list_ops(verdict.unknown)}.")
-    return Document("budget", _write_title(verdict), parts, main="limits", data=_encode(verdict))
+def budget_report(report: BudgetReport) -> Document:
+    """Return each limit with the actual value and, if a limit is exceeded, the modules and operators that grew."""
+    parts: list[Part] = [_list_results(report.results)]
+    if not report.passed:
+        parts += [_list_increases(report.modules, "module"), _list_increases(report.operators, "operator")]
+    if report.unknown:
+        parts.append(f"Unsupported, so not counted: {list_ops(report.unknown)}.")
+    return Document("budget", _write_title(report), parts, main="limits", data=_encode(report))
 
 
 def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None, str]], *, added: bool) -> Document:
@@ -56,55 +56,59 @@ def update_report(file: str, name: str, changes: Sequence[tuple[str, str | None,
         title = f"{plain_name(file)}: {plain_name(name)} is up to date."
     else:
         title = f"{plain_name(file)}: {plain_name(name)} {'added' if added else 'updated'}."
-    columns = words("entry", form=printable_short), words("before", form=printable_short), words("after")
+    columns = (
+        text_column("entry", form=printable_short),
+        text_column("before", form=printable_short),
+        text_column("after"),
+    )
     hidden = [] if any(old is not None for _, old, _ in changes) else ["before"]
     return Document("budget_update", title, [Table("changes", data_only(columns, hidden), changes, noun="entry")])
 
 
-def _write_title(verdict: BudgetReport) -> str:
-    by = f" (convention {plain_name(verdict.table)})" if verdict.table else ""
-    if verdict.kept:
-        return f"{plain_name(verdict.name)} is within its budget{by}."
-    over = any(not finding.kept and finding.value > finding.limit.value for finding in verdict.findings)
+def _write_title(report: BudgetReport) -> str:
+    by = f" (convention {plain_name(report.table)})" if report.table else ""
+    if report.passed:
+        return f"{plain_name(report.name)} is within its budget{by}."
+    over = any(not result.passed and result.value > result.limit.value for result in report.results)
     what = "costs more than allowed" if over else "differs from its exact budget"
-    return f"{'OVER' if over else 'OFF'} BUDGET: {plain_name(verdict.name)} {what}{by}."
+    return f"{'OVER' if over else 'OFF'} BUDGET: {plain_name(report.name)} {what}{by}."
 
 
-def _list_findings(findings: Sequence[CheckResult]) -> Table:
-    # Exact values where rounded ones would not show that a value differs from its limit.
-    alike = any(
-        finding.value != finding.limit.value and format_short(finding.value) == format_short(finding.limit.value)
-        for finding in findings
+def _list_results(results: Sequence[CheckResult]) -> Table:
+    # Rounded values may hide that a value differs from its limit.
+    needs_all_digits = any(
+        result.value != result.limit.value and format_short(result.value) == format_short(result.limit.value)
+        for result in results
     )
-    form = format_thousands if alike else format_short
+    form = format_thousands if needs_all_digits else format_short
     columns = (
-        words("metric", form=_name_metric),
-        words("limit"),
-        doc.number("budget", form=form),
-        doc.number("tolerance", form=lambda share: f"{100 * share:g}%"),
-        doc.number("actual", form=form),
-        doc.difference("difference"),
-        doc.difference("relative", form=format_change),
-        words("verdict"),
+        text_column("metric", form=_name_metric),
+        text_column("limit"),
+        doc.number_column("budget", form=form),
+        doc.number_column("tolerance", form=lambda share: f"{100 * share:g}%"),
+        doc.number_column("actual", form=form),
+        doc.difference_column("difference"),
+        doc.difference_column("relative", form=format_change),
+        text_column("verdict"),
     )
-    hidden = [] if any(finding.limit.tolerance for finding in findings) else ["tolerance"]
-    rows = [_list_values(finding) for finding in findings]
+    hidden = [] if any(result.limit.tolerance for result in results) else ["tolerance"]
+    rows = [_list_values(result) for result in results]
     return Table("limits", data_only(columns, hidden), rows, noun="limit")
 
 
-def _list_values(finding: CheckResult) -> tuple[Value, ...]:
-    limit, value = finding.limit, finding.value
-    over = value - limit.value
-    state = "ok" if finding.kept else "OVER" if over > 0 else "UNDER"
+def _list_values(result: CheckResult) -> tuple[Value, ...]:
+    limit, value = result.limit, result.value
+    difference = value - limit.value
+    verdict = "ok" if result.passed else "OVER" if difference > 0 else "UNDER"
     return (
-        limit.figure,
+        limit.metric,
         "exact" if limit.exact else "max",
         limit.value,
         float(limit.tolerance),
         value,
-        over,
-        over / limit.value if limit.value else None,
-        state,
+        difference,
+        difference / limit.value if limit.value else None,
+        verdict,
     )
 
 
@@ -112,23 +116,24 @@ def _name_metric(key: str) -> str:
     return METRICS[key].title if key in METRICS else {"memory": "Peak memory", "unknown": "Unsupported"}.get(key, key)
 
 
-def _list_regressions(regressions: Sequence[Regression], noun: str) -> Table:
-    """Return the modules or operators whose FLOPs grew most; names that differ in digits only share a row."""
-    alike: dict[tuple[str | None, int, int], list[str]] = {}
-    for grown in regressions:
-        if grown.difference > 0:
-            alike.setdefault((find_pattern(grown.name), grown.before, grown.after), []).append(grown.name)
+def _list_increases(changes: Sequence[FlopsChange], noun: str) -> Table:
+    """Return the modules or operators whose FLOPs grew most; equal changes of layers 0, 1, 2 ... share a row."""
+    names_by_change: dict[tuple[str | None, int, int], list[str]] = {}
+    for change in changes:
+        if change.difference > 0:
+            key = find_pattern(change.name), change.before, change.after
+            names_by_change.setdefault(key, []).append(change.name)
     rows = [
         (format_range(names), len(names), before, after, after - before, (after - before) / before if before else None)
-        for (_, before, after), names in alike.items()
+        for (_, before, after), names in names_by_change.items()
     ]
     columns = (
-        words(noun, form=lambda name: printable_short(name) or "model"),
-        doc.number("count", form=format_thousands),
-        doc.number("before"),
-        doc.number("after"),
-        doc.difference("difference"),
-        doc.difference("relative", form=format_change),
+        text_column(noun, form=lambda name: printable_short(name) or "model"),
+        doc.number_column("count", form=format_thousands),
+        doc.number_column("before"),
+        doc.number_column("after"),
+        doc.difference_column("difference"),
+        doc.difference_column("relative", form=format_change),
     )
     table = Table(
         f"{noun}s",
@@ -137,20 +142,20 @@ def _list_regressions(regressions: Sequence[Regression], noun: str) -> Table:
         title=f"FLOPs of the {noun}s that grew most" + (", each" if any(row[1] > 1 for row in rows) else ""),
         noun=noun,
     )
-    return table.ranked(top=_SHOWN)
+    return table.ranked(top=_MAX_ROWS)
 
 
-def _encode(verdict: BudgetReport) -> dict[str, Any]:
-    columns = _list_findings(()).columns
+def _encode(report: BudgetReport) -> dict[str, Any]:
+    columns = _list_results(()).columns
     return {
-        "name": verdict.name,
-        "table": verdict.table,
-        "kept": verdict.kept,
+        "name": report.name,
+        "table": report.table,
+        "passed": report.passed,
         "limits": [
-            dict(zip([column.key for column in columns], _list_values(finding), strict=True))
-            for finding in verdict.findings
+            dict(zip([column.key for column in columns], _list_values(result), strict=True))
+            for result in report.results
         ],
-        "modules": [grown._asdict() for grown in verdict.modules],
-        "operators": [grown._asdict() for grown in verdict.operators],
-        "unknown": dict(verdict.unknown),
+        "modules": [change._asdict() for change in report.modules],
+        "operators": [change._asdict() for change in report.operators],
+        "unknown": dict(report.unknown),
     }

@@ -27,8 +27,7 @@ _WIRE: Mapping[str, Callable[[int, int], int]] = {
     "barrier": lambda s, n: 0,
 }
 
-# Op → (the collective, the argument with its payload; "" is the result). The payload of an all-gather is the gathered
-# tensor, that of a reduce-scatter the input of one rank.
+# Op → (the collective, the argument that is its payload; "" for the result).
 _OPS: Mapping[str, tuple[str, str]] = {
     "c10d::allreduce_": ("all_reduce", "tensors"),
     "c10d::allreduce_coalesced_": ("all_reduce", "tensors"),
@@ -93,10 +92,10 @@ class _OpTraffic(NamedTuple):
 def read_communication(trace: Trace) -> Communication:
     """Return the communication of a rank's Trace.
 
-    A payload is in bytes; an all-gather's is the gathered tensor, a reduce-scatter's the input of one rank, as in
-    NVIDIA's nccl-tests. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an all-reduce,
-    (n-1)/n for an all-gather, a reduce-scatter and an all-to-all, all of it for the others. Unsupported
-    ops of torch's communication namespaces are in `unknown` with their calls.
+    Payloads are in bytes, as NVIDIA's nccl-tests define them: of an all-gather the gathered tensor, of a
+    reduce-scatter the input of one rank. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an
+    all-reduce, (n-1)/n for an all-gather, a reduce-scatter and an all-to-all, and the payload once for the others.
+    Unsupported ops of torch's communication namespaces are in `unknown`.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> inputs = (TensorSpec((6,)),), ProcessGroupSpec("0", 4).symbol()
@@ -107,16 +106,16 @@ def read_communication(trace: Trace) -> Communication:
     """
     scopes = trace.scopes()
     unknown: Counter[str] = Counter()
-    read: dict[int, _OpTraffic | None] = {}
+    cache: dict[int, _OpTraffic | None] = {}  # by index of signature
     transfers = []
     for (index, stack, phase), calls in trace.calls.items():
         signature = trace.signatures[index]
         packet = signature.packet
         if packet.partition("::")[0] not in _NAMESPACES or packet in _NO_TRAFFIC:
             continue
-        if index not in read:
-            read[index] = _read_op(signature)
-        traffic = read[index]
+        if index not in cache:
+            cache[index] = _read_op(signature)
+        traffic = cache[index]
         if traffic is None:
             unknown[packet] += calls
             continue
@@ -129,13 +128,10 @@ def read_communication(trace: Trace) -> Communication:
 
 
 def _read_op(signature: Signature) -> _OpTraffic | None:
-    known = _OPS.get(signature.packet)
-    if known is None:
+    if signature.packet not in _OPS:
         return None
-    collective, argument = known
-    payload: Value = signature.outputs
-    if argument:
-        payload = signature.inputs[signature.names.index(argument)]
+    collective, argument = _OPS[signature.packet]
+    payload: Value = signature.inputs[signature.names.index(argument)] if argument else signature.outputs
     tensors = list(tensors_in(payload))
     nbytes = sum(tensor.nbytes for tensor in tensors)
     group = next((group for group in map(ProcessGroupSpec.of, signature.inputs) if group is not None), None)

@@ -34,7 +34,7 @@ class Volume(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """All calls of one collective on one size of payload, in one scope and phase.
+    """All calls of one collective with one size of payload, in one scope and phase.
 
     `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is that of the payload, "" for a
     barrier.
@@ -49,8 +49,8 @@ class Transfer(NamedTuple):
     volume: Volume
 
 
-class Route(NamedTuple):
-    """The key of a report's row: the collective, the group's axis (or name) and size, the dtype."""
+class CollectiveKey(NamedTuple):
+    """What a report's row sums up: a collective on groups of one mesh axis (or name) and size, with one dtype."""
 
     collective: str
     axis: str
@@ -60,12 +60,12 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The transfers of one rank, with sums by several keys; `unknown` counts unsupported communication ops.
+    """The transfers of one rank, and their sums; `unknown` maps each unsupported communication op to its calls.
 
     >>> op, group = "c10d::allreduce_", ProcessGroupSpec("0", 2)
-    >>> one = Transfer("all_reduce", op, group, "float32", ("", "fc"), "backward", Volume(1, 8, 8))
-    >>> Communication((one, one)).by_route()
-    {Route(collective='all_reduce', axis='0', size=2, dtype='float32'): Volume(calls=2, payload=16, wire=16)}
+    >>> transfer = Transfer("all_reduce", op, group, "float32", ("", "fc"), "backward", Volume(1, 8, 8))
+    >>> Communication((transfer, transfer)).by_collective_and_group()
+    {CollectiveKey(collective='all_reduce', axis='0', size=2, dtype='float32'): Volume(calls=2, payload=16, wire=16)}
     """
 
     transfers: tuple[Transfer, ...]
@@ -73,33 +73,33 @@ class Communication:
 
     def total(self) -> Volume:
         """Return the sum over all transfers."""
-        return _sum(item.volume for item in self.transfers)
+        return _sum(transfer.volume for transfer in self.transfers)
 
-    def by_route(self) -> dict[Route, Volume]:
+    def by_collective_and_group(self) -> dict[CollectiveKey, Volume]:
         """Return (collective, axis, size of the group, dtype) → volume."""
-        return self._by(lambda item: [_route(item)])
+        return self._by(lambda transfer: [_key_of(transfer)])
 
     def by_collective(self) -> dict[str, Volume]:
         """Return collective → volume."""
-        return self._by(lambda item: [item.collective])
+        return self._by(lambda transfer: [transfer.collective])
 
     def by_axis(self) -> dict[str, Volume]:
-        """Return mesh axis, or name of a group that is no axis → volume."""
-        return self._by(lambda item: [_route(item).axis])
+        """Return mesh axis, or name of a process group that is not a mesh axis → volume."""
+        return self._by(lambda transfer: [_key_of(transfer).axis])
 
     def by_phase(self) -> dict[str, Volume]:
         """Return phase → volume."""
-        return self._by(lambda item: [item.phase])
+        return self._by(lambda transfer: [transfer.phase])
 
     def by_module(self) -> dict[str, Volume]:
         """Return module name → volume, submodules included."""
-        return self._by(lambda item: _with_parents(item.scope))
+        return self._by(lambda transfer: _with_parents(transfer.scope))
 
     def _by(self, keys_of: Callable[[Transfer], Iterable[Key]]) -> dict[Key, Volume]:
         sums: dict[Key, Volume] = {}
-        for item in self.transfers:
-            for key in keys_of(item):
-                sums[key] = sums.get(key, Volume()).plus(item.volume)
+        for transfer in self.transfers:
+            for key in keys_of(transfer):
+                sums[key] = sums.get(key, Volume()).plus(transfer.volume)
         return sums
 
 
@@ -110,11 +110,11 @@ def _sum(volumes: Iterable[Volume]) -> Volume:
     return total
 
 
-def _route(item: Transfer) -> Route:
-    group = item.group
+def _key_of(transfer: Transfer) -> CollectiveKey:
+    group = transfer.group
     if group is None:
-        return Route(item.collective, "", None, item.dtype)
-    return Route(item.collective, group.axis or group.name, group.size, item.dtype)
+        return CollectiveKey(transfer.collective, "", None, transfer.dtype)
+    return CollectiveKey(transfer.collective, group.axis or group.name, group.size, transfer.dtype)
 
 
 def _with_parents(scope: tuple[str, ...]) -> list[str]:

@@ -38,7 +38,7 @@ class ByRank:
 
     @property
     def most(self) -> int:
-        """The maximum over all ranks, for which the others wait."""
+        """The maximum over all ranks."""
         return max(self.by_rank.values())
 
 
@@ -57,9 +57,10 @@ class Ranks:
     traces: Mapping[int, Trace]
 
     def flops(self, module_name: str = "", *, table: str | FormulaTable = "default") -> ByRank:
-        """Return the FLOPs of each rank in a module, 0 where a rank lacks it; a name that no rank has raises KeyError.
+        """Return the FLOPs of each rank in a module, 0 where a rank lacks it.
 
-        A table with a row for an op that the Traces have decomposed raises TraceError.
+        A name in no rank's model raises KeyError, a table with a row for an op that the Traces have decomposed
+        TraceError.
         """
         with_module = {rank: trace for rank, trace in self.traces.items() if module_name in trace.modules.by_name}
         if not with_module:
@@ -81,7 +82,7 @@ class Ranks:
 
     def payload(self) -> ByRank:
         """Return the payload of each rank's collectives in bytes."""
-        return ByRank({rank: item.total().payload for rank, item in self.communication().items()})
+        return ByRank({rank: communication.total().payload for rank, communication in self.communication().items()})
 
     def merged(self) -> Trace:
         """Return the merged Trace of all ranks; different models, such as stages of a pipeline, raise TraceError."""
@@ -89,11 +90,11 @@ class Ranks:
 
 
 def gather(trace: Trace, *, group: Any = None, dst: int | None = None) -> Ranks | None:
-    """Return the Traces of all ranks of a process group, by global rank; all its ranks must call this.
+    """Return the Traces of all ranks of a process group, by global rank; every rank of the group must call this.
 
-    Traces are sent aggregated, as JSON. With `dst`, a global rank, that rank gets the result and the others None.
-    `group` is by default all ranks; a program without a process group raises RuntimeError. The gathering itself is not
-    recorded.
+    Traces are sent aggregated, as JSON. With `dst`, a global rank, only that rank gets the result, and the others
+    get None. `group` is by default all ranks; a program without a process group raises RuntimeError. The gathering
+    itself is not recorded.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("gather() needs a process group: call torch.distributed.init_process_group first")

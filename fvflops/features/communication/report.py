@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from fvflops.features.communication.model import Communication
-from fvflops.reports.document import Document, Part, Table, number, words
+from fvflops.reports.document import Document, Part, Table, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, printable_short
 from fvflops.units import format_thousands
 
 _COLUMNS = (
-    words("collective", form=printable_short),
-    words("axis", form=printable_short),
-    number("ranks", form=format_thousands),
-    words("dtype", form=printable_short),
-    number("calls", form=format_thousands),
-    number("payload", "payload (B)", form=format_thousands),
-    number("wire", "on the wire (B)", form=format_thousands, missing="?"),
+    text_column("collective", form=printable_short),
+    text_column("axis", form=printable_short),
+    number_column("ranks", form=format_thousands),
+    text_column("dtype", form=printable_short),
+    number_column("calls", form=format_thousands),
+    number_column("payload", "payload (B)", form=format_thousands),
+    number_column("wire", "on the wire (B)", form=format_thousands, missing="?"),
 )
 
 
@@ -32,7 +32,7 @@ def render(communication: Communication) -> str:
 
 def communication_parts(communication: Communication) -> list[Part]:
     """Return the table of collectives, and a note on unsupported ops."""
-    rows = [(*route, *volume) for route, volume in communication.by_route().items()]
+    rows = [(*key, *volume) for key, volume in communication.by_collective_and_group().items()]
     total = ("total", None, None, None, *communication.total())
     parts: list[Part] = [Table("communication", _COLUMNS, rows, total=total, noun="collective")]
     if communication.unknown:

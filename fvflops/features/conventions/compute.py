@@ -18,62 +18,72 @@ def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]
     matched within each module, since conventions count at different ops: `linear` in one is `addmm` in another. An op
     without a match is ignored by the other convention.
     """
-    was, now = units
+    first_unit, second_unit = units
     macs = sum(entry.macs for entry in first.entries)
     values: Counter[tuple[str, str]] = Counter()
     calls: Counter[tuple[str, str]] = Counter()
-    counted_as_one = _modules_counted_as_one(first) | _modules_counted_as_one(second)
-    one, two = _sum_by_scope(first.entries, counted_as_one, now), _sum_by_scope(second.entries, counted_as_one, now)
-    for scope in one.keys() | two.keys():
-        for pair, value, times in _match(one.get(scope, {}), two.get(scope, {})):
+    whole_modules = _scopes_with_formula(first) | _scopes_with_formula(second)
+    first_sums, second_sums = (_sum_by_scope(counts.entries, whole_modules, second_unit) for counts in (first, second))
+    for scope in first_sums.keys() | second_sums.keys():
+        for pair, value, count in _match(first_sums.get(scope, {}), second_sums.get(scope, {})):
             values[pair] += value
-            calls[pair] += times
-    unknown = {entry.label for entry in second.entries if entry.status is Status.UNSUPPORTED}
-    reasons = [Difference("unit", (now - was) * macs)] if now != was and macs else []
+            calls[pair] += count
+    unsupported = {entry.label for entry in second.entries if entry.status is Status.UNSUPPORTED}
+    reasons = [Difference("unit", (second_unit - first_unit) * macs)] if second_unit != first_unit and macs else []
     for (left, right), value in values.items():
         if value:
-            kind = ("unknown" if left in unknown else "without") if not right else "otherwise" if left else "beside"
+            if left and right:
+                kind = "otherwise"
+            elif right:
+                kind = "beside"
+            else:
+                kind = "unknown" if left in unsupported else "without"
             reasons.append(Difference(kind, value, left, right, calls[left, right]))
     return tuple(sorted(reasons, key=lambda reason: -abs(reason.value)))
 
 
-def _modules_counted_as_one(counts: Counts) -> set[Scope]:
-    """Return the scopes of modules that a table counts by a formula of the module, not by their ops."""
+def _scopes_with_formula(counts: Counts) -> set[Scope]:
+    """Return the scopes of modules that a table counts by a formula for the module instead of by their ops."""
     return {entry.scope for entry in counts.entries if "::" not in entry.op}
 
 
 def _sum_by_scope(
-    entries: Iterable[Entry], counted_as_one: set[Scope], unit: int
+    entries: Iterable[Entry], whole_modules: set[Scope], unit: int
 ) -> dict[Scope, dict[str, tuple[int, int]]]:
-    """Return scope → label → (FLOPs, calls); ops inside a module that is counted as one are attributed to it."""
+    """Return scope → label → (FLOPs, calls); ops inside one of `whole_modules` are attributed to it."""
     sums: dict[Scope, dict[str, tuple[int, int]]] = defaultdict(dict)
     for entry in entries:
         scope = entry.scope
-        scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in counted_as_one), scope)
-        amount, calls = sums[scope].get(entry.label, (0, 0))
-        sums[scope][entry.label] = amount + unit * entry.macs + entry.flops, calls + entry.calls
+        scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in whole_modules), scope)
+        flops, calls = sums[scope].get(entry.label, (0, 0))
+        sums[scope][entry.label] = flops + unit * entry.macs + entry.flops, calls + entry.calls
     return sums
 
 
 def _match(
-    one: dict[str, tuple[int, int]], two: dict[str, tuple[int, int]]
+    first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
 ) -> Iterable[tuple[tuple[str, str], int, int]]:
-    """Yield pairs of labels that count the same work in one module, second minus first in FLOPs, and the calls."""
-    for label in one.keys() & two.keys():
-        was, now = one[label], two[label]
-        yield (label if was[0] else "", label if now[0] else ""), now[0] - was[0], max(was[1], now[1])
-    left = {label: item for label, item in one.items() if item[0] and label not in two}
-    right = {label: item for label, item in two.items() if item[0] and label not in one}
-    for label, (amount, _) in list(left.items()):
-        equal = next((other for other, (value, _) in right.items() if value == amount), None)
+    """Match the labels of two counts of one module, label → (FLOPs, calls).
+
+    Yield (first label, second label), the second's FLOPs minus the first's, and the calls; a label is "" where the work
+    is not counted. Labels of equal FLOPs on both sides count the same work, and are not yielded.
+    """
+    for label in first.keys() & second.keys():
+        (first_flops, first_calls), (second_flops, second_calls) = first[label], second[label]
+        pair = label if first_flops else "", label if second_flops else ""
+        yield pair, second_flops - first_flops, max(first_calls, second_calls)
+    left = {label: cost for label, cost in first.items() if cost[0] and label not in second}
+    right = {label: cost for label, cost in second.items() if cost[0] and label not in first}
+    for label, (flops, _) in list(left.items()):
+        equal = next((right_label for right_label, (right_flops, _) in right.items() if right_flops == flops), None)
         if equal is not None:
             del left[label], right[equal]
-    if sum(amount for amount, _ in left.values()) == sum(amount for amount, _ in right.values()):
+    if sum(flops for flops, _ in left.values()) == sum(flops for flops, _ in right.values()):
         return
     if len(left) == len(right) == 1:
-        ((label, (amount, times)),) = left.items()
-        ((other, (value, _)),) = right.items()
-        yield (label, other), value - amount, times
+        ((left_label, (left_flops, calls)),) = left.items()
+        ((right_label, (right_flops, _)),) = right.items()
+        yield (left_label, right_label), right_flops - left_flops, calls
         return
-    yield from (((label, ""), -amount, times) for label, (amount, times) in left.items())
-    yield from ((("", label), amount, times) for label, (amount, times) in right.items())
+    yield from (((label, ""), -flops, calls) for label, (flops, calls) in left.items())
+    yield from ((("", label), flops, calls) for label, (flops, calls) in right.items())

@@ -10,7 +10,7 @@ from fvflops.text import suggest
 
 @dataclass(frozen=True, slots=True)
 class ConventionTotal:
-    """The count by one convention: multiply_add * macs + flops in total; `unknown` ops have no row in its table."""
+    """The count by one convention: multiply_add * macs + flops in total; `unknown` are the unsupported ops."""
 
     name: str
     description: str
@@ -29,10 +29,14 @@ class ConventionTotal:
 class Difference:
     """One reason why a second convention counts more, or fewer, FLOPs than a first.
 
-    `kind` is "unit" (another number of FLOPs per multiply-add), "without" (the second ignores `first`), "unknown" (the
-    second has no row for it), "beside" (the second also counts `second`) or "otherwise" (both count it, with different
-    results). `first` and `second` are labels of ops, `value` is second minus first in the second's unit, and `calls`
-    how often the op ran.
+    `first` and `second` are labels of ops, `value` is the second count minus the first, with the second's FLOPs per
+    multiply-add, and `calls` is how often the op ran. `kind` is one of
+
+    - "unit": a multiply-add is another number of FLOPs;
+    - "without": the second ignores `first`;
+    - "unknown": `first` is unsupported by the second;
+    - "beside": the second also counts `second`, which the first ignores;
+    - "otherwise": both count the op, with different results.
     """
 
     kind: str
@@ -44,20 +48,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The totals of one model by several conventions, and the differences of each two.
+    """The totals of one model by several conventions, and the differences of each pair.
 
     `subject` describes the inputs. `differences` maps the names of a first and a second convention to the reasons,
     largest first; they add up to the second's total minus the first's.
     """
 
     subject: str
-    tallies: Mapping[str, ConventionTotal]
+    totals: Mapping[str, ConventionTotal]
     differences: Mapping[tuple[str, str], tuple[Difference, ...]]
 
     def between(self, first: str, second: str) -> tuple[Difference, ...]:
         """Return the reasons why a second convention differs from a first; a name not compared raises KeyError."""
         for name in (first, second):
-            if name not in self.tallies:
-                hint = suggest(name, self.tallies) or f": there are {', '.join(self.tallies)}"
+            if name not in self.totals:
+                hint = suggest(name, self.totals) or f": there are {', '.join(self.totals)}"
                 raise KeyError(f"no convention {name!r} was compared{hint}")
         return self.differences.get((first, second), ())

@@ -1,4 +1,4 @@
-"""Report of a comparison: the count by each convention, and why it differs from a reference."""
+"""Report of a comparison: the total by each convention, and why it differs from a reference."""
 
 from __future__ import annotations
 
@@ -7,75 +7,76 @@ from dataclasses import asdict
 from typing import Any
 
 from fvflops.features.conventions.model import Comparison, ConventionTotal, Difference
-from fvflops.reports.document import Document, Items, Table, Value, number, words
+from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.units import format_quantity, format_short
 
-SHOWN = 5  # reasons for each convention
+MAX_REASONS = 5  # for each convention
 _PREFACE = (
-    "A floating-point operation (FLOP) is one addition or multiplication; a multiply-add (MAC) is a multiplication "
-    "with the addition of its product. Conventions differ in whether a MAC counts as one FLOP or two, and in which "
-    "other arithmetic they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
+    "A FLOP is one floating-point operation: an addition, a multiplication, a comparison and so on. A MAC "
+    "(multiply-add) is a multiplication and the addition of its product. Conventions differ in whether a MAC counts as "
+    "one FLOP or two, and in which other operations they count. K, M, G and T are 10^3, 10^6, 10^9 and 10^12."
 )
 _TOTALS = (
-    words("convention"),
-    number("total"),
-    number("multiply_add", "FLOPs per MAC", form=str),
-    number("macs", "MACs"),
-    number("flops", "other FLOPs"),
+    text_column("convention"),
+    number_column("total"),
+    number_column("multiply_add", "FLOPs per MAC", form=str),
+    number_column("macs", "MACs"),
+    number_column("flops", "other FLOPs"),
 )
 
 
-def render(comparison: Comparison, *, against: str | None = None, shown: int = SHOWN) -> str:
+def render(comparison: Comparison, *, against: str | None = None, shown: int = MAX_REASONS) -> str:
     """Return the comparison as text; the arguments and errors are those of `comparison_report`."""
     return write_document(comparison_report(comparison, against=against, shown=shown))
 
 
-def comparison_report(comparison: Comparison, *, against: str | None = None, shown: int = SHOWN) -> Document:
+def comparison_report(comparison: Comparison, *, against: str | None = None, shown: int = MAX_REASONS) -> Document:
     """Return the totals of all conventions, then why each differs from `against`, by default the first.
 
     For each convention the `shown` largest reasons are listed, and the sum of the others. A name that was not compared
     raises KeyError.
     """
-    against = next(iter(comparison.tallies)) if against is None else against
+    against = next(iter(comparison.totals)) if against is None else against
     comparison.between(against, against)  # raises KeyError for an unknown name
-    base = comparison.tallies[against]
-    rows = [
-        (tally.name, tally.total, tally.multiply_add, tally.macs, tally.flops) for tally in comparison.tallies.values()
+    base = comparison.totals[against]
+    counts = comparison.totals.values()
+    rows = [(count.name, count.total, count.multiply_add, count.macs, count.flops) for count in counts]
+    descriptions = [
+        f"{name}: {convention.description.partition(';')[0]}." for name, convention in comparison.totals.items()
     ]
-    described = [f"{name}: {tally.description.partition(';')[0]}." for name, tally in comparison.tallies.items()]
     reasons: list[tuple[Value, ...]] = []
-    for name, tally in comparison.tallies.items():
+    for name, convention in comparison.totals.items():
         if name != against:
-            reasons += _list_reasons(base, tally, comparison.between(against, name), shown)
-    parts: list[Any] = [_PREFACE, Table("conventions", _TOTALS, rows, noun="convention"), Items("", described)]
+            reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
+    parts: list[Any] = [_PREFACE, Table("conventions", _TOTALS, rows, noun="convention"), Items("", descriptions)]
     if reasons:
-        columns = (words("convention"), number("difference", form=_sign), words("reason"))
+        columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"
         parts.append(Table("reasons", columns, reasons, title=title, noun="reason"))
     return Document("comparison", comparison.subject, parts, data=_encode(comparison))
 
 
 def _list_reasons(
-    base: ConventionTotal, tally: ConventionTotal, reasons: Sequence[Difference], shown: int
+    base: ConventionTotal, convention: ConventionTotal, reasons: Sequence[Difference], shown: int
 ) -> list[tuple[Value, ...]]:
     if not reasons:
-        return [(tally.name, 0, "the same")]
-    listed: list[tuple[Value, ...]] = [
-        (tally.name, reason.value, _describe(reason, base, tally)) for reason in reasons[:shown]
+        return [(convention.name, 0, "the same")]
+    rows: list[tuple[Value, ...]] = [
+        (convention.name, reason.value, _describe(reason, base, convention)) for reason in reasons[:shown]
     ]
     rest = reasons[shown:]
     if rest:
         value = sum(reason.value for reason in rest)
-        listed.append((tally.name, value, format_quantity(len(rest), "smaller difference")))
-    return listed
+        rows.append((convention.name, value, format_quantity(len(rest), "smaller difference")))
+    return rows
 
 
-def _describe(reason: Difference, base: ConventionTotal, tally: ConventionTotal) -> str:
+def _describe(reason: Difference, base: ConventionTotal, convention: ConventionTotal) -> str:
     calls = f" ({format_quantity(reason.calls, 'call')})"
     match reason.kind:
         case "unit":
-            return f"a MAC is {format_quantity(tally.multiply_add, 'FLOP')}, not {base.multiply_add}"
+            return f"a MAC is {format_quantity(convention.multiply_add, 'FLOP')}, not {base.multiply_add}"
         case "without":
             return f"ignores {reason.first}{calls}"
         case "unknown":
@@ -94,7 +95,9 @@ def _sign(value: int) -> str:
 def _encode(comparison: Comparison) -> dict[str, Any]:
     return {
         "subject": comparison.subject,
-        "conventions": {name: {**asdict(tally), "total": tally.total} for name, tally in comparison.tallies.items()},
+        "conventions": {
+            name: {**asdict(convention), "total": convention.total} for name, convention in comparison.totals.items()
+        },
         "differences": [
             {"from": first, "to": second, "reasons": [asdict(reason) for reason in reasons]}
             for (first, second), reasons in comparison.differences.items()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.counting.timing import Times, read_times
-from fvflops.features.deepspeed.model import Figures, ModelProfile
+from fvflops.features.deepspeed.model import Costs, ModelProfile
 from fvflops.formulas import FormulaTable, load_table, resolve_table
 from fvflops.formulas.functions.classes import name_class
 from fvflops.trace import PHASES, Entry, ModuleTree, TensorSpec, Trace, TraceError, tensors_in
@@ -23,9 +23,9 @@ def read_profile(
 ) -> ModelProfile:
     """Return the profile of a Trace recorded with measure={"time"}; another raises TraceError.
 
-    `table` is the convention of the forward pass and of the other phases, except that "deepspeed", which has no
-    formulas for these, counts them by "exact". `ignored` are classes: the work of a module of exactly such a class,
-    without its submodules, is attributed to its caller. A Trace without a module call raises TraceError.
+    `table` counts all phases; "deepspeed", which has no formulas for other phases than forward, counts these by
+    "exact". `ignored` are classes: the costs of a module of exactly one of these classes, without its submodules, are
+    attributed to its caller. A Trace without a module call raises TraceError.
 
     >>> import torch
     >>> from fvflops import record
@@ -35,7 +35,7 @@ def read_profile(
     >>> read_profile(run.trace(), table="default").phases["forward"].macs
     24
     """
-    chosen = resolve_table(table)
+    formulas = resolve_table(table)
     times = read_times(trace)
     durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
     if not durations:
@@ -43,7 +43,7 @@ def read_profile(
     ignored_names = _name_ignored(trace.modules, ignored)
     macs: Counter[str] = Counter()
     flops: Counter[str] = Counter()
-    for entry in _count(trace, chosen):
+    for entry in _count(trace, formulas):
         owner = next((name for name in reversed(entry.scope) if name not in ignored_names), None)
         if entry.phase == "forward" and owner is not None:
             macs[owner] += entry.macs
@@ -54,17 +54,17 @@ def read_profile(
         flops,
         {name: duration for name, duration in durations.items() if name not in ignored_names},
         batches=_read_batches(trace),
-        about={"table": chosen.name},
+        about={"table": formulas.name},
     )
-    forward = replace(profile.by_place()[""], parameters=0)
-    other = load_table(_OTHER_PHASES[chosen.name]) if chosen.name in _OTHER_PHASES else chosen
-    others = _read_phases(trace, times, other)
-    about = {**profile.about, "backward_table": other.name} if others else profile.about
+    forward = replace(profile.by_module()[""], parameters=0)
+    other_formulas = load_table(_OTHER_PHASES[formulas.name]) if formulas.name in _OTHER_PHASES else formulas
+    others = _read_phases(trace, times, other_formulas)
+    about = {**profile.about, "backward_table": other_formulas.name} if others else profile.about
     return replace(profile, phases={"forward": forward, **others}, about=about)
 
 
 def _name_ignored(modules: ModuleTree, ignored: Collection[type]) -> frozenset[str]:
-    names = {name_class(item) for item in ignored}
+    names = {name_class(cls) for cls in ignored}
     return frozenset(module.name for module in modules.modules() if module.classes and module.classes[0] in names)
 
 
@@ -72,18 +72,18 @@ def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
     return FlopCountAnalysis.from_trace(trace, table=table, warn=False).counts().entries
 
 
-def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, Figures]:
-    """Return the cost of each phase but the forward pass, where ops ran in it."""
+def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, Costs]:
+    """Return the costs of each recorded phase but the forward pass."""
     recorded = {phase for *_, phase in trace.calls}
     phases = {
-        phase: Figures(duration_ns=sum(timing.total for timing in times.operators.get(phase, {}).values()))
+        phase: Costs(duration_ns=sum(timing.total for timing in times.operators.get(phase, {}).values()))
         for phase in PHASES
         if phase != "forward" and phase in recorded
     }
     if phases:
         for entry in _count(trace, table):
             if entry.phase in phases:
-                phases[entry.phase] += Figures(macs=entry.macs, flops=entry.value)
+                phases[entry.phase] += Costs(macs=entry.macs, flops=entry.value)
     return phases
 
 
@@ -102,6 +102,6 @@ def _read_batches(trace: Trace) -> tuple[int, ...]:
 
 def _drop_pseudo_modules(modules: ModuleTree) -> ModuleTree:
     pseudo_modules = modules.pseudo_modules()
-    places = {name: module for name, module in modules.by_name.items() if name not in pseudo_modules}
+    by_name = {name: module for name, module in modules.by_name.items() if name not in pseudo_modules}
     children = tuple(child for child in modules.root.children if child[1] not in pseudo_modules)
-    return ModuleTree({**places, "": replace(modules.root, children=children)})
+    return ModuleTree({**by_name, "": replace(modules.root, children=children)})

@@ -20,7 +20,7 @@ _IGNORED_KEY = "recompute_fwd_factor"
 class ProfilerConfiguration:
     """Configuration of `StepProfiler`: `enabled`, and the number of the step to profile, from 0 on.
 
-    The others are arguments of `FlopsProfiler.print_model_profile`. An invalid value raises ValueError.
+    The other fields are arguments of `FlopsProfiler.print_model_profile`. An invalid value raises ValueError.
 
     >>> ProfilerConfiguration(enabled=True, top_modules=3).profile_step
     1
@@ -39,11 +39,11 @@ class ProfilerConfiguration:
     def __post_init__(self) -> None:
         for name in ("enabled", "detailed"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is true or false, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}")
         for name, least in (("profile_step", 0), ("module_depth", -1), ("top_modules", 1)):
             require_int(name, getattr(self, name), least=least)
         if self.output_file is not None and not isinstance(self.output_file, str):
-            raise ValueError(f"output_file is a path or null, not {self.output_file!r}")
+            raise ValueError(f"output_file must be a path or null; got {self.output_file!r}")
 
 
 def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
@@ -58,13 +58,13 @@ def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
     if _SECTION in keys:
         document = keys[_SECTION]
         keys = document.fields(_SECTION)
-    known = [field.name for field in fields(ProfilerConfiguration)]
+    names = [field.name for field in fields(ProfilerConfiguration)]
     values: dict[str, Any] = {}
     for key, node in keys.items():
         if key == _IGNORED_KEY:
             continue
-        if key not in known:
-            hint = suggest(key, known) or f": the keys are {', '.join(known)}"
+        if key not in names:
+            hint = suggest(key, names) or f": the keys are {', '.join(names)}"
             raise node.error(f"unknown key {key!r}{hint}")
         values[key] = _read_value(key, node)
         try:

@@ -2,7 +2,7 @@
 
 Forward counts are DeepSpeed's by default (`table="deepspeed"`): a multiply-add is two FLOPs, and ops that DeepSpeed
 ignores are ignored. The backward pass, for which DeepSpeed assumes twice the forward pass, is counted if it was
-recorded, and else reported as not recorded. The model gets no attributes, and no function stays patched.
+recorded, and otherwise reported as not recorded. No attributes are added to the model, and no function stays patched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fvflops import paths
 from fvflops.analysis.recording import record
 from fvflops.capture.restore.interrupts import allowed, deferred
 from fvflops.features.deepspeed.compute import read_profile
-from fvflops.features.deepspeed.model import Figures, ModelProfile
+from fvflops.features.deepspeed.model import Costs, ModelProfile
 from fvflops.features.deepspeed.report import render, render_top
 from fvflops.features.profiling.profile import ProfileAnalysis
 from fvflops.formulas import FormulaTable, resolve_table
@@ -52,7 +52,7 @@ OutputFile = str | os.PathLike[str] | None
 class FlopsProfiler:
     """Profile the calls of a model between `start_profile` and `stop_profile`.
 
-    The program's results do not change. The profile covers the calls since the last `start_profile`, and is available
+    The model's results do not change. The profile covers the calls since the last `start_profile`, and is available
     until `end_profile`. `table` is the convention of the forward pass: a name, a path or a FormulaTable. As a context
     manager it starts on entry and ends on exit. Under autograd composite ops are counted by the core ops that they
     call, so the bias of a linear layer counts in DeepSpeed's convention too.
@@ -136,8 +136,8 @@ class FlopsProfiler:
         return duration_to_string(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> int | str:
-        """Return the number of elements of the model's parameters, a tied one once."""
-        elements = self._profile().by_place()[""].parameters
+        """Return the number of elements of the model's parameters; a tied parameter counts once."""
+        elements = self._profile().by_module()[""].parameters
         return params_to_string(elements) if as_string else elements
 
     def print_model_profile(
@@ -150,8 +150,8 @@ class FlopsProfiler:
     ) -> None:
         """Write the profile to a file, or to standard output: a header, the top modules, and all modules if `detailed`.
 
-        `profile_step` is the number in the header. `module_depth` is the last depth with top modules, 0 being the model
-        and -1 showing all, and `top_modules` their number. Folders of `output_file` are created.
+        `profile_step` is the number in the header. `module_depth` is the last depth with top modules (0 is the
+        model, -1 means all), and `top_modules` their number at each depth. Folders of `output_file` are created.
         """
         text = render(
             self._profile(),
@@ -185,7 +185,7 @@ class FlopsProfiler:
             self._cached = trace, profile
         return profile
 
-    def _forward(self) -> Figures:
+    def _forward(self) -> Costs:
         return self._profile().phases["forward"]
 
 
@@ -221,22 +221,22 @@ def get_model_profile(
     """
     _check_model(model)
     if mode not in _MODES:
-        raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+        raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}; got {mode!r}")
     require_int("warm_up", warm_up, least=0)
     require_int("top_modules", top_modules, least=1)
     if print_profile and output_file:
         paths.check_writable(os.fspath(output_file))
     args = _build_args(model, input_shape, args, kwargs)
     ignored = _check_ignored(ignore_modules)
-    chosen = resolve_table(table)
+    formulas = resolve_table(table)
     with deferred(), _evaluating(model), allowed():
         run = _generate if mode == "generate" else _forward
-        trace = run(model, args, dict(kwargs or {}), warm_up, chosen)
-    profile = read_profile(trace, table=chosen, ignored=ignored)
+        trace = run(model, args, dict(kwargs or {}), warm_up, formulas)
+    profile = read_profile(trace, table=formulas, ignored=ignored)
     if print_profile:
         options = {"profile_step": warm_up, "module_depth": module_depth, "top_modules": top_modules}
         _write(render(profile, **options, detailed=detailed), output_file)
-    total = profile.by_place()[""]
+    total = profile.by_module()[""]
     if as_string:
         return number_to_string(total.flops), macs_to_string(total.macs), params_to_string(total.parameters)
     return total.flops, total.macs, total.parameters
@@ -272,7 +272,7 @@ def _build_args(
             raise ValueError("the model has no inputs: pass input_shape, args or kwargs")
         return tuple(args)
     if isinstance(input_shape, (str, torch.Tensor)) or not isinstance(input_shape, Sequence) or not input_shape:
-        raise ValueError(f"input_shape is a tuple of sizes such as (1, 3, 224, 224), not {_describe(input_shape)}")
+        raise ValueError(f"input_shape must be a tuple of sizes such as (1, 3, 224, 224); got {_describe(input_shape)}")
     first = next(model.parameters(), None)
     if first is None:
         return (torch.ones(*input_shape),)
@@ -285,7 +285,7 @@ def _describe(value: object) -> str:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode within this context."""
+    """Put a model in evaluation mode in this context."""
     before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -296,15 +296,15 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:
-    wrong = [item for item in classes or () if not isinstance(item, type)]
-    if wrong:
-        raise TypeError(f"modules to ignore are given as classes, such as torch.nn.Dropout, not {wrong[0]!r}")
+    invalid = [item for item in classes or () if not isinstance(item, type)]
+    if invalid:
+        raise TypeError(f"modules to ignore must be classes such as torch.nn.Dropout; got {invalid[0]!r}")
     return tuple(classes or ())
 
 
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"the model is a torch.nn.Module, not {type(model).__name__}")
+        raise TypeError(f"the model must be a torch.nn.Module; got {type(model).__name__}")
 
 
 def _write(text: str, output_file: OutputFile) -> None:

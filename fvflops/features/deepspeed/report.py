@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fvflops.features.deepspeed.model import Figures, ModelProfile
+from fvflops.features.deepspeed.model import Costs, ModelProfile
 from fvflops.reports import names
 from fvflops.reports.fvcore.tree import draw_tree
 from fvflops.trace import ModuleInfo
@@ -21,12 +21,12 @@ from fvflops.units import (
 _WIDTH = 78
 # Phase → the prefix of its lines.
 _PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "optimizer": "step"}
-# Column → the key by which it ranks classes, and how its values are formatted.
-_RANKINGS: dict[str, tuple[Callable[[Figures], int], Callable[[int], str]]] = {
-    "params": (lambda figures: figures.parameters, params_to_string),
-    "MACs": (lambda figures: figures.macs, macs_to_string),
-    "flops": (lambda figures: figures.flops, number_to_string),
-    "fwd latency": (lambda figures: figures.duration_ns, lambda ns: duration_to_string(ns / 1e9)),
+# Column → the cost by which it ranks classes, and the function that formats it.
+_RANKINGS: dict[str, tuple[Callable[[Costs], int], Callable[[int], str]]] = {
+    "params": (lambda costs: costs.parameters, params_to_string),
+    "MACs": (lambda costs: costs.macs, macs_to_string),
+    "flops": (lambda costs: costs.flops, number_to_string),
+    "fwd latency": (lambda costs: costs.duration_ns, lambda ns: duration_to_string(ns / 1e9)),
 }
 
 
@@ -63,35 +63,37 @@ def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: in
         flops       - Net: 12
         fwd latency - Net: 5 us
     """
-    which = (
+    title = (
         "The most expensive class"
         if top_modules == 1
         else f"The {format_thousands(top_modules)} most expensive classes"
     )
-    lines = [f"{which} of modules at each depth, as the sum over {'its' if top_modules == 1 else 'their'} modules:"]
+    lines = [f"{title} of modules at each depth, as the sum over {'its' if top_modules == 1 else 'their'} modules:"]
     for depth, classes in enumerate(profile.by_class()):
         if depth > module_depth >= 0:
             break
         lines.append(f"depth {depth}:")
         for column, (measure, write) in _RANKINGS.items():
             ranked = sorted(classes.items(), key=lambda item: measure(item[1]), reverse=True)[:top_modules]
-            cells = [f"{names.printable_short(name)}: {write(measure(figures)).strip()}" for name, figures in ranked]
+            cells = [f"{names.printable_short(name)}: {write(measure(costs)).strip()}" for name, costs in ranked]
             lines.append(f"    {column:<11} - {', '.join(cells)}")
     return "\n".join(lines)
 
 
 def _write_header(profile: ModelProfile, step: int) -> str:
     table, other = profile.about.get("table", "?"), profile.about.get("backward_table")
-    by_phase = "" if other in (None, table) else f", other phases by the table {names.printable(other)}"
-    whose = f"table {names.printable(table)}{by_phase}"
-    rows = _list_model(profile)
+    tables = names.printable(table)
+    if other not in (None, table):
+        tables += f", other phases by the table {names.printable(other)}"
+    title = f"{names.printable_short(profile.modules.root.class_name)} at step {step}, counted by the table {tables}."
+    rows = _model_rows(profile)
     for phase, short in _PHASES.items():
         if phase in profile.phases:
-            rows += _list_phase(short, profile.phases[phase])
-    rows += _list_iteration(profile)
+            rows += _phase_rows(short, profile.phases[phase])
+    rows += _iteration_rows(profile)
     return "\n".join(
         [
-            f"{names.printable_short(profile.modules.root.class_name)} at step {step}, counted by the {whose}.",
+            title,
             "fwd, bwd and step are the forward pass, the backward pass and the optimizer's step, iter is all of these.",
             "A MAC is a multiply-add, flops are floating-point operations, FLOPS are flops per second.",
             "",
@@ -100,49 +102,49 @@ def _write_header(profile: ModelProfile, step: int) -> str:
     )
 
 
-def _list_model(profile: ModelProfile) -> list[tuple[str, str]]:
+def _model_rows(profile: ModelProfile) -> list[tuple[str, str]]:
     sizes = set(profile.batches)
     batch = ", ".join(map(format_thousands, sorted(sizes))) or "unknown"
     calls = f" in each of {format_thousands(len(profile.batches))} calls" if len(profile.batches) > 1 else ""
     return [
         ("batch size", batch + (calls if len(sizes) == 1 else "")),
-        ("params", params_to_string(profile.by_place()[""].parameters)),
+        ("params", params_to_string(profile.by_module()[""].parameters)),
     ]
 
 
-def _list_phase(short: str, figures: Figures) -> list[tuple[str, str]]:
+def _phase_rows(short: str, costs: Costs) -> list[tuple[str, str]]:
     return [
-        (f"{short} MACs", macs_to_string(figures.macs)),
-        (f"{short} flops", number_to_string(figures.flops)),
-        (f"{short} latency", duration_to_string(figures.duration_ns / 1e9)),
-        (f"{short} FLOPS = {short} flops / {short} latency", flops_to_string(figures.flops_per_second)),
+        (f"{short} MACs", macs_to_string(costs.macs)),
+        (f"{short} flops", number_to_string(costs.flops)),
+        (f"{short} latency", duration_to_string(costs.duration_ns / 1e9)),
+        (f"{short} FLOPS = {short} flops / {short} latency", flops_to_string(costs.flops_per_second)),
     ]
 
 
-def _list_iteration(profile: ModelProfile) -> list[tuple[str, str]]:
+def _iteration_rows(profile: ModelProfile) -> list[tuple[str, str]]:
     phases = {short: profile.phases[phase] for phase, short in _PHASES.items() if phase in profile.phases}
     rows = []
     if "bwd" not in phases:
         rows.append(("bwd", "not recorded"))
     elif "fwd" in phases:
-        both = sum((phases[short] for short in ("fwd", "recompute", "bwd") if short in phases), Figures())
+        both = sum((phases[short] for short in ("fwd", "recompute", "bwd") if short in phases), Costs())
         rows.append(("fwd+bwd FLOPS", flops_to_string(both.flops_per_second)))
     if "step" not in phases:
         rows.append(("step", "not recorded"))
-    whole = sum(phases.values(), Figures())
-    rows.append(("iter latency", duration_to_string(whole.duration_ns / 1e9)))
-    rows.append(("FLOPS = all flops / iter latency", flops_to_string(whole.flops_per_second)))
-    if profile.batches and whole.duration_ns:
-        rows.append(("samples/second", number_to_string(sum(profile.batches) * 1e9 / whole.duration_ns).strip()))
+    total = sum(phases.values(), Costs())
+    rows.append(("iter latency", duration_to_string(total.duration_ns / 1e9)))
+    rows.append(("FLOPS = all flops / iter latency", flops_to_string(total.flops_per_second)))
+    if profile.batches and total.duration_ns:
+        rows.append(("samples/second", number_to_string(sum(profile.batches) * 1e9 / total.duration_ns).strip()))
     return rows
 
 
 def _write_modules(profile: ModelProfile) -> str:
-    figures = profile.by_place()
-    whole = figures[""]
+    costs = profile.by_module()
+    total = costs[""]
 
     def describe(module: ModuleInfo) -> list[str]:
-        items = [*_list_columns(figures[module.name], whole), *module.extra_repr.split("\n")]
+        items = [*_format_costs(costs[module.name], total), *module.extra_repr.split("\n")]
         return [", ".join(item for item in items if item)]
 
     return "\n".join(
@@ -155,13 +157,13 @@ def _write_modules(profile: ModelProfile) -> str:
     )
 
 
-def _list_columns(figures: Figures, whole: Figures) -> list[str]:
-    seconds = figures.duration_ns / 1e9
+def _format_costs(costs: Costs, total: Costs) -> list[str]:
+    seconds = costs.duration_ns / 1e9
     return [
-        f"{params_to_string(figures.parameters)} = {share_to_string(figures.parameters, whole.parameters)} Params",
-        f"{macs_to_string(figures.macs)} = {share_to_string(figures.macs, whole.macs)} MACs",
-        f"{duration_to_string(seconds)} = {share_to_string(figures.duration_ns, whole.duration_ns)} latency",
-        flops_to_string(figures.flops_per_second),
+        f"{params_to_string(costs.parameters)} = {share_to_string(costs.parameters, total.parameters)} Params",
+        f"{macs_to_string(costs.macs)} = {share_to_string(costs.macs, total.macs)} MACs",
+        f"{duration_to_string(seconds)} = {share_to_string(costs.duration_ns, total.duration_ns)} latency",
+        flops_to_string(costs.flops_per_second),
     ]
 
 

@@ -20,8 +20,8 @@ class StepProfiler:
     """Context manager that profiles one step of a training loop and writes its profile when the step ends.
 
     `configuration` is a ProfilerConfiguration or the path of a YAML or JSON file. Call `step()` at the end of each
-    step. If the loop ends before the configured step has begun, the end of the with block raises RuntimeError; an
-    output file that cannot be written raises OSError before the loop. Unless enabled, this does nothing.
+    step. If the loop ends before the configured step, the end of the with block raises RuntimeError; an output file
+    that cannot be written raises OSError before the loop. Does nothing unless enabled.
 
     >>> model = nn.Linear(3, 2)
     >>> with StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=7)) as profiler:
@@ -57,7 +57,7 @@ class StepProfiler:
         if error is not None:
             self._profiler.end_profile()
             return
-        with suppress(TraceError):  # the step to profile has begun, but no module was called in it
+        with suppress(TraceError):  # no module was called in the profiled step
             self._write()
         if self._configuration.enabled and not self._written:
             raise RuntimeError(
@@ -80,15 +80,15 @@ class StepProfiler:
         if not self._active:
             return
         self._active = False
-        wanted = self._configuration
+        configuration = self._configuration
         self._profiler.stop_profile()
         try:
             self._profiler.print_model_profile(
-                profile_step=wanted.profile_step,
-                module_depth=wanted.module_depth,
-                top_modules=wanted.top_modules,
-                detailed=wanted.detailed,
-                output_file=wanted.output_file,
+                profile_step=configuration.profile_step,
+                module_depth=configuration.module_depth,
+                top_modules=configuration.top_modules,
+                detailed=configuration.detailed,
+                output_file=configuration.output_file,
             )
             self._written = True
         finally:

@@ -19,9 +19,10 @@ from fvflops.features.diff.model import ModelDifference
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Trace
 
+# Key of Trace.about → the note for the report.
 _NOTES = {
     "supposed": "ASSUMED (data-dependent): {}",
-    "bounds": "an upper bound, with all elements kept by {}",
+    "bounds": "an upper bound, since {} is assumed to keep all of its input",
 }
 
 
@@ -57,10 +58,10 @@ def diff(
 ) -> PrintedDifference:
     """Return the differences of `b` from `a` in FLOPs, MACs, activations and parameters, by module and operator.
 
-    Each of `a` and `b` is a Trace, an analysis (of which only the Trace is taken), a module or GraphModule that runs on
+    Each of `a` and `b` is a Trace, an analysis (whose Trace is used), a module or GraphModule that runs on
     `inputs` and `kwargs`, a pair (module, inputs), a `torch.export` program, or the path of a saved Trace or a .pt2
     file. `names` are their names in the report. `options` are those of FlopCountAnalysis. Renamed modules are matched
-    by the rule of `fvflops.features.diff.module_matching`. A file that cannot be read raises TraceError or ValueError.
+    by the rules of `fvflops.features.diff.module_matching`. A file that cannot be read raises TraceError or ValueError.
 
     >>> import torch
     >>> def net(width):
@@ -84,8 +85,8 @@ def diff_traces(
 ) -> PrintedDifference:
     """Return the differences of the second of two Traces, counted by a table."""
     runs = [_count(trace, table, name) for trace, name in zip((first, second), names, strict=True)]
-    found = diff_counts(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
-    return PrintedDifference(**{part.name: getattr(found, part.name) for part in fields(found) if part.init})
+    difference = diff_counts(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
+    return PrintedDifference(**{item.name: getattr(difference, item.name) for item in fields(difference) if item.init})
 
 
 def _read_trace(
@@ -106,14 +107,14 @@ def _read_trace(
         return record_program(source, inputs, kwargs=kwargs, table=table, **options)
     if not callable(source):
         raise TypeError(
-            f"diff takes a Trace, an analysis, a model, (model, inputs), an exported program or a path, "
-            f"not {type(source).__name__}"
+            "diff compares two of: Trace, analysis, model, (model, inputs), exported program, path; "
+            f"got {type(source).__name__}"
         )
     return FlopCountAnalysis(source, inputs, kwargs=kwargs, table=table, **options).trace()
 
 
-def _name(source: Any, otherwise: str) -> str:
-    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else otherwise
+def _name(source: Any, default: str) -> str:
+    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else default
 
 
 def _count(trace: Trace, table: FormulaTable, name: str) -> CountedRun:

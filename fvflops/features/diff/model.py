@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 MEASURES = ("flops", "macs", "activations", "parameters")
 
 
-class Figures(NamedTuple):
+class Costs(NamedTuple):
     """Costs of a module or operator; `calls` excludes zero-FLOP ops."""
 
     flops: int = 0
@@ -18,21 +19,21 @@ class Figures(NamedTuple):
     parameters: int = 0
     calls: int = 0
 
-    def plus(self, other: Figures) -> Figures:
+    def plus(self, other: Costs) -> Costs:
         """Return the sum of each cost."""
-        return Figures(*(mine + yours for mine, yours in zip(self, other, strict=True)))
+        return Costs(*map(add, self, other))
 
 
-def sum_figures(parts: Iterable[Figures]) -> Figures:
-    """Return the sum of several costs.
+def sum_costs(costs: Iterable[Costs]) -> Costs:
+    """Return the sum of several Costs.
 
-    >>> sum_figures([Figures(flops=2, calls=1), Figures(flops=3, parameters=6)])
-    Figures(flops=5, macs=0, activations=0, parameters=6, calls=1)
+    >>> sum_costs([Costs(flops=2, calls=1), Costs(flops=3, parameters=6)])
+    Costs(flops=5, macs=0, activations=0, parameters=6, calls=1)
     """
-    whole = Figures()
-    for part in parts:
-        whole = whole.plus(part)
-    return whole
+    total = Costs()
+    for cost in costs:
+        total = total.plus(cost)
+    return total
 
 
 class Change(NamedTuple):
@@ -58,15 +59,16 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OperatorChange:
-    """An operator's label with its costs before and after.
+    """An operator, by its label, with its costs before and after.
 
-    `status` is the last of "counted", "free", "omitted" and "unknown" among its calls.
+    `status` is the least certain one among its calls, in the order "counted", "free" (zero-FLOP), "omitted" (ignored by
+    the convention) and "unknown" (unsupported).
     """
 
     label: str
     status: str
-    before: Figures
-    after: Figures
+    before: Costs
+    after: Costs
 
     def change(self, measure: str) -> Change:
         """Return the change of one cost, a name in `MEASURES` or "calls"."""
@@ -78,26 +80,26 @@ class ModuleChange:
     """A module with its costs before and after, without its submodules.
 
     `before_name` is None for a module that was added, `after_name` for one that was removed. `operators` are those
-    whose figures differ. `follows` is whether its name differs only by its parent's.
+    whose costs differ. `parent_renamed` means that its name differs only by its parent's.
     """
 
     before_name: str | None
     after_name: str | None
     before_class: str
     after_class: str
-    before: Figures
-    after: Figures
+    before: Costs
+    after: Costs
     operators: tuple[OperatorChange, ...] = ()
-    follows: bool = False
+    parent_renamed: bool = False
 
     @property
     def name(self) -> str:
-        """Its name after the change, or before it where it was removed."""
+        """The name after the change; for a removed module the name before."""
         return (self.before_name if self.after_name is None else self.after_name) or ""
 
     @property
     def kind(self) -> str:
-        """One of "added", "removed", "changed", "renamed" (only) and "unchanged"."""
+        """One of "added", "removed", "changed" (and possibly renamed), "renamed" (only) and "unchanged"."""
         if self.before_name is None:
             return "added"
         if self.after_name is None:
@@ -112,7 +114,7 @@ class ModuleChange:
 
 
 class Side(NamedTuple):
-    """One of the two runs: its name, inputs, and unsupported op → calls."""
+    """One of the two runs: its name, inputs, calls by unsupported op, and notes for the report."""
 
     name: str
     inputs: str = ""
@@ -125,10 +127,10 @@ class ModelDifference:
     """Differences between two runs by module and operator; true if there are any.
 
     `modules` are all modules, those of the second run in their order and then the removed ones; `operators` are all
-    labels. The figures of the modules add up to those of the runs.
+    operators. The costs of the modules add up to those of the runs.
 
-    >>> same = ModuleChange("fc", "fc", "Linear", "Linear", Figures(6), Figures(6))
-    >>> wider = ModuleChange("out", "out", "Linear", "Linear", Figures(6), Figures(9))
+    >>> same = ModuleChange("fc", "fc", "Linear", "Linear", Costs(6), Costs(6))
+    >>> wider = ModuleChange("out", "out", "Linear", "Linear", Costs(6), Costs(9))
     >>> difference = ModelDifference(Side("a"), Side("b"), modules=(same, wider))
     >>> bool(difference), difference.total(), [module.name for module in difference.by_module()]
     (True, Change(before=12, after=15), ['out'])
@@ -140,10 +142,10 @@ class ModelDifference:
     multiply_add: int = 1
     modules: tuple[ModuleChange, ...] = ()
     operators: tuple[OperatorChange, ...] = ()
-    _totals: tuple[Figures, Figures] = field(init=False, repr=False, compare=False)
+    _totals: tuple[Costs, Costs] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        before = after = Figures()
+        before = after = Costs()
         for module in self.modules:
             before, after = before.plus(module.before), after.plus(module.after)
         object.__setattr__(self, "_totals", (before, after))
@@ -157,16 +159,14 @@ class ModelDifference:
         return Change(getattr(before, measure), getattr(after, measure))
 
     def by_module(self, measure: str = "flops") -> tuple[ModuleChange, ...]:
-        """Return the modules that are not unchanged, the largest difference first."""
-        return tuple(sorted(self._changed(), key=lambda module: _rank(module, measure)))
+        """Return the modules that differ in cost, class or name, the largest difference first."""
+        changed = [module for module in self.modules if module.kind != "unchanged"]
+        return tuple(sorted(changed, key=lambda module: _rank(module, measure)))
 
     def by_operator(self, measure: str = "flops") -> tuple[OperatorChange, ...]:
         """Return the operators whose costs differ, the largest difference first."""
         changed = [operator for operator in self.operators if operator.before != operator.after]
         return tuple(sorted(changed, key=lambda operator: _rank(operator, measure)))
-
-    def _changed(self) -> Iterator[ModuleChange]:
-        return (module for module in self.modules if module.kind != "unchanged")
 
 
 def _rank(item: ModuleChange | OperatorChange, measure: str) -> tuple[int, ...]:

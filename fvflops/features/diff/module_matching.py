@@ -1,15 +1,15 @@
-"""Match the modules of two models, renamed ones too.
+"""Match the modules of two models, including renamed ones.
 
-Submodules of two matched modules are matched by these rules, beginning with the two models:
+The submodules of two matched modules are matched by these rules, from the roots down:
 
 1. In a list (all names are numbers on both sides) by order: difflib aligns modules of equal content (classes, parameter
-   shapes and counts, submodules included); in the gaps, modules of equal classes and shapes; in the gaps left, modules
-   of one class; gaps of one length on both sides are matched one by one.
-2. Elsewhere by name: equal name and class; then, of the rest, equal content; equal classes and shapes; equal name; and
-   last, two that are the only ones left of their class.
+   shapes and costs, submodules included); in the gaps, modules of equal classes and shapes; in the remaining gaps,
+   modules of one class; gaps of equal length on both sides are matched one by one.
+2. Elsewhere by name: equal name and class; then, among the rest, equal content; equal classes and shapes; equal name;
+   and last, two modules that are the only remaining ones of their class.
 
 Then an unmatched module with parameters or costs is matched anywhere in the other model by equal content, or by equal
-classes and shapes. Where one model contains the other as a whole, they are matched there.
+classes and shapes. If one model is contained in the other, for example in a wrapper, matching starts there.
 """
 
 from __future__ import annotations
@@ -24,120 +24,128 @@ from fvflops.trace import ModuleTree
 
 Pair = tuple[str, str]
 
-_MOST = 1_000_000  # pairs for difflib; beyond, only an equal beginning and end are aligned
+_MAX_PAIRS = 1_000_000  # for difflib; beyond, only an equal beginning and end are aligned
 
 
 @dataclass(frozen=True, slots=True)
 class _TreeFingerprint:
-    """A module tree by content; equal numbers mean equal classes, equal classes and shapes, or equal content."""
+    """Numbers that are equal for equal modules, by module name.
 
-    order: tuple[str, ...]
+    `classes` compares the class, `shapes` also the parameter shapes and the submodules, `content` also the costs.
+    `names` are all modules, parents first, and `with_content` those with parameters or costs, submodules included.
+    """
+
+    names: tuple[str, ...]
     children: Mapping[str, list[str]]
     classes: Mapping[str, int]
     shapes: Mapping[str, int]
-    whole: Mapping[str, int]
-    heavy: frozenset[str]
+    content: Mapping[str, int]
+    with_content: frozenset[str]
 
 
-# From equal content to equal class.
+# From the strictest comparison to the loosest.
 _LEVELS: Sequence[Callable[[_TreeFingerprint], Mapping[str, int]]] = (
-    lambda look: look.whole,
-    lambda look: look.shapes,
-    lambda look: look.classes,
+    lambda tree: tree.content,
+    lambda tree: tree.shapes,
+    lambda tree: tree.classes,
 )
 
 
 def match_modules(
     first: ModuleTree,
     second: ModuleTree,
-    first_counts: Mapping[str, Hashable] | None = None,
-    second_counts: Mapping[str, Hashable] | None = None,
+    first_costs: Mapping[str, Hashable] | None = None,
+    second_costs: Mapping[str, Hashable] | None = None,
 ) -> dict[str, str]:
     """Return name in the first tree → name of the matched module in the second.
 
-    The counts are module name → any value that is equal for equal costs; modules without costs are not in them.
+    The costs map a module's name to any value that is equal for equal costs; modules without costs are absent.
 
     >>> from fvflops.trace import ModuleInfo
-    >>> one = ModuleTree({name: ModuleInfo(name, name, kind) for name, kind in {"": "Net", "act": "ReLU"}.items()})
-    >>> two = ModuleTree({name: ModuleInfo(name, name, kind) for name, kind in {"": "Net", "relu": "ReLU"}.items()})
-    >>> match_modules(one, two)
+    >>> before = ModuleTree({name: ModuleInfo(name, name, cls) for name, cls in {"": "Net", "act": "ReLU"}.items()})
+    >>> after = ModuleTree({name: ModuleInfo(name, name, cls) for name, cls in {"": "Net", "relu": "ReLU"}.items()})
+    >>> match_modules(before, after)
     {'': '', 'act': 'relu'}
     """
     numbers: dict[Hashable, int] = {}
-    one = _fingerprint(first, first_counts or {}, numbers)
-    two = _fingerprint(second, second_counts or {}, numbers)
+    before = _fingerprint(first, first_costs or {}, numbers)
+    after = _fingerprint(second, second_costs or {}, numbers)
     pairs: dict[str, str] = {}
-    taken: set[str] = set()
-    _descend(one, two, _find_root(one, two), pairs, taken)
-    for alike in _LEVELS[:2]:
-        for pair in list(_find_moved(one, two, alike, pairs, taken)):
-            if pair[0] not in pairs and pair[1] not in taken:
-                _descend(one, two, pair, pairs, taken)
+    matched_after: set[str] = set()
+    _match_subtrees(before, after, _find_roots(before, after), pairs, matched_after)
+    for level in _LEVELS[:2]:
+        for pair in list(_find_moved(before, after, level, pairs, matched_after)):
+            if pair[0] not in pairs and pair[1] not in matched_after:
+                _match_subtrees(before, after, pair, pairs, matched_after)
     return pairs
 
 
-def _fingerprint(tree: ModuleTree, counts: Mapping[str, Hashable], numbers: dict[Hashable, int]) -> _TreeFingerprint:
-    places = list(tree.modules())
-    names = {place.name for place in places}
-    children: dict[str, list[str]] = {place.name: [] for place in places}
-    for place in places:
-        if place.name:
-            parent = place.name.rpartition(".")[0]
-            children[parent if parent in names else ""].append(place.name)
+def _fingerprint(tree: ModuleTree, costs: Mapping[str, Hashable], numbers: dict[Hashable, int]) -> _TreeFingerprint:
+    """Return the fingerprint of a tree; `numbers` are shared by the trees to be compared."""
+    modules = list(tree.modules())
+    names = {module.name for module in modules}
+    children: dict[str, list[str]] = {module.name: [] for module in modules}
+    for module in modules:
+        if module.name:
+            parent = module.name.rpartition(".")[0]
+            children[parent if parent in names else ""].append(module.name)
     classes: dict[str, int] = {}
     shapes: dict[str, int] = {}
-    whole: dict[str, int] = {}
-    heavy: set[str] = set()
+    content: dict[str, int] = {}
+    with_content: set[str] = set()
 
     def number(*parts: Hashable) -> int:
         return numbers.setdefault(parts, len(numbers))
 
-    for place in reversed(places):  # a parent comes before its children
-        held = tuple(parameter.spec.shape for parameter in place.parameters)
-        inside = children[place.name]
-        classes[place.name] = number("class", place.class_name)
-        shapes[place.name] = number(classes[place.name], held, tuple(shapes.get(name) for name in inside))
-        count = counts.get(place.name)
-        whole[place.name] = number(shapes[place.name], count, tuple(whole.get(name) for name in inside), "whole")
-        if held or count or not heavy.isdisjoint(inside):
-            heavy.add(place.name)
-    return _TreeFingerprint(tuple(place.name for place in places), children, classes, shapes, whole, frozenset(heavy))
+    for module in reversed(modules):  # children before their parents
+        name, submodules = module.name, children[module.name]
+        parameter_shapes = tuple(parameter.spec.shape for parameter in module.parameters)
+        cost = costs.get(name)
+        classes[name] = number("class", module.class_name)
+        shapes[name] = number(classes[name], parameter_shapes, tuple(shapes.get(child) for child in submodules))
+        content[name] = number(shapes[name], cost, tuple(content.get(child) for child in submodules), "content")
+        if parameter_shapes or cost or not with_content.isdisjoint(submodules):
+            with_content.add(name)
+    ordered = tuple(module.name for module in modules)
+    return _TreeFingerprint(ordered, children, classes, shapes, content, frozenset(with_content))
 
 
-def _find_root(one: _TreeFingerprint, two: _TreeFingerprint) -> Pair:
-    """Return the two modules to begin with: the models, or one of them and where the other contains it."""
-    if one.whole[""] == two.whole[""]:
+def _find_roots(before: _TreeFingerprint, after: _TreeFingerprint) -> Pair:
+    """Return the pair of modules to start from: both roots, or one root and its only equal inside the other model."""
+    if before.content[""] == after.content[""]:
         return "", ""
-    for alike in _LEVELS:
-        mine, yours = alike(one), alike(two)
-        if mine[""] == yours[""]:
+    for level in _LEVELS:
+        before_numbers, after_numbers = level(before), level(after)
+        if before_numbers[""] == after_numbers[""]:
             return "", ""
-        inside = [name for name in two.order if yours[name] == mine[""]]
-        around = [name for name in one.order if mine[name] == yours[""]]
-        if len(inside) == 1:
-            return "", inside[0]
-        if len(around) == 1:
-            return around[0], ""
+        in_after = [name for name in after.names if after_numbers[name] == before_numbers[""]]
+        in_before = [name for name in before.names if before_numbers[name] == after_numbers[""]]
+        if len(in_after) == 1:
+            return "", in_after[0]
+        if len(in_before) == 1:
+            return in_before[0], ""
     return "", ""
 
 
-def _descend(one: _TreeFingerprint, two: _TreeFingerprint, start: Pair, pairs: dict[str, str], taken: set[str]) -> None:
-    """Match two modules and then their submodules."""
-    queue = [start]
+def _match_subtrees(
+    before: _TreeFingerprint, after: _TreeFingerprint, roots: Pair, pairs: dict[str, str], matched_after: set[str]
+) -> None:
+    """Match two modules and then their submodules; add them to `pairs` and `matched_after`."""
+    queue = [roots]
     while queue:
-        mine, yours = queue.pop()
-        pairs[mine] = yours
-        taken.add(yours)
-        left = [name for name in one.children[mine] if name not in pairs]
-        right = [name for name in two.children[yours] if name not in taken]
-        if left and right and all(map(_is_position, left)) and all(map(_is_position, right)):
-            levels = [(look(one), look(two)) for look in _LEVELS]
+        before_name, after_name = queue.pop()
+        pairs[before_name] = after_name
+        matched_after.add(after_name)
+        left = [name for name in before.children[before_name] if name not in pairs]
+        right = [name for name in after.children[after_name] if name not in matched_after]
+        if left and right and all(map(_is_number, left)) and all(map(_is_number, right)):
+            levels = [(level(before), level(after)) for level in _LEVELS]
             queue += _align(left, right, levels)
         else:
-            queue += _match_names(one, two, left, right)
+            queue += _match_names(before, after, left, right)
 
 
-def _is_position(name: str) -> bool:
+def _is_number(name: str) -> bool:
     return name.rpartition(".")[2].isdecimal()
 
 
@@ -149,81 +157,82 @@ def _align(
         return []
     if not levels:
         return list(zip(left, right, strict=True)) if len(left) == len(right) else []
-    mine, yours = levels[0]
+    left_level, right_level = levels[0]
+    left_numbers, right_numbers = [left_level[name] for name in left], [right_level[name] for name in right]
     pairs: list[Pair] = []
-    at, there = 0, 0
-    ones, twos = [mine[name] for name in left], [yours[name] for name in right]
-    for start, begin, size in (*_find_blocks(ones, twos), (len(left), len(right), 0)):
-        pairs += _align(left[at:start], right[there:begin], levels[1:])
-        at, there = start + size, begin + size
-        pairs += zip(left[start:at], right[begin:there], strict=True)
+    left_end = right_end = 0  # of the previous block
+    for left_start, right_start, size in (*_find_blocks(left_numbers, right_numbers), (len(left), len(right), 0)):
+        pairs += _align(left[left_end:left_start], right[right_end:right_start], levels[1:])
+        left_end, right_end = left_start + size, right_start + size
+        pairs += zip(left[left_start:left_end], right[right_start:right_end], strict=True)
     return pairs
 
 
 def _find_blocks(left: list[int], right: list[int]) -> Iterator[tuple[int, int, int]]:
     """Yield (index in the first, index in the second, length) of the common blocks of two sequences, in order."""
     shorter = min(len(left), len(right))
-    head = next((index for index in range(shorter) if left[index] != right[index]), shorter)
-    rest = shorter - head
-    tail = next((index for index in range(rest) if left[-1 - index] != right[-1 - index]), rest)
-    yield 0, 0, head
-    one, two = left[head : len(left) - tail], right[head : len(right) - tail]
-    if len(one) * len(two) <= _MOST:
-        for start, begin, size in SequenceMatcher(None, one, two, autojunk=False).get_matching_blocks():
-            yield head + start, head + begin, size
-    yield len(left) - tail, len(right) - tail, tail
+    prefix = next((index for index in range(shorter) if left[index] != right[index]), shorter)
+    remaining = shorter - prefix
+    suffix = next((index for index in range(remaining) if left[-1 - index] != right[-1 - index]), remaining)
+    yield 0, 0, prefix
+    left_middle, right_middle = left[prefix : len(left) - suffix], right[prefix : len(right) - suffix]
+    if len(left_middle) * len(right_middle) <= _MAX_PAIRS:
+        matcher = SequenceMatcher(None, left_middle, right_middle, autojunk=False)
+        for left_start, right_start, size in matcher.get_matching_blocks():
+            yield prefix + left_start, prefix + right_start, size
+    yield len(left) - suffix, len(right) - suffix, suffix
 
 
-def _match_names(one: _TreeFingerprint, two: _TreeFingerprint, left: list[str], right: list[str]) -> list[Pair]:
-    """Return the pairs of two sets of submodules by name."""
+def _match_names(before: _TreeFingerprint, after: _TreeFingerprint, left: list[str], right: list[str]) -> list[Pair]:
+    """Return the pairs of two sets of submodules by rule 2."""
 
-    def key(name: str) -> str:
+    def last_part(name: str) -> str:
         return name.rpartition(".")[2]
 
     pairs: list[Pair] = []
 
-    def match(mine: Callable[[str], Any], yours: Callable[[str], Any]) -> None:
-        waiting: dict[Any, deque[str]] = {}
-        done = {name for pair in pairs for name in pair[1:]}
+    def match(left_key: Callable[[str], Any], right_key: Callable[[str], Any]) -> None:
+        """Pair the remaining modules of equal keys, in order."""
+        queues: dict[Any, deque[str]] = {}
+        matched_left, matched_right = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
         for name in right:
-            if name not in done:
-                waiting.setdefault(yours(name), deque()).append(name)
-        paired = {pair[0] for pair in pairs}
+            if name not in matched_right:
+                queues.setdefault(right_key(name), deque()).append(name)
         for name in left:
-            queue = waiting.get(mine(name)) if name not in paired else None
+            queue = queues.get(left_key(name)) if name not in matched_left else None
             if queue:
                 pairs.append((name, queue.popleft()))
 
-    match(lambda name: (key(name), one.classes[name]), lambda name: (key(name), two.classes[name]))
-    match(one.whole.__getitem__, two.whole.__getitem__)
-    match(one.shapes.__getitem__, two.shapes.__getitem__)
-    match(key, key)
-    mine = Counter(one.classes[name] for name in set(left) - {pair[0] for pair in pairs})
-    yours = Counter(two.classes[name] for name in set(right) - {pair[1] for pair in pairs})
-    lone = {number for number in mine if mine[number] == yours[number] == 1}
+    match(lambda name: (last_part(name), before.classes[name]), lambda name: (last_part(name), after.classes[name]))
+    match(before.content.__getitem__, after.content.__getitem__)
+    match(before.shapes.__getitem__, after.shapes.__getitem__)
+    match(last_part, last_part)
+    left_classes = Counter(before.classes[name] for name in set(left) - {pair[0] for pair in pairs})
+    right_classes = Counter(after.classes[name] for name in set(right) - {pair[1] for pair in pairs})
+    unique = {number for number in left_classes if left_classes[number] == right_classes[number] == 1}
     match(
-        lambda name: one.classes[name] if one.classes[name] in lone else ("left", name),
-        lambda name: two.classes[name] if two.classes[name] in lone else ("right", name),
+        lambda name: before.classes[name] if before.classes[name] in unique else ("left", name),
+        lambda name: after.classes[name] if after.classes[name] in unique else ("right", name),
     )
     return pairs
 
 
 def _find_moved(
-    one: _TreeFingerprint,
-    two: _TreeFingerprint,
-    alike: Callable[[_TreeFingerprint], Mapping[str, int]],
+    before: _TreeFingerprint,
+    after: _TreeFingerprint,
+    level: Callable[[_TreeFingerprint], Mapping[str, int]],
     pairs: Mapping[str, str],
-    taken: set[str],
+    matched_after: set[str],
 ) -> Iterator[Pair]:
     """Yield the pairs of modules under different parents, parents first."""
-    waiting: dict[int, deque[str]] = {}
-    mine, yours = alike(one), alike(two)
-    for name in two.order:
-        if name not in taken and name in two.heavy:
-            waiting.setdefault(yours[name], deque()).append(name)
-    for name in one.order:
-        queue = waiting.get(mine[name]) if name not in pairs and name in one.heavy else None
-        while queue and queue[0] in taken:
+    queues: dict[int, deque[str]] = {}
+    before_numbers, after_numbers = level(before), level(after)
+    for name in after.names:
+        if name not in matched_after and name in after.with_content:
+            queues.setdefault(after_numbers[name], deque()).append(name)
+    for name in before.names:
+        queue = queues.get(before_numbers[name]) if name not in pairs and name in before.with_content else None
+        while queue and queue[0] in matched_after:
             queue.popleft()
         if queue:
             yield name, queue.popleft()

@@ -9,42 +9,42 @@ from fvflops.counting.metrics import METRICS
 from fvflops.features.diff.model import (
     MEASURES,
     Change,
-    Figures,
+    Costs,
     ModelDifference,
     ModuleChange,
     OperatorChange,
     Side,
-    sum_figures,
+    sum_costs,
 )
 from fvflops.reports import document as doc
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, words
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
 TOP = 20  # rows of a table
-_NAMED = 6  # names in one sentence
+_MAX_NAMES = 6  # in one sentence
 _ARROW = " → "
 _HEADINGS = {**{measure: METRICS[measure].short for measure in MEASURES}, "calls": "Calls"}
-# Status → its text in reports.
+# Value of a Status → its text in reports.
 _STATUSES = {"free": "zero-FLOP", "omitted": "ignored", "unknown": "unsupported"}
-_PLAIN = ("counted", "zero-FLOP")
+_USUAL_STATUSES = ("counted", "zero-FLOP")  # the column of statuses is hidden if there are no others
 
 
 class _Row(NamedTuple):
-    """A row for modules with equal changes, such as those of all layers of a model, with their sum."""
+    """A row that sums modules with equal changes, such as those of repeated layers."""
 
     name: str
     modules: tuple[ModuleChange, ...]
 
     @property
-    def before(self) -> Figures:
-        return sum_figures(module.before for module in self.modules)
+    def before(self) -> Costs:
+        return sum_costs(module.before for module in self.modules)
 
     @property
-    def after(self) -> Figures:
-        return sum_figures(module.after for module in self.modules)
+    def after(self) -> Costs:
+        return sum_costs(module.after for module in self.modules)
 
     def change(self, measure: str) -> Change:
         return Change(getattr(self.before, measure), getattr(self.after, measure))
@@ -58,14 +58,13 @@ def render(difference: ModelDifference, *, measure: str = "flops", top: int = TO
 def difference_report(difference: ModelDifference, *, measure: str = "flops") -> Document:
     """Return the totals, and the modules and operators that differ, those of which `measure` changed most first.
 
-    Modules that changed alike, and whose names differ in numbers only, are one row. An unknown measure raises
-    ValueError.
+    Equal changes of modules whose names differ in numbers only are one row. An unknown measure raises ValueError.
     """
     if measure not in MEASURES:
-        raise ValueError(f"a difference is ranked by one of {', '.join(MEASURES)}, not by {measure!r}")
+        raise ValueError(f"measure must be one of {', '.join(MEASURES)}; got {measure!r}")
     total, title = difference.total(measure), METRICS[measure].title
-    share = "from 0" if total.ratio is None else format_change(total.difference / total.before)
-    verdict = f"{title} {format_signed(total.difference)} ({share})" if total.difference else f"{title} unchanged"
+    relative = "from 0" if total.ratio is None else format_change(total.difference / total.before)
+    verdict = f"{title} {format_signed(total.difference)} ({relative})" if total.difference else f"{title} unchanged"
     parts: list[Part] = [
         Items("", _describe_sides(difference)),
         _list_totals(difference),
@@ -85,9 +84,9 @@ def difference_report(difference: ModelDifference, *, measure: str = "flops") ->
 
 def _describe_sides(difference: ModelDifference) -> list[str]:
     lines = []
-    for word, side in (("before", difference.before), ("after", difference.after)):
-        name = "" if side.name == word else f" {plain_name(side.name)}"
-        lines.append(f"{word}:{name}{f' on {plain_name(side.inputs)}' if side.inputs else ''}")
+    for label, side in (("before", difference.before), ("after", difference.after)):
+        name = "" if side.name == label else f" {plain_name(side.name)}"
+        lines.append(f"{label}:{name}{f' on {plain_name(side.inputs)}' if side.inputs else ''}")
     return [
         *lines,
         f"convention: {plain_name(difference.table)} (a MAC is {format_quantity(difference.multiply_add, 'FLOP')})",
@@ -101,17 +100,17 @@ def _describe_equality(difference: ModelDifference) -> str:
 
 def _list_totals(difference: ModelDifference) -> Table:
     rows = [(METRICS[measure].title, *_list_numbers(difference.total(measure))) for measure in MEASURES]
-    return Table("totals", (words("metric"), *_number_columns()), rows, noun="metric")
+    return Table("totals", (text_column("metric"), *_number_columns()), rows, noun="metric")
 
 
 def _list_modules(difference: ModelDifference, measure: str) -> Table:
     """Return the modules with a difference in any measure."""
-    rows = [row for row in _group(difference.by_module(measure), measure) if _counts(row)]
+    rows = [row for row in _group(difference.by_module(measure), measure) if _has_difference(row)]
     others = _order_others(measure, MEASURES)
     columns = (
-        words("module", form=lambda name: printable_short(name) or "model", keep=True),
-        words("change"),
-        words("class", form=printable_short),
+        text_column("module", form=lambda name: printable_short(name) or "model", shorten_last=True),
+        text_column("change"),
+        text_column("class", form=printable_short),
         *_number_columns(),
         *map(_difference_column, others),
     )
@@ -125,7 +124,7 @@ def _list_modules(difference: ModelDifference, measure: str) -> Table:
         )
         for row in rows
     ]
-    hidden = _find_repeated(rows, measure, others)
+    hidden = _find_redundant(rows, measure, others)
     hidden += [] if {row.modules[0].kind for row in rows} - {"changed"} else ["change"]
     return Table(
         "modules",
@@ -141,8 +140,8 @@ def _list_operators(difference: ModelDifference, measure: str) -> Table:
     others = _order_others(measure, (*MEASURES[:3], "calls"))
     statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
     columns = (
-        words("operator", form=printable_short),
-        words("status"),
+        text_column("operator", form=printable_short),
+        text_column("status"),
         *_number_columns(),
         *map(_difference_column, others),
     )
@@ -155,8 +154,8 @@ def _list_operators(difference: ModelDifference, measure: str) -> Table:
         )
         for operator, status in zip(operators, statuses, strict=True)
     ]
-    hidden = _find_repeated(operators, measure, others)
-    hidden += [] if set(statuses) - set(_PLAIN) else ["status"]
+    hidden = _find_redundant(operators, measure, others)
+    hidden += [] if set(statuses) - set(_USUAL_STATUSES) else ["status"]
     return Table(
         "operators",
         data_only(columns, hidden),
@@ -172,47 +171,47 @@ def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
 
 
 def _number_columns() -> tuple[Column, ...]:
-    ratio = doc.number("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
-    return doc.number("before"), doc.number("after"), doc.difference("difference"), ratio
+    ratio = doc.number_column("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
+    return doc.number_column("before"), doc.number_column("after"), doc.difference_column("difference"), ratio
 
 
 def _difference_column(measure: str) -> Column:
-    return doc.difference(measure, _HEADINGS[measure])
+    return doc.difference_column(measure, _HEADINGS[measure])
 
 
 def _list_numbers(change: Change) -> tuple[Value, ...]:
     return change.before, change.after, change.difference, change.ratio
 
 
-def _find_repeated(rows: Sequence[_Row | OperatorChange], measure: str, others: Sequence[str]) -> list[str]:
-    """Return the measures without a difference, and that of FLOPs and MACs which only repeats the other."""
+def _find_redundant(rows: Sequence[_Row | OperatorChange], measure: str, others: Sequence[str]) -> list[str]:
+    """Return the measures without a difference, and FLOPs or MACs if equal to the column of the other."""
     main = [row.change(measure).difference for row in rows]
-    repeated = []
+    redundant = []
     for other in others:
         column = [row.change(other).difference for row in rows]
         if not any(column) or (column == main and {other, measure} == {"flops", "macs"}):
-            repeated.append(other)
-    return repeated
+            redundant.append(other)
+    return redundant
 
 
-def _counts(row: _Row) -> bool:
+def _has_difference(row: _Row) -> bool:
     return any(row.change(measure).difference for measure in MEASURES)
 
 
 def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
     """Return the modules in rows; equal changes share a row if their names differ in digits only."""
-    alike: dict[tuple[Any, ...], list[ModuleChange]] = {}
+    groups: dict[tuple[Any, ...], list[ModuleChange]] = {}
     for module in modules:
         key = (
             find_pattern(module.before_name), find_pattern(module.after_name), module.before_class, module.after_class,
-            module.before, module.after, module.operators, module.kind, module.follows,
+            module.before, module.after, module.operators, module.kind, module.parent_renamed,
         )  # fmt: skip
-        alike.setdefault(key, []).append(module)
-    rows = [_Row(_name_rows(group), tuple(group)) for group in alike.values()]
+        groups.setdefault(key, []).append(module)
+    rows = [_Row(_name_row(group), tuple(group)) for group in groups.values()]
     return sorted(rows, key=lambda row: -abs(row.change(measure).difference))
 
 
-def _name_rows(group: Sequence[ModuleChange]) -> str:
+def _name_row(group: Sequence[ModuleChange]) -> str:
     before = format_range([module.before_name for module in group if module.before_name is not None])
     after = format_range([module.after_name for module in group if module.after_name is not None])
     name = after if before in ("", after) else before if not after else f"{before or 'model'}{_ARROW}{after}"
@@ -230,7 +229,7 @@ def _class_of(module: ModuleChange) -> str:
 
 def _write_sentences(difference: ModelDifference) -> list[str]:
     modules = difference.by_module()
-    quiet = [row for row in _group(modules, "flops") if not _counts(row)]
+    equal_cost = [row for row in _group(modules, "flops") if not _has_difference(row)]
     sentences = []
     for kind, text in (
         ("changed", "Changed at the same cost"),
@@ -238,51 +237,51 @@ def _write_sentences(difference: ModelDifference) -> list[str]:
         ("removed", "Removed without cost or parameters"),
         ("renamed", "Renamed only"),
     ):
-        listed = [
-            row for row in quiet if row.modules[0].kind == kind and not (kind == "renamed" and row.modules[0].follows)
-        ]
-        if listed:
-            sentences.append(f"{text}: {_list_names(listed)}.")
-    follow = sum(module.follows for module in modules if module.kind == "renamed")
-    if follow:
-        sentences.append(f"Renamed with their parents: {format_quantity(follow, 'module')}.")
+        rows = [row for row in equal_cost if row.modules[0].kind == kind]
+        if kind == "renamed":
+            rows = [row for row in rows if not row.modules[0].parent_renamed]
+        if rows:
+            sentences.append(f"{text}: {_list_names(rows)}.")
+    with_parent = sum(module.parent_renamed for module in modules if module.kind == "renamed")
+    if with_parent:
+        sentences.append(f"Renamed with their parents: {format_quantity(with_parent, 'module')}.")
     if any(operator.status == "omitted" for operator in difference.by_operator()):
         sentences.append(
             f"Ignored: arithmetic that the convention {plain_name(difference.table)} does not count; exact does."
         )
     sentences.append(_describe_unchanged(difference))
-    for word, side in (("before", difference.before), ("after", difference.after)):
+    for label, side in (("before", difference.before), ("after", difference.after)):
         if side.unknown:
-            sentences.append(f"Unsupported {word}, so not counted: {list_ops(side.unknown)}.")
-        sentences += [f"{word.capitalize()}: {note}." for note in side.notes]
+            sentences.append(f"Unsupported {label}, so not counted: {list_ops(side.unknown)}.")
+        sentences += [f"{label.capitalize()}: {note}." for note in side.notes]
     return sentences
 
 
 def _describe_unchanged(difference: ModelDifference) -> str:
     same = [module for module in difference.modules if module.kind in ("unchanged", "renamed")]
     flops = sum(module.after.flops for module in same)
-    labels = len(difference.operators) - len(difference.by_operator())
+    operators = len(difference.operators) - len(difference.by_operator())
     return (
         f"Unchanged: {format_thousands(len(same))} of {format_quantity(len(difference.modules), 'module')} "
         f"({format_short(flops)} of {format_short(difference.total().after)} FLOPs), "
-        f"{format_thousands(labels)} of {format_quantity(len(difference.operators), 'operator')}."
+        f"{format_thousands(operators)} of {format_quantity(len(difference.operators), 'operator')}."
     )
 
 
 def _list_names(rows: Sequence[_Row]) -> str:
-    named = []
-    for row in rows[:_NAMED]:
+    names = []
+    for row in rows[:_MAX_NAMES]:
         module = row.modules[0]
         details = [plain_name(_class_of(module))] if module.kind != "renamed" else []
-        gone = [operator.label for operator in module.operators if not operator.after.calls]
-        new = [operator.label for operator in module.operators if not operator.before.calls]
+        removed = [operator.label for operator in module.operators if not operator.after.calls]
+        added = [operator.label for operator in module.operators if not operator.before.calls]
         if module.kind == "changed":
-            details += [f"without {plain_name(label)}" for label in gone] + [
-                f"with {plain_name(label)}" for label in new
+            details += [f"without {plain_name(label)}" for label in removed] + [
+                f"with {plain_name(label)}" for label in added
             ]
-        named.append(plain_name(row.name or "model") + (f" ({', '.join(details)})" if details else ""))
-    rest = sum(len(row.modules) for row in rows[_NAMED:])
-    return ", ".join(named) + (f" and {format_quantity(rest, 'more module')}" if rest else "")
+        names.append(plain_name(row.name or "model") + (f" ({', '.join(details)})" if details else ""))
+    rest = sum(len(row.modules) for row in rows[_MAX_NAMES:])
+    return ", ".join(names) + (f" and {format_quantity(rest, 'more module')}" if rest else "")
 
 
 def _encode_difference(difference: ModelDifference) -> dict[str, Any]:
@@ -291,7 +290,7 @@ def _encode_difference(difference: ModelDifference) -> dict[str, Any]:
         "multiply_add": difference.multiply_add,
         "before": _encode_side(difference.before),
         "after": _encode_side(difference.after),
-        "total": {name: _encode(difference.total(name)) for name in (*MEASURES, "calls")},
+        "total": {name: _encode_change(difference.total(name)) for name in (*MEASURES, "calls")},
         "modules": [_encode_module(module) for module in difference.by_module()],
         "operators": [_encode_operator(operator) for operator in difference.by_operator()],
         "unchanged": {
@@ -301,7 +300,7 @@ def _encode_difference(difference: ModelDifference) -> dict[str, Any]:
     }
 
 
-def _encode(change: Change) -> dict[str, Any]:
+def _encode_change(change: Change) -> dict[str, Any]:
     return {**change._asdict(), "difference": change.difference, "ratio": change.ratio}
 
 
@@ -313,7 +312,7 @@ def _encode_operator(operator: OperatorChange) -> dict[str, Any]:
     return {
         "operator": operator.label,
         "status": operator.status,
-        **{name: _encode(operator.change(name)) for name in (*MEASURES[:3], "calls")},
+        **{name: _encode_change(operator.change(name)) for name in (*MEASURES[:3], "calls")},
     }
 
 
@@ -324,6 +323,6 @@ def _encode_module(module: ModuleChange) -> dict[str, Any]:
         "after_name": module.after_name,
         "before_class": module.before_class,
         "after_class": module.after_class,
-        **{name: _encode(module.change(name)) for name in (*MEASURES, "calls")},
+        **{name: _encode_change(module.change(name)) for name in (*MEASURES, "calls")},
         "operators": [_encode_operator(operator) for operator in module.operators],
     }

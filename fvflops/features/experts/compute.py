@@ -1,10 +1,10 @@
-"""The share of each parameter that is active for an average token, from the matrix products of a recorded run.
+"""Compute the share of each parameter that is active for an average token, from a recorded run's matrix products.
 
 Nothing is read from a configuration. A run *selects* rows when it gathers them by indexes that depend on values (of a
 top-k, a sort or an argmax), or multiplies them by such a result (a one-hot mask). Two kinds of parameters work on
 selected rows only: a stack of experts' weights, where each row is multiplied by one expert, and sibling modules of one
-class that split a selection of one tensor among them. Each other parameter that is used is fully active, however few
-rows it gets: a pooler that gets one token, a decoder that gets the best queries.
+class that split a selection of one tensor among them. Every other parameter in use is fully active, however few
+rows it processes: a pooler with one token, a decoder with the best queries.
 """
 
 from __future__ import annotations
@@ -152,14 +152,14 @@ class _RoutingWalk:
         specs: Mapping[int, TensorSpec],
         weights: Mapping[int, tuple[str, ...]],
     ) -> tuple[str, ...]:
-        """Return the parameters that an op copies: casts, concatenates, stacks, or gathers from a stack of experts."""
+        """Return the parameters that an op casts, concatenates, stacks, or gathers from a stack of experts."""
         others = [index for index in event.reads if index not in weights]
         if not weights or op in _PRODUCTS or op in _LOOKUPS:
             return ()
         if any(index not in specs or is_float(specs[index]) for index in others):
             return ()
         names = tuple(dict.fromkeys(name for names in weights.values() for name in names))
-        # Rows gathered from a matrix may be an embedding lookup: they are no weights.
+        # Rows gathered from a matrix may be an embedding lookup, whose result is not a weight.
         return () if op in _GATHERS and not any(self._is_stack(name) for name in names) else names
 
     def _is_stack(self, name: str) -> bool:
@@ -216,7 +216,7 @@ class _RoutingWalk:
         return self._calls[path]
 
     def _record_arrivals(self, event: Event) -> None:
-        """Record which of the running modules were passed selected rows."""
+        """Record which of the running modules received selected rows as inputs."""
         selections = {index: self._selected[index][0] for index in event.reads if self._is_unprocessed(index)}
         if not selections:
             return
@@ -234,25 +234,25 @@ class _RoutingWalk:
         """Propagate selectors and selections from an op's reads to its writes."""
         reads, writes = event.reads, event.writes
         selection = self._new_selection(op, event, signature, with_weights)
-        # Attention selects keys by a softmax: that mixes values, it selects none.
+        # Attention weighs values by a softmax, which does not select rows.
         mixes = with_weights or "softmax" in op or "scaled_dot_product" in op
         if op in _SELECTOR_OPS or signature.op in _SELECTOR_OPS or not (mixes or self._selectors.isdisjoint(reads)):
             self._selectors.update(writes)
         if selection is not None:
             self._selected.update(dict.fromkeys(writes, (selection, True)))
             return
-        known = [self._selected[index] for index in reads if index in self._selected]
-        if known:
+        selections = [self._selected[index] for index in reads if index in self._selected]
+        if selections:
             others = [
                 index for index in reads if index not in self._selected and not (op in _SCATTERS and index in writes)
             ]
             specs = _specs_of_reads(signature, event) if others else {}
             only_selected = not any(index not in specs or is_float(specs[index]) for index in others)
-            unprocessed = only_selected and not with_weights and all(unprocessed for _, unprocessed in known)
-            self._selected.update(dict.fromkeys(writes, (known[0][0], unprocessed)))
+            unprocessed = only_selected and not with_weights and all(unprocessed for _, unprocessed in selections)
+            self._selected.update(dict.fromkeys(writes, (selections[0][0], unprocessed)))
 
     def _new_selection(self, op: str, event: Event, signature: Signature, with_weights: bool) -> TokenSelection | None:
-        """Return what an op selects; rows selected from selected rows belong to the first selection."""
+        """Return the selection that an op makes; rows selected from selected rows belong to the first selection."""
         reads = event.reads
         selectors = [index for index in reads if index in self._selectors]
         if op in _GATHERS:
@@ -286,7 +286,7 @@ class _RoutingWalk:
         stacks = {
             name: stack.share(self._elements(name)) for name, stack in self._stacks.items() if name not in self._dense
         }
-        # (module, number of experts) → share: for parameters with an axis of experts that are added, such as biases.
+        # (module, number of experts) → share: for parameters that are added along an axis of experts, such as biases.
         leading = {self._leading_size(name): share for name, share in stacks.items() if self._is_stack(name)}
         experts = self._expert_shares()
         shares = {}
@@ -295,8 +295,10 @@ class _RoutingWalk:
                 share = Fraction(0)
             elif name in stacks:
                 share = stacks[name]
-            elif (above := next((path for path in reversed(modules_above(name)) if path in experts), None)) is not None:
-                share = experts[above]
+            elif (
+                expert := next((path for path in reversed(modules_above(name)) if path in experts), None)
+            ) is not None:
+                share = experts[expert]
             elif name in self._multiplied or self._parameters[name].spec.ndim < 2:
                 share = ALL
             else:
@@ -310,8 +312,9 @@ class _RoutingWalk:
 
     def _forward_owner(self, name: str) -> str | None:
         """Return the nearest module above a parameter that has a forward: a container of packed weights has none."""
-        places, above = self._trace.modules.by_name, reversed(modules_above(name))
-        return next((path for path in above if path in places and places[path].has_forward), None)
+        by_name = self._trace.modules.by_name
+        owners = reversed(modules_above(name))
+        return next((owner for owner in owners if owner in by_name and by_name[owner].has_forward), None)
 
     def _leading_size(self, name: str) -> tuple[str, int]:
         return name.rpartition(".")[0], self._parameters[name].spec.shape[0]
@@ -324,16 +327,16 @@ class _RoutingWalk:
             if not self._is_partitioned(arrivals):
                 continue
             selections = {selection.call: selection for calls in arrivals.values() for _, selection in _pairs(calls)}
-            entering = sum(selection.tokens() * selection.width for selection in selections.values())
+            elements = sum(selection.tokens() * selection.width for selection in selections.values())
             for name, calls in arrivals.items():
-                if entering:
+                if elements:
                     shares[name] = min(
-                        ALL, Fraction(sum(_selected_input(call, calls[call]).numel for call in calls), entering)
+                        ALL, Fraction(sum(_selected_input(call, calls[call]).numel for call in calls), elements)
                     )
         return shares
 
     def _is_partitioned(self, arrivals: Mapping[str, Mapping[ModuleCall, Mapping[int, TokenSelection]]]) -> bool:
-        """Return whether modules split a selection of one tensor, rather than each get all of it or a tensor each."""
+        """Return whether modules split a selection of one tensor, instead of each processing all of it or its own."""
         names: defaultdict[int, set[str]] = defaultdict(set)
         for name, calls in arrivals.items():
             for _, selection in _pairs(calls):

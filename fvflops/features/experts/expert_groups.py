@@ -23,8 +23,8 @@ def find_expert_groups(tree: ModuleTree) -> Iterator[list[str]]:
     """
     shapes: defaultdict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
     for parameter in tree.parameters():
-        for above in modules_above(parameter.name)[1:]:
-            shapes[above].append((parameter.name[len(above) :], parameter.spec.shape))
+        for owner in modules_above(parameter.name)[1:]:
+            shapes[owner].append((parameter.name[len(owner) :], parameter.spec.shape))
     for module in tree.modules():
         candidates: defaultdict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[str]] = defaultdict(list)
         for _, path in module.children:

@@ -1,4 +1,4 @@
-"""Rows that a run selected by value, the tokens they came from, and the MACs that a weight did with them."""
+"""Rows that a run selected by value, the tokens they came from, and the MACs of a weight with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALL = Fraction(1)
 
 @dataclass(eq=False, slots=True)
 class ModuleCall:
-    """One call of a module: the stack under which its ops ran, the index of its first event, its inputs."""
+    """One call of a module: the stack of regions under which its ops ran, the index of its first event, its inputs."""
 
     path: tuple[int, ...]
     start: int = -1
@@ -24,8 +24,8 @@ class TokenSelection:
     """Rows that were selected from a storage by value.
 
     `source` is the storage and `spec` the tensor that was read, `call` the call of the module that selected, and
-    `caller` the call around it, at whose end the selection expires. `of_weights` says that experts' weights were
-    selected, not tokens.
+    `caller` the enclosing call, at whose end the selection expires. `of_weights` means that experts' weights were
+    selected instead of tokens.
 
     >>> call = ModuleCall((0,), inputs=(TensorSpec((2, 15, 8)),))
     >>> TokenSelection(3, TensorSpec((60, 8)), call, call, of_weights=False).tokens()  # each token is in it twice
@@ -51,10 +51,10 @@ class TokenSelection:
                 return rows_of(spec)
             if spec.ndim > 3 and spec.shape[1] == self.width:  # an image, channels first
                 return spec.numel // self.width if spec.numel else 0
-        entering = max(map(rows_of, specs), default=0)
-        rows = rows_of(self.spec)
-        # The source can contain each row several times; otherwise it was computed inside the call, from something else.
-        return entering if self.of_weights or (entering and rows % entering == 0) else rows
+        input_rows = max(map(rows_of, specs), default=0)
+        source_rows = rows_of(self.spec)
+        # The source can contain each input row several times; otherwise it was computed from something else.
+        return input_rows if self.of_weights or (input_rows and source_rows % input_rows == 0) else source_rows
 
 
 @dataclass(slots=True)

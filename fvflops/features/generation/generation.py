@@ -33,7 +33,7 @@ def generation_cost(
 ) -> GenerationCost:
     """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
 
-    `model` is a causal language model of transformers, or one with the same interface: it takes `input_ids` and
+    `model` is a causal language model of transformers, or one with the same interface: it accepts `input_ids` and
     `past_key_values`, the KV cache, and returns the cache. It may be on the meta device. As in transformers' `generate`
     the prefill computes the logits of the last position only, where the model supports that, and the last token is not
     fed back: `new` tokens take a prefill and `new` - 1 decoding steps at the cache lengths `prompt`, `prompt` + 1 ...
@@ -44,19 +44,20 @@ def generation_cost(
     check_generation_metric(metric)
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
         if type(size) is not int or size < 1:
-            raise ScalingError(f"{name}={size!r}: expected an integer of at least 1")
-    loaded = resolve_table(table)
-    decoder = _Decoder(model, batch, metric, loaded, execution, progress)
+            raise ScalingError(f"{name} must be an integer >= 1; got {size!r}")
+    formulas = resolve_table(table)
+    decoder = _Decoder(model, batch, metric, formulas, execution, progress)
     longest = max(prompt + new - 1, _MIN_TOKENS)
     prefill = describe_costs(metric, (Axis("prompt", 1, longest),), decoder.prefill)
     decode = describe_costs(metric, (Axis("cache", 1, longest - 1),), decoder.decode)
-    first = prefill.counted.get((prompt,)) or decoder.prefill((prompt,)).total
+    prefill_total = prefill.counted.get((prompt,)) or decoder.prefill((prompt,)).total
     end = prompt + new - 1
-    known = decode.holds_on[0]
-    start = end if decode.polynomial is None or known.step > 1 else min(max(known.first, prompt), end)
-    decoding = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
+    valid = decode.domain[0]
+    # Count each step up to `start`, and sum the polynomial from there on.
+    start = end if decode.polynomial is None or valid.step > 1 else min(max(valid.first, prompt), end)
+    decoding_total = sum(sample.total for sample in decoder.run(prompt, start - prompt)[1:]) if start > prompt else 0
     if decode.polynomial is not None and start < end:
-        decoding += int(decode.polynomial.sum_over("cache", start, end - start).at(()))
+        decoding_total += int(decode.polynomial.sum_over("cache", start, end - start).at(()))
     return GenerationCost(
         metric=metric,
         batch=batch,
@@ -64,14 +65,14 @@ def generation_cost(
         new=new,
         prefill=prefill,
         decode=decode,
-        whole=_sum(prefill, decode),
-        total=first + decoding,
+        polynomial=_total_expression(prefill, decode),
+        total=prefill_total + decoding_total,
         counted_up_to=start,
     )
 
 
-def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
-    """Return the cost of a generation as a polynomial in prompt and new, None if it is not one at all lengths."""
+def _total_expression(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
+    """Return the cost of a generation as a polynomial in prompt and new; None if it does not hold at all lengths."""
     if prefill.polynomial is None or decode.polynomial is None or not (prefill.everywhere and decode.everywhere):
         return None
     start, tokens = (Polynomial.of((name,), {(1,): 1}) for name in ("prompt", "new"))
@@ -79,10 +80,10 @@ def _sum(prefill: CostExpression, decode: CostExpression) -> Polynomial | None:
 
 
 def check_generation_metric(metric: str) -> None:
-    """Raise ValueError for a metric that is no cost of generation, such as parameters."""
-    known = [name for name in METRICS if name != "parameters"]
-    if metric not in known:
-        raise ValueError(f"metric is one of {', '.join(known)}, not {metric!r}")
+    """Raise ValueError unless generation has a cost in this metric; parameters do not depend on it."""
+    metrics = [name for name in METRICS if name != "parameters"]
+    if metric not in metrics:
+        raise ValueError(f"metric must be one of {', '.join(metrics)}; got {metric!r}")
 
 
 class _Decoder:
@@ -134,8 +135,8 @@ class _Decoder:
             result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._last_logits)
             recording.step()
             for length in range(prompt, prompt + tokens):
-                cached = {"past_key_values": _cache_of(result), **self._positions(length, 1)}
-                result = self._model(input_ids=ids[:, :1], use_cache=True, **cached)
+                options = {"past_key_values": _cache_of(result), **self._positions(length, 1)}
+                result = self._model(input_ids=ids[:, :1], use_cache=True, **options)
                 recording.step()
         self._runs += 1
         if self._progress is not None:

@@ -28,23 +28,19 @@ from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.capture.session import Session
 from fvflops.counting import TableCostModel
-from fvflops.features.kernels import chrome_trace as kernel_trace
-from fvflops.features.kernels import report as kernels
+from fvflops.features.kernels import report
+from fvflops.features.kernels.chrome_trace import EventArgs, annotate
 from fvflops.features.kernels.matching import KernelMatch, match_kernels, overlay_times
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.text import require_int
 from fvflops.torch_internals import ExperimentalConfig, is_profiler_enabled
 from fvflops.trace import Trace, TraceError
-from fvflops.trace.kernel_events import KernelEvent, KernelLedger, KernelRow, KernelRun
+from fvflops.trace.kernel_events import KernelLedger, KernelRow, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
 
 _LOGGER = logging.getLogger("fvflops")
-# Events of these categories have an External id of their own; a kernel has that of the op that launched it.
-_HAS_EXTERNAL_ID = ("cpu_op", "user_annotation")
-_LISTED = 6
-# How many events of one name may be nested in each other.
-_NESTED = 8
+_MAX_OPS = 6  # in one sentence
 
 
 class KernelAverages(list[KernelRow]):
@@ -61,21 +57,21 @@ class KernelAverages(list[KernelRow]):
         ValueError. `header` replaces the profile's own summary above the table.
         """
         text = self._header if header is None else header
-        return kernels.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
+        return report.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
 
 
 class KernelProfile:
     """A context manager that runs torch.profiler and adds modules, FLOPs and FLOP/s to its events.
 
     The arguments are those of `torch.profiler.profile`; `schedule` may be fvflops' own, and `on_trace_ready` is called
-    with this profile. Calls of `model`'s modules are marked meanwhile; nothing else is instrumented, so the times are
+    with this profile. Calls of `model`'s modules are marked as ranges; nothing else is instrumented, so the times are
     torch.profiler's. An event of the backward pass belongs to the module whose forward pass created it.
 
-    FLOPs, by `table`, come from a recording of the same work. With a schedule that has a step before its first active
-    one, that step is recorded (the first step for compiled code, which is recorded eagerly); otherwise `count` records
-    a function that does the work of one step. `chrome_trace` is a file to which the last cycle is exported at the end;
-    that it is writable is checked first. As with torch.profiler, results are those of the last cycle; a run that raises
-    keeps its completed steps.
+    FLOPs, by `table`, come from a recording of one step. With a schedule that has a step before its first active one,
+    that step is recorded (for compiled code the first step, which then runs eagerly); otherwise pass `count` a function
+    that runs one step. `chrome_trace` is a file to which the last cycle is exported at the end; an unwritable path
+    raises OSError first. As with torch.profiler, results are those of the last cycle; a run that raises keeps its
+    completed steps.
 
     >>> model = nn.Linear(3, 2)
     >>> with KernelProfile(model, schedule=schedule(warmup=1, active=2, repeat=1)) as profile:
@@ -100,23 +96,23 @@ class KernelProfile:
         chrome_trace: str | os.PathLike[str] | None = None,
     ) -> None:
         if not (model is None or callable(model)):
-            raise TypeError(f"the model is a torch.nn.Module, a function or None, not {type(model).__name__}")
+            raise TypeError(f"the model must be a torch.nn.Module, a function or None; got {type(model).__name__}")
         self._chrome_trace = None if chrome_trace is None else _check_path(chrome_trace)
         self._table = resolve_table(table)
         self._cost_model = TableCostModel(self._table, "flops")
         self._model = model if model is not None else _no_model
-        self._reading = ModelIndex(self._model)
+        self._model_index = ModelIndex(self._model)
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
-        self._counted: Trace | None = None
+        self._counted_trace: Trace | None = None
         self._session: Session | None = None
-        self._may_count = schedule is not None
+        self._needs_count = schedule is not None
         self._run: KernelRun | None = None
         self._match: KernelMatch | None = None
-        self._saved: tuple[KernelRun | None, tempfile.TemporaryDirectory[str] | None] = (None, None)
+        self._exported: tuple[KernelRun | None, tempfile.TemporaryDirectory[str] | None] = (None, None)
         self._complete = True
         self._failure: BaseException | None = None
-        self._stage = "new"  # in the with block "open", and then "closed"
+        self._stage = "new"  # then "open" in the with block, "closed" after it
         self._step = 0
         self._stack = ExitStack()
         self._profiler = torch.profiler.profile(
@@ -126,7 +122,7 @@ class KernelProfile:
             with_stack=with_stack,
             # Without it torch.profiler's events have no stacks to group by.
             experimental_config=ExperimentalConfig(verbose=True) if with_stack else None,
-            schedule=None if schedule is None else self._decide,
+            schedule=None if schedule is None else self._action_at,
             on_trace_ready=self._end_cycle,
         )
 
@@ -140,7 +136,7 @@ class KernelProfile:
             with deferred() as signals:
                 self._stage = "open"
                 with ExitStack() as stack:
-                    stack.enter_context(module_ranges(self._reading))
+                    stack.enter_context(module_ranges(self._model_index))
                     self._profiler.__enter__()
                     stack.push(self._profiler)
                     self._stack = stack.pop_all()
@@ -192,7 +188,7 @@ class KernelProfile:
             self._begin_count()
 
     def count(self, run: Callable[[], Any]) -> KernelProfile:
-        """Record a call of a function that does the work of one step, for its FLOPs; return this profile."""
+        """Record the FLOPs of a function that runs one step; return this profile."""
         if self._stage == "open":
             raise RuntimeError("count() runs work that must not be timed: call it before or after the with block")
         session = self._make_session()
@@ -206,18 +202,18 @@ class KernelProfile:
         return self.count_with(session.trace())
 
     def count_with(self, trace: Trace) -> KernelProfile:
-        """Take the FLOPs from a Trace of one step, such as `record(...).trace()`; return this profile."""
-        self._counted = trace
-        self._may_count = False
+        """Use the FLOPs of a Trace of one step, such as `record(...).trace()`; return this profile."""
+        self._counted_trace = trace
+        self._needs_count = False
         self._match = None
         return self
 
     def match(self) -> KernelMatch:
         """Return torch.profiler's events with their modules, phases and FLOPs; without events it raises TraceError."""
         if self._run is None:
-            raise TraceError(self._nothing())
+            raise TraceError(self._why_no_events())
         if self._match is None:
-            self._match = match_kernels(self._run, self._counted, self._cost_model)
+            self._match = match_kernels(self._run, self._counted_trace, self._cost_model)
         return self._match
 
     def key_averages(
@@ -238,7 +234,7 @@ class KernelProfile:
         total = self.match().total
         if total is None:
             raise TraceError(
-                "no FLOPs were counted: give a schedule with a step before the active ones, or use count()"
+                "no FLOPs were counted: pass a schedule with a step before the active ones, or use count()"
             )
         return total
 
@@ -256,8 +252,8 @@ class KernelProfile:
     def trace(self) -> Trace:
         """Return the Trace of a step with torch.profiler's times, and with profile_memory=True its ops' memory.
 
-        Times and memory are the median of several steps. All reports and exports of a recording work on it. Without a
-        count it raises TraceError.
+        Times and memory are medians over the steps. All reports and exports accept it. Without a count it raises
+        TraceError.
         """
         self.total()
         return overlay_times(self.match())
@@ -267,7 +263,7 @@ class KernelProfile:
         return FlopCountAnalysis.from_trace(self.trace(), table=self._table)
 
     def about(self) -> list[str]:
-        """Return a summary in lines: the steps, their FLOPs, and the ops and events that were not matched."""
+        """Return a summary in lines: the steps, their FLOPs, and the unmatched ops and events."""
         match = self.match()
         steps, nanoseconds = self._clock()
         if not steps:
@@ -275,7 +271,7 @@ class KernelProfile:
         each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
         lines = [f"torch.profiler's times of {format_quantity(steps, 'step')}, {each}"]
         if match.total is None:
-            lines.append("no FLOPs: give a schedule with a step before the active ones, or use count()")
+            lines.append("no FLOPs: pass a schedule with a step before the active ones, or use count()")
             return lines
         rate = flops_to_string(self.flops_per_second())
         lines[0] += f"; {format_size(match.total)} FLOPs a step by the table {self._table.name}, {rate}"
@@ -288,9 +284,9 @@ class KernelProfile:
         elif ledger.attributed_to_modules:
             ops = _list(ledger.attributed_to_modules)
             lines.append(f"ops without an event, whose FLOPs are attributed to their module: {ops}")
-        unknown = [(name, count) for name, count in ledger.no_op if not self._is_free(name)]
-        if unknown:
-            lines.append(f"events without FLOPs, since no counted op matches them: {_list(unknown)}")
+        unmatched = [(name, count) for name, count in ledger.no_op if not self._is_zero_flop(name)]
+        if unmatched:
+            lines.append(f"events without FLOPs, since no counted op matches them: {_list(unmatched)}")
         return lines
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
@@ -301,38 +297,41 @@ class KernelProfile:
         """
         name = _check_path(path)
         match = self.match()
-        texts = _EventArgs(match)
-        about = {"about": self.about()}
-        with paths.open_text(self._save()) as lines:
-            paths.write_text(name, kernel_trace.annotate(lines, texts.of, about))
+        args = EventArgs(match)
+        metadata = {"about": self.about()}
+        with paths.open_text(self._export()) as lines:
+            paths.write_text(name, annotate(lines, args.of, metadata))
 
-    def _save(self) -> str:
-        """Return the path of torch.profiler's own chrome trace, which it can write only once; deleted with this."""
-        run, folder = self._saved
+    def _export(self) -> str:
+        """Return the path of torch.profiler's own chrome trace, which it can write only once."""
+        run, folder = self._exported
         if run is not self._run or folder is None:
             folder = tempfile.TemporaryDirectory()
             self._profiler.export_chrome_trace(os.path.join(folder.name, "trace.json"))
-            self._saved = self._run, folder
+            self._exported = self._run, folder
         return os.path.join(folder.name, "trace.json")
 
-    def _is_free(self, name: str) -> bool:
+    def _is_zero_flop(self, name: str) -> bool:
         row = self._table.row(name)
         return row is not None and row.kind == "free"
 
     def _clock(self) -> tuple[int, int]:
         """Return the number of completed steps and their time in ns."""
         match = self.match()
-        whole = set(match.whole_steps())
+        complete = set(match.complete_steps())
         events = match.run.events
-        steps = [event_index for event_index, event in enumerate(events) if event.kind == "step"]
-        if steps or not whole:
-            spans = [events[event_index].duration_ns for event_index in steps if match.steps[event_index] in whole]
-            return len(spans), max(sum(spans), 1)
-        inside = [event for event in events if event.kind != "device"]
-        begin, end = min(event.start_ns for event in inside), max(event.end_ns for event in inside)
-        return 1, max(end - begin, 1)
+        steps = [index for index, event in enumerate(events) if event.kind == "step"]
+        if steps or not complete:
+            durations = [
+                events[event_index].duration_ns for event_index in steps if match.steps[event_index] in complete
+            ]
+            return len(durations), max(sum(durations), 1)
+        # Without a schedule there are no step events: the run is one step.
+        cpu_events = [event for event in events if event.kind != "device"]
+        start, end = min(event.start_ns for event in cpu_events), max(event.end_ns for event in cpu_events)
+        return 1, max(end - start, 1)
 
-    def _decide(self, step: int) -> ProfilerAction:
+    def _action_at(self, step: int) -> ProfilerAction:
         assert self._schedule is not None
         return ProfilerAction[action_at(self._schedule, step).upper()]
 
@@ -341,10 +340,10 @@ class KernelProfile:
 
     def _begin_count(self) -> None:
         """Start recording the current step if it is the one to be counted."""
-        if not self._may_count or self._is_active(self._step):
+        if not self._needs_count or self._is_active(self._step):
             return
         if self._is_active(self._step + 1) or self._is_compiled():
-            self._may_count = False
+            self._needs_count = False
             self._session = self._make_session()
             self._session.start()
 
@@ -353,22 +352,22 @@ class KernelProfile:
         if session is not None:
             session.stop(complete=complete)
             if complete:
-                self._counted = session.trace()
+                self._counted_trace = session.trace()
 
     def _make_session(self) -> Session:
-        model = self._model if isinstance(self._model, nn.Module) else self._reading.owner
+        model = self._model if isinstance(self._model, nn.Module) else self._model_index.owner
         return Session(model, stops_at=self._cost_model.stops_at)
 
     def _is_compiled(self) -> bool:
         wrapped = isinstance(self._model, nn.Module) and any(
             type(module).__name__ == "OptimizedModule" for module in self._model.modules()
         )
-        return wrapped or any(module._compiled_call_impl is not None for module in self._reading.names)
+        return wrapped or any(module._compiled_call_impl is not None for module in self._model_index.names)
 
     def _end_cycle(self, profiler: torch.profiler.profile) -> None:
         # torch.profiler must not see an error: it would stop twice, which aborts the process. It is raised afterwards.
         try:
-            self._take_cycle(profiler)
+            self._read_cycle(profiler)
         except BaseException as error:
             self._failure = error
 
@@ -377,22 +376,22 @@ class KernelProfile:
         if failure is not None:
             raise failure
 
-    def _take_cycle(self, profiler: torch.profiler.profile) -> None:
-        run = read_run(profiler, self._reading, complete=self._complete)
+    def _read_cycle(self, profiler: torch.profiler.profile) -> None:
+        run = read_run(profiler, self._model_index, complete=self._complete)
         steps = sum(event.kind == "step" for event in run.events)
         if run.events and (self._run is None or self._complete or steps > 1):
             self._run, self._match = run, None
         if self._on_trace_ready is not None and self._complete:
             self._on_trace_ready(self)
 
-    def _nothing(self) -> str:
+    def _why_no_events(self) -> str:
         if self._stage == "new":
             return "nothing was profiled: the with block was not entered"
         if self._stage == "open":
             return "nothing was profiled yet: the first cycle is not complete"
         if self._schedule is None:
             return "nothing was profiled: nothing ran in the with block"
-        return f"nothing was profiled: of {format_quantity(self._step, 'step')} the schedule made none active"
+        return f"nothing was profiled: the schedule made none of {format_quantity(self._step, 'step')} active"
 
 
 def profile_kernels(
@@ -414,8 +413,8 @@ def profile_kernels(
     """Return torch.profiler's profile of a model's runs, with FLOPs from a recording of one run.
 
     The model runs `warmup` times, and then `repeat` times as steps of the profile: without gradients, or with `loss`, a
-    function of the result that returns a scalar, through the backward pass. The recording is made as `execution` says,
-    by default by shape execution where possible. The model, its buffers and gradients, and the inputs are left
+    function of the result that returns a scalar, through the backward pass. The recording uses `execution`, by
+    default shape execution where possible. The model, its buffers and gradients, and the inputs are left
     unchanged. The other arguments are those of `KernelProfile`.
 
     >>> profile = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), loss=lambda y: y.sum())
@@ -436,9 +435,9 @@ def profile_kernels(
     )
     args, keywords = bind_inputs(model, inputs, kwargs)
     check_repeatable(args, keywords)
-    reading = profile._reading
+    model_index = profile._model_index
     gradients = _Gradients()
-    with deferred(), _unchanged(reading, (args, keywords), gradients):
+    with deferred(), _unchanged(model_index, (args, keywords), gradients):
         stops_at = profile._cost_model.stops_at
         with allowed():
             counted = record_call(model, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
@@ -449,99 +448,54 @@ def profile_kernels(
                 if loss is not None:
                     scalar = loss(result)
                     if not number:
-                        gradients.hold(leaves_of(scalar))
+                        gradients.save(leaves_of(scalar))
                     scalar.backward()
                     del scalar
                 del result
                 profile.step()
-                gradients.forget()
+                gradients.clear()
     return profile
 
 
 class _Gradients:
-    """Gradients saved and cleared during the runs, so that each run creates its own."""
+    """The gradients before the runs; they are cleared meanwhile, so that each run creates its own."""
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
-    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Save and clear the gradients of tensors."""
+    def save(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Save the gradients of tensors, and clear them."""
         for tensor in tensors:
-            if tensor.is_leaf and id(tensor) not in self._held:
-                self._held[id(tensor)] = tensor, tensor.grad
+            if tensor.is_leaf and id(tensor) not in self._saved:
+                self._saved[id(tensor)] = tensor, tensor.grad
                 tensor.grad = None
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Discard the gradients of a run."""
-        for tensor, _ in self._held.values():
+        for tensor, _ in self._saved.values():
             tensor.grad = None
 
     def restore(self) -> None:
         """Restore the saved gradients."""
-        for tensor, gradient in self._held.values():
+        for tensor, gradient in self._saved.values():
             tensor.grad = gradient
 
 
 @contextmanager
-def _unchanged(reading: ModelIndex, inputs: Any, gradients: _Gradients) -> Iterator[None]:
-    """Leave a model, its buffers and gradients, and its inputs unchanged; inside, no tensor has a gradient at first."""
-    with unchanged(reading, inputs):
-        gradients.hold((*reading.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
+def _unchanged(model_index: ModelIndex, inputs: Any, gradients: _Gradients) -> Iterator[None]:
+    """Restore a model, its buffers and gradients, and its inputs at the end; clear the gradients at the start."""
+    with unchanged(model_index, inputs):
+        gradients.save((*model_index.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
         try:
             yield
         finally:
             gradients.restore()
 
 
-class _EventArgs:
-    """The args that are added to each event of the chrome trace."""
-
-    def __init__(self, match: KernelMatch) -> None:
-        self._match = match
-        events = match.run.events
-        self._event_indexes = {
-            event.event_id: event_index for event_index, event in enumerate(events) if event.kind != "device"
-        }
-
-    def of(self, category: str, name: str, number: int) -> dict[str, Any]:
-        """Return the args of an event, by its category, name and number."""
-        event_index = self._event_indexes.get(number)
-        if event_index is None:
-            event_index = self._find_outer(name, number)
-        if event_index is None:
-            return {}
-        match = self._match
-        event = match.run.events[event_index]
-        args: dict[str, Any] = {"module": match.modules[event_index], "phase": match.phases[event_index]}
-        if category not in _HAS_EXTERNAL_ID:
-            return {**args, "launched by": event.name}
-        flops = match.flops[event_index]
-        if flops is not None:
-            args["FLOPs"] = flops
-            time = event.device_ns or event.duration_ns
-            if time:
-                args["FLOP/s"] = round(flops * 1_000_000_000 / time)
-        return args | _list_memory(event)
-
-    def _find_outer(self, name: str, number: int) -> int | None:
-        """Return the event into which torch.profiler merged one of the same name that is alone in it."""
-        for lower in range(number - 1, number - _NESTED, -1):
-            event_index = self._event_indexes.get(lower)
-            if event_index is not None:
-                return event_index if self._match.run.events[event_index].name == name else None
-        return None
-
-
-def _list_memory(event: KernelEvent) -> dict[str, int]:
-    if event.before is None or event.after is None or event.peak is None:
-        return {}
-    return {"memory before": event.before, "memory after": event.after, "memory peak": event.peak}
-
-
 def _check_path(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     if name.endswith(".gz"):
-        raise ValueError(f"{name} is written as plain JSON: leave out the .gz")
+        raise ValueError(f"{name} is written as uncompressed JSON: omit the .gz")
     paths.check_writable(name)
     return name
 
@@ -550,13 +504,13 @@ def _check_activities(activities: Iterable[Any] | None) -> list[Any] | None:
     """Return the activities that this machine has, and warn if CUDA was requested but is missing."""
     if activities is None:
         return None
-    asked = list(activities)
+    requested = list(activities)
     if torch.cuda.is_available():
-        return asked
-    there = [item for item in asked if not _is_cuda(item)]
-    if len(there) < len(asked):
+        return requested
+    available = [item for item in requested if not _is_cuda(item)]
+    if len(available) < len(requested):
         _LOGGER.warning("this machine has no CUDA: the profile has CPU times only")
-    return there or [ProfilerActivity.CPU]
+    return available or [ProfilerActivity.CPU]
 
 
 def _is_cuda(activity: Any) -> bool:
@@ -564,10 +518,10 @@ def _is_cuda(activity: Any) -> bool:
 
 
 def _list(calls: Iterable[tuple[str, int]]) -> str:
-    listed = [f"{name} ×{count}" for name, count in calls]
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return ", ".join(listed[:_LISTED]) + more
+    ops = [f"{name} ×{count}" for name, count in calls]
+    more = f" and {len(ops) - _MAX_OPS} more" if len(ops) > _MAX_OPS else ""
+    return ", ".join(ops[:_MAX_OPS]) + more
 
 
 def _no_model() -> None:
-    """Placeholder for the model of a program without one."""
+    """Placeholder for the model where none was passed."""

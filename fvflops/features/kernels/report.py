@@ -22,13 +22,13 @@ SORTS = (
     "device_time",
     "flops_per_second",
 )
-_LONGEST = 55
+_MAX_NAME = 55  # characters
 
 Column = tuple[str, Callable[[KernelRow], str]]
 
 
 def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: int = 100, header: str = "") -> str:
-    """Return the rows as text, with `sort_by` the largest first; an unknown order raises ValueError.
+    """Return the rows as text, with `sort_by` the largest first; an invalid `sort_by` raises ValueError.
 
     `row_limit` rows are shown, -1 for all. Percentages are of the time of all rows. "--" is an unknown value.
 
@@ -41,33 +41,33 @@ def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: 
     """
     ranked = list(rows)
     if sort_by is not None:
-        ranked.sort(key=_measure(sort_by), reverse=True)
-    shown = ranked if row_limit < 0 else ranked[:row_limit]
+        ranked.sort(key=_sort_key(sort_by), reverse=True)
+    visible_rows = ranked if row_limit < 0 else ranked[:row_limit]
     columns = _list_columns(rows)
-    heads = [name for name, _ in columns]
-    left = [place for place, name in enumerate(heads) if name in ("Name", "Module", "Source Location")]
-    table = text_table(heads, [[write(row) for _, write in columns] for row in shown], left=left)
+    headings = [name for name, _ in columns]
+    left = [index for index, name in enumerate(headings) if name in ("Name", "Module", "Source Location")]
+    table = text_table(headings, [[write(row) for _, write in columns] for row in visible_rows], left=left)
     rule = table.split("\n", 2)[1]
     total = sum(row.self_cpu_time_total for row in rows)
     device = sum(row.self_device_time_total for row in rows if not row.cpu_time_total)
-    ends = [f"Self CPU time total: {_time(total)}", *([f"Self device time total: {_time(device)}"] if device else [])]
-    return "\n".join([*([header] if header else []), table, rule, *ends])
+    footer = [f"Self CPU time total: {_time(total)}", *([f"Self device time total: {_time(device)}"] if device else [])]
+    return "\n".join([*([header] if header else []), table, rule, *footer])
 
 
-def _measure(sort_by: str) -> Callable[[KernelRow], float]:
+def _sort_key(sort_by: str) -> Callable[[KernelRow], float]:
     name = sort_by.replace("cuda", "device").replace("xpu", "device")
     if name not in SORTS:
-        raise ValueError(f"sort_by is one of {', '.join(SORTS)}, not {sort_by!r}")
-    read = attrgetter(name)
-    return lambda row: -1 if read(row) is None else read(row)
+        raise ValueError(f"sort_by must be one of {', '.join(SORTS)}; got {sort_by!r}")
+    value_of = attrgetter(name)
+    return lambda row: -1 if value_of(row) is None else value_of(row)
 
 
 def _list_columns(rows: Sequence[KernelRow]) -> list[Column]:
     cpu = round(sum(row.self_cpu_time_total for row in rows) * 1000)
     device = round(sum(row.self_device_time_total for row in rows if not row.cpu_time_total) * 1000)
-    columns: list[Column] = [("Name", lambda row: _cut(row.key))]
+    columns: list[Column] = [("Name", lambda row: _truncate(row.key))]
     if any(row.module is not None for row in rows):
-        columns.append(("Module", lambda row: _cut(row.module or "(model)")))
+        columns.append(("Module", lambda row: _truncate(row.module or "(model)")))
     columns += [
         ("Self CPU %", lambda row: format_percent(round(row.self_cpu_time_total * 1000), cpu)),
         ("Self CPU", lambda row: _time(row.self_cpu_time_total)),
@@ -100,13 +100,13 @@ def _list_columns(rows: Sequence[KernelRow]) -> list[Column]:
     if any(row.input_shapes for row in rows):
         columns.append(("Input Shapes", lambda row: row.input_shapes[:80]))
     if any(row.stack for row in rows):
-        columns.append(("Source Location", lambda row: " < ".join(map(_cut, row.stack))))
+        columns.append(("Source Location", lambda row: " < ".join(map(_truncate, row.stack))))
     return columns
 
 
-def _cut(name: str) -> str:
+def _truncate(name: str) -> str:
     name = printable(name)
-    return name if len(name) <= _LONGEST else name[: _LONGEST - 3] + "..."
+    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 3] + "..."
 
 
 def _time(microseconds: float) -> str:

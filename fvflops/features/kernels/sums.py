@@ -34,16 +34,16 @@ def _name(event: KernelEvent) -> str:
 
 
 def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
-    """Return the events that are nested in no other of them."""
+    """Return those of the events that are not nested in others of them."""
     group = set(indexes)
-    found = []
+    outermost = []
     for index in indexes:
-        outer = run.events[index].parent
-        while outer >= 0 and outer not in group:
-            outer = run.events[outer].parent
-        if outer < 0:
-            found.append(index)
-    return found
+        parent = run.events[index].parent
+        while parent >= 0 and parent not in group:
+            parent = run.events[parent].parent
+        if parent < 0:
+            outermost.append(index)
+    return outermost
 
 
 def _sum(match: KernelMatch, indexes: list[int], by_module: bool, by_shape: bool, stack_frames: int) -> KernelRow:
@@ -51,23 +51,23 @@ def _sum(match: KernelMatch, indexes: list[int], by_module: bool, by_shape: bool
     first = events[0]
     outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
     flops = [value for index in outermost if (value := match.flops[index]) is not None]
-    own = [value for index in indexes if (value := match.self_flops[index]) is not None]
-    on_cpu = [event for event in events if event.kind != "device"]
-    outer_events = [match.run.events[index] for index in outermost]
+    self_flops = [value for index in indexes if (value := match.self_flops[index]) is not None]
+    cpu_events = [event for event in events if event.kind != "device"]
+    outermost_events = [match.run.events[index] for index in outermost]
     return KernelRow(
         key=_name(first),
         module=match.modules[indexes[0]] if by_module else None,
         count=len(events),
-        cpu_time_total=sum(event.duration_ns for event in outer_events if event.kind != "device") / 1000,
-        self_cpu_time_total=sum(event.self_ns for event in on_cpu) / 1000,
-        device_time_total=sum(event.device_ns for event in outer_events) / 1000,
+        cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
+        self_cpu_time_total=sum(event.self_ns for event in cpu_events) / 1000,
+        device_time_total=sum(event.device_ns for event in outermost_events) / 1000,
         self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
-        cpu_memory_usage=sum(event.memory for event in outer_events),
+        cpu_memory_usage=sum(event.memory for event in outermost_events),
         self_cpu_memory_usage=sum(event.self_memory for event in events),
-        device_memory_usage=sum(event.device_memory for event in outer_events),
+        device_memory_usage=sum(event.device_memory for event in outermost_events),
         self_device_memory_usage=sum(event.self_device_memory for event in events),
         flops=sum(flops) if flops else None,
-        self_flops=sum(own) if own else None,
+        self_flops=sum(self_flops) if self_flops else None,
         input_shapes=first.shapes if by_shape else "",
         stack=first.stack[:stack_frames],
     )

@@ -13,13 +13,13 @@ from fvflops.text import require_int
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost, modules_above
 
-# The uses of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
+# Kinds of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
 # op runs; a temporary is created by an op and is none of the others.
 KINDS = ("parameter", "buffer", "input", "gradient", "optimizer state", "activation", "temporary", "workspace")
 # Device type → the multiple of bytes to which its allocator rounds; others do not round.
 GRANULARITY = {"cuda": 512}
 
-_BEFORE = -1  # the event index of what exists before the first event
+_BEFORE = -1  # event index of blocks that exist before the first event
 _BACKWARD = ("backward", "recompute")
 _LINEAR = "torch.nn.Linear"
 
@@ -120,11 +120,11 @@ class MemoryTimeline:
 
     def by_phase(self) -> dict[str, int]:
         """Return phase → the most memory alive at any op of it."""
-        most: dict[str, int] = {}
+        peaks: dict[str, int] = {}
         for event, total in zip(self.trace.events or (), self._totals[1:], strict=True):
             if event.kind == "op":
-                most[event.phase] = max(most.get(event.phase, 0), total)
-        return most
+                peaks[event.phase] = max(peaks.get(event.phase, 0), total)
+        return peaks
 
     def curve(self, kind: str | None = None) -> tuple[int, ...]:
         """Return the memory alive at each event, of all kinds or of one; the first value is from before the run."""
@@ -153,7 +153,7 @@ def read_memory(
             "pass the Trace of one step, such as run.steps[0]"
         )
     devices = _devices(trace)
-    device = _choose(devices) if device is None else device
+    device = _choose_device(devices) if device is None else device
     if device not in devices and devices:
         raise ValueError(f"this run has no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
@@ -176,7 +176,7 @@ def _devices(trace: Trace) -> Counter[str]:
     return devices
 
 
-def _choose(devices: Counter[str]) -> str:
+def _choose_device(devices: Counter[str]) -> str:
     return devices.most_common(1)[0][0] if devices else "cpu"
 
 
@@ -197,7 +197,7 @@ def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
 
 
 class _Lifetimes:
-    """The lifetime and the kind of each storage of a device."""
+    """Lifetime and kind of each storage on a device."""
 
     def __init__(self, trace: Trace, device: str, unit: int) -> None:
         self._trace = trace
@@ -221,7 +221,7 @@ class _Lifetimes:
         self._modules: dict[int, str] = {}
 
     def blocks(self, later_step: bool) -> list[Block]:
-        """Return the storages as blocks; `later_step` adds what the step before leaves alive."""
+        """Return the storages as blocks; `later_step` adds what the previous step leaves allocated."""
         blocks = []
         for index in range(len(self._storages)):
             if self._on_device[index]:
@@ -286,12 +286,12 @@ class _Lifetimes:
 
     def _next_op(self, matches: Callable[[str], bool]) -> list[int]:
         """Return for each event the next op after it whose phase matches, or the end of the run."""
-        found, following = [self._run_end] * len(self._events), self._run_end
+        next_ops, following = [self._run_end] * len(self._events), self._run_end
         for index in range(len(self._events) - 1, -1, -1):
-            found[index] = following
+            next_ops[index] = following
             if self._events[index].kind == "op" and matches(self._events[index].phase):
                 following = index
-        return found
+        return next_ops
 
     def _end_in_place_operands(self) -> None:
         """End the first operand of an out-of-place add where the sum is created, if torch would add in place.
@@ -309,14 +309,14 @@ class _Lifetimes:
                 and self._first[writes[0]] == index
                 and index < self._ends.get(first, 0) <= follows[index]
             )
-            alike = reuses and self._storages[first].nbytes == self._storages[writes[0]].nbytes
+            equal_size = reuses and self._storages[first].nbytes == self._storages[writes[0]].nbytes
             op_result = self._storages[first].origin == "op"
-            if alike and op_result and (event.phase == "backward" or self._is_linear(event.stack)):
+            if equal_size and op_result and (event.phase == "backward" or self._is_linear(event.stack)):
                 self._ends[first] = index
 
     def _is_linear(self, stack: int) -> bool:
-        place = self._trace.modules.by_name.get(_owner(self._trace, stack))
-        return place is not None and _LINEAR in place.classes
+        module = self._trace.modules.by_name.get(_owner(self._trace, stack))
+        return module is not None and _LINEAR in module.classes
 
     def _in_later_step(self, block: Block) -> list[Block]:
         """Return the lifetimes of a block in a step that follows an equal one."""
@@ -330,9 +330,11 @@ class _Lifetimes:
         return [block]
 
     def _return_after(self, index: int) -> int:
-        following = range(index + 1, len(self._events))
-        outermost = (at for at in following if self._events[at].kind == "exit" and self._events[at].stack == 0)
-        return next(outermost, index + 1)
+        """Return the index of the first event after one at which the outermost module returns."""
+        for later in range(index + 1, len(self._events)):
+            if self._events[later].kind == "exit" and self._events[later].stack == 0:
+                return later
+        return index + 1
 
 
 def _find_end_of_run(events: Sequence[Event]) -> int:

@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import nn
 
-from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again, weigh_by
+from fvflops.analysis.model_analysis import ModelAnalysis, cost_estimator, model_run, record_again
 from fvflops.analysis.model_run import ModelRun
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.restore.containers import ContainerSnapshot
@@ -65,16 +65,16 @@ def _record(analysis: ModelAnalysis) -> Trace:
     run = model_run(analysis)
     if run is None:
         return analysis.trace()
-    known = len(sys.modules)
+    imported = len(sys.modules)
     trace = _record_again(analysis, run)
     # Where a rule made torch import modules lazily, frames in reference cycles kept tensors alive: record again.
-    return trace if len(sys.modules) == known else _record_again(analysis, run)
+    return trace if len(sys.modules) == imported else _record_again(analysis, run)
 
 
 def _record_again(analysis: ModelAnalysis, run: ModelRun) -> Trace:
     if isinstance(analysis, TrainingStepAnalysis) or run.execution == "real":
         return record_again(analysis, _STOPS)
-    trace = _record_without_gradients(run, weigh_by(analysis))
+    trace = _record_without_gradients(run, cost_estimator(analysis))
     return record_again(analysis, _STOPS) if trace is None else trace
 
 
@@ -98,16 +98,16 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
             with recording_lock(), suspend_outer_recordings(), gc_paused():
                 session.start()
                 try:
-                    shapes = session.in_shapes((args, dict(kwargs)))
+                    shape_args, shape_kwargs = session.in_shapes((args, dict(kwargs)))
                     with torch.no_grad(), model_runs():
-                        result = model(*shapes[0], **shapes[1])
+                        result = model(*shape_args, **shape_kwargs)
                     complete = True
                 finally:
                     try:
                         session.stop(complete=complete)
                     finally:
                         inputs.restore()
-                del result, shapes
+                del result, shape_args, shape_kwargs
                 session.release()
         except Exception as error:  # record_again raises it again, or falls back to real execution
             if is_interrupt(error):

@@ -45,10 +45,10 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[st
 def _sum_used(modules: ModuleTree, routing: Routing) -> dict[str, Mapping[str, Any]]:
     """Return field → name → elements, for the fields that need a run."""
     tensors = list(modules.parameters())
-    tables = [tensor for tensor in tensors if tensor.name in routing.looked_up]
+    embeddings = [tensor for tensor in tensors if tensor.name in routing.looked_up]
     unused = [tensor for tensor in tensors if tensor.name in routing.unused]
     return {
         "active": add_up(tensors, lambda tensor: tensor.spec.numel * routing.shares[tensor.name]),
-        "looked_up": add_up(tables, lambda tensor: tensor.spec.numel),
+        "looked_up": add_up(embeddings, lambda tensor: tensor.spec.numel),
         "unused": add_up(unused, lambda tensor: tensor.spec.numel),
     }

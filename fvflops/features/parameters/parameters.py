@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import nn
 
 from fvflops.capture.model.model_index import read_modules
-from fvflops.features.parameters import report as active
+from fvflops.features.parameters import report
 from fvflops.features.parameters.compute import count_parameters
 from fvflops.features.parameters.model import ParameterCount
 from fvflops.trace import Trace
@@ -52,4 +52,4 @@ def parameter_summary_table(of: nn.Module | Trace | HasTrace, max_depth: int = 3
     |  0     | 1.23K   | 1.23K       |        0 |         0 |
     |  1     | 60      | 60          |        0 |        61 |
     """
-    return active.render(parameter_summary(of), depth=max_depth)
+    return report.render(parameter_summary(of), depth=max_depth)

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: split a model into stages, and find what one stage sends to the next."""
+"""Pipeline parallelism: split a model into stages, and find the hidden state that one sends to the next."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PipelineStages:
-    """Where a model may be split: `blocks` names the module list that is divided among the stages.
+    """Names of a model's modules and arguments by which it is split into pipeline stages.
 
-    The modules of `first` belong to the first stage alone, those of `last` to the last. `takes` is the model's argument
-    that later stages do not get, `hidden` the one by which they get the hidden state.
+    `blocks` is the module list that is divided among the stages. The modules of `first` belong to the first stage only,
+    those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has;
+    later stages get the hidden state as `hidden_argument`.
     """
 
     first: tuple[str, ...]
     blocks: str
     last: tuple[str, ...]
-    takes: str
-    hidden: str
+    input_argument: str
+    hidden_argument: str
 
 
 STAGES: Mapping[str, PipelineStages] = {
@@ -39,12 +40,12 @@ STAGES: Mapping[str, PipelineStages] = {
 
 
 def find_stages(model: nn.Module) -> PipelineStages:
-    """Return where a model may be split: a zoo model by the list here, one of transformers by its own pp_plan.
+    """Return how a model is split: a zoo model by `STAGES`, one of transformers by its `_pp_plan`.
 
     Any other, and one whose first and last stage would share a parameter, raises ShardingError.
     """
     name = f"{type(model).__module__}.{type(model).__qualname__}"
-    stages = STAGES.get(name) or _read_own(model)
+    stages = STAGES.get(name) or _read_pp_plan(model)
     if stages is None:
         raise ShardingError(f"no pipeline stages are known for {name}: plan it without pp")
     first = {parameter for path in stages.first for parameter in model.get_submodule(path).parameters()}
@@ -54,13 +55,13 @@ def find_stages(model: nn.Module) -> PipelineStages:
     return stages
 
 
-def _read_own(model: nn.Module) -> PipelineStages | None:
-    own: Mapping[str, Any] = getattr(model, "_pp_plan", None) or {}
-    blocks = [path for path in own if isinstance(model.get_submodule(path), nn.ModuleList)]
+def _read_pp_plan(model: nn.Module) -> PipelineStages | None:
+    plan: Mapping[str, Any] = getattr(model, "_pp_plan", None) or {}
+    blocks = [path for path in plan if isinstance(model.get_submodule(path), nn.ModuleList)]
     if len(blocks) != 1 or "inputs_embeds" not in inspect.signature(model.forward).parameters:
         return None
-    first = tuple(path for path, (inputs, _) in own.items() if "input_ids" in inputs)
-    last = tuple(path for path in own if path not in (*first, *blocks))
+    first = tuple(path for path, (inputs, _) in plan.items() if "input_ids" in inputs)
+    last = tuple(path for path in plan if path not in (*first, *blocks))
     return PipelineStages(first, blocks[0], last, "input_ids", "inputs_embeds")
 
 
@@ -69,21 +70,22 @@ def split_stage(model: nn.Module, stages: PipelineStages, stage: int, count: int
 
     The blocks are divided in order; where they cannot be divided evenly, the first stages have one more.
     """
-    above, _, key = stages.blocks.rpartition(".")
-    whole: Any = model.get_submodule(stages.blocks)
-    blocks = list(whole)
+    parent, _, name = stages.blocks.rpartition(".")
+    module_list: Any = model.get_submodule(stages.blocks)
+    blocks = list(module_list)
     if len(blocks) < count:
         raise ShardingError(f"{stages.blocks} has {len(blocks)} layers, too few for {count} stages")
-    share, more = divmod(len(blocks), count)
-    start = stage * share + min(stage, more)
-    setattr(model.get_submodule(above), key, nn.ModuleList(blocks[start : start + share + (stage < more)]))
-    dropped = (*(stages.first if stage > 0 else ()), *(stages.last if stage < count - 1 else ()))
-    for path in dropped:
-        above, _, key = path.rpartition(".")
-        setattr(model.get_submodule(above), key, nn.Identity())
+    per_stage, remainder = divmod(len(blocks), count)
+    start = stage * per_stage + min(stage, remainder)
+    end = start + per_stage + (stage < remainder)
+    setattr(model.get_submodule(parent), name, nn.ModuleList(blocks[start:end]))
+    removed = (*(stages.first if stage > 0 else ()), *(stages.last if stage < count - 1 else ()))
+    for path in removed:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, nn.Identity())
 
 
-def find_hidden(first: nn.Module, inputs: Inputs) -> TensorSpec:
+def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
     """Return the hidden state that the first stage sends, found by shape execution of its forward pass."""
     trace = record_call(first, *inputs, execution="shapes")
     root = next(index for index, region in enumerate(trace.regions) if region.name == "")
@@ -91,13 +93,13 @@ def find_hidden(first: nn.Module, inputs: Inputs) -> TensorSpec:
     return next(spec for spec in tensors_in(outputs) if spec.is_floating_point)
 
 
-def receive(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
-    """Return the inputs of a later stage, with the hidden state in place of the model's own input."""
+def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
+    """Return the inputs of a later stage, with the hidden state instead of the model's input."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
-    named = {**dict(zip(names, args, strict=False)), **kwargs}
-    named.pop(stages.takes, None)
-    named[stages.hidden] = torch.empty(
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments.pop(stages.input_argument, None)
+    arguments[stages.hidden_argument] = torch.empty(
         hidden.shape, dtype=getattr(torch, hidden.dtype), device="meta", requires_grad=True
     )
-    return (), named
+    return (), arguments

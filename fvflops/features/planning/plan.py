@@ -31,14 +31,20 @@ from fvflops.features.planning.derived_calls import (
     repeat,
     send_recv,
 )
-from fvflops.features.planning.pipeline import Inputs, find_hidden, find_stages, receive, split_stage
+from fvflops.features.planning.pipeline import (
+    Inputs,
+    find_hidden_state,
+    find_stages,
+    make_stage_inputs,
+    split_stage,
+)
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.torch_internals import default_process_group
 from fvflops.trace import Trace
 
-# Pipeline stages, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded data parallelism
-# (FSDP2), context parallelism, tensor parallelism.
+# Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
+# data parallelism (FSDP2), context parallelism, tensor parallelism.
 AXES = ("pp", "dp", "fsdp", "cp", "tp")
 Shard = Callable[[nn.Module, Any], nn.Module | None]
 
@@ -52,8 +58,8 @@ class RankPlan:
     """One rank's work in one training step.
 
     `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
-    are those of the rank's shard, `model_parameters` the whole model's. `trace` is the step; `derived` describes its
-    calls that are estimated, not run, and `left_out` the work of a real step that is not included.
+    are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
+    its calls that are estimated, not run, and `left_out` the work of a real step that is not included.
     """
 
     mesh: Mapping[str, int]
@@ -125,17 +131,17 @@ def plan_rank(
     _check(mesh, rank, microbatches, sequence_parallel, device)
     coordinates = _coordinates(mesh, rank)
     inputs: Inputs = args, dict(kwargs or {})
-    twin, pipe = _copy_to_meta(model), None
+    rank_model, links = _copy_to_meta(model), None
     if mesh.get("pp", 1) > 1:
-        twin, inputs, pipe = _keep_stage(model, inputs, coordinates["pp"], mesh["pp"])
-        loss = _touch_result if pipe.sends else loss
-    with deferred(), pretended_world(math.prod(mesh.values()), rank), model_runs():
+        rank_model, inputs, links = _make_stage(model, inputs, coordinates["pp"], mesh["pp"])
+        loss = _first_element if links.sends else loss
+    with deferred(), fake_process_group(math.prod(mesh.values()), rank), model_runs():
         device_mesh = _make_mesh(mesh)
-        twin = _split(twin, device_mesh, mesh, shard_by, sequence_parallel)
-        held = [local_spec(parameter) for parameter in twin.parameters()]
+        rank_model = _split(rank_model, device_mesh, mesh, shard_by, sequence_parallel)
+        specs = [local_spec(parameter) for parameter in rank_model.parameters()]
         with ShardedSequence(device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext():
             trace = record_call(
-                twin,
+                rank_model,
                 *inputs,
                 loss=loss or sum_of_result,
                 execution="shapes",
@@ -143,43 +149,43 @@ def plan_rank(
                 assume=assume,
                 stops_at=resolve_table(table).stops_at,
             )
-        trace, derived = _derive(trace, twin, device_mesh, mesh, pipe, microbatches)
+        trace, derived = _derive(trace, rank_model, device_mesh, mesh, links, microbatches)
     return RankPlan(
         mesh=dict(mesh),
         rank=rank,
         coordinates=coordinates,
-        parameters=sum(spec.numel for spec in held),
-        parameter_bytes=sum(spec.nbytes for spec in held),
+        parameters=sum(spec.numel for spec in specs),
+        parameter_bytes=sum(spec.nbytes for spec in specs),
         model_parameters=sum(parameter.numel() for parameter in model.parameters()),
         trace=trace,
         derived=derived,
-        left_out=_left_out(mesh, sequence_parallel),
+        left_out=_list_excluded(mesh, sequence_parallel),
     )
 
 
 @contextmanager
-def pretended_world(size: int, rank: int) -> Iterator[None]:
-    """Run as one rank of a fake process group of any size, in which nothing is sent."""
+def fake_process_group(size: int, rank: int) -> Iterator[None]:
+    """Run as one rank of a fake process group, in which nothing is sent."""
     if not dist.is_available():
         raise PlanError("this torch is built without torch.distributed, which a plan needs")
     if dist.is_initialized():
         raise PlanError(
-            "this program has a process group, and a plan needs a fake one of its own: "
+            "this program has a process group, and a plan needs a fake one: "
             "plan in another program, or after torch.distributed.destroy_process_group()"
         )
     from fvflops.torch_internals import FakeStore
 
-    _forget_meshes()
+    _clear_sharding_cache()
     try:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
         yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        _forget_meshes()
+        _clear_sharding_cache()
 
 
-def _forget_meshes() -> None:
+def _clear_sharding_cache() -> None:
     """Clear DTensor's sharding cache: its entries name process groups, which are destroyed with the fake one."""
     from fvflops.torch_internals import clear_sharding_cache
 
@@ -191,15 +197,15 @@ def sum_of_result(result: Any) -> torch.Tensor:
     for tensor in tensors_of(result):
         if tensor.requires_grad:
             return tensor.sum()
-    raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: give a loss")
+    raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
 
 
-def _touch_result(result: Any) -> torch.Tensor:
-    """Return one element of a result: a loss that starts the backward pass without arithmetic of its own."""
+def _first_element(result: Any) -> torch.Tensor:
+    """Return one element of a result, a loss without arithmetic."""
     return next(tensor for tensor in tensors_of(result) if tensor.requires_grad).flatten()[0]
 
 
-def _left_out(mesh: Mapping[str, int], sequence_parallel: bool) -> tuple[str, ...]:
+def _list_excluded(mesh: Mapping[str, int], sequence_parallel: bool) -> tuple[str, ...]:
     step = "the optimizer step"
     if sequence_parallel and mesh.get("tp", 1) > 1 and mesh.get("fsdp", 1) == 1:
         step += ", in which DTensor reduces the gradients of the norms over tp"
@@ -214,15 +220,15 @@ def _check(
     device: str | torch.device | None,
 ) -> None:
     if not mesh or any(axis not in AXES for axis in mesh):
-        raise PlanError(f"a mesh has axes from {', '.join(AXES)}, not {', '.join(mesh) or 'none'}")
+        raise PlanError(f"the axes of a mesh must be among {', '.join(AXES)}; got {', '.join(mesh) or 'none'}")
     for axis, size in mesh.items():
         if size < 1:
-            raise PlanError(f"axis {axis} of the mesh has {size} ranks: it takes 1 at least")
+            raise PlanError(f"axis {axis} of the mesh must have at least 1 rank; got {size}")
     world = math.prod(mesh.values())
     if not 0 <= rank < world:
-        raise PlanError(f"rank {rank} is none of the mesh's {world:,}: they are 0 to {world - 1:,}")
+        raise PlanError(f"rank must be from 0 to {world - 1:,} on this mesh; got {rank}")
     if microbatches < 1:
-        raise PlanError(f"a step has 1 microbatch at least, not {microbatches}")
+        raise PlanError(f"microbatches must be at least 1; got {microbatches}")
     if mesh.get("fsdp", 1) > 1 and (microbatches > 1 or mesh.get("pp", 1) > 1):
         raise PlanError(
             "with microbatches or stages the schedule decides when FSDP2 gathers and reduces: plan fsdp without them"
@@ -235,16 +241,16 @@ def _check(
 
 def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
     """Return axis → the rank's index; the last axis varies fastest."""
-    places = {}
+    coordinates = {}
     for axis, size in reversed(list(mesh.items())):
-        rank, places[axis] = divmod(rank, size)
-    return {axis: places[axis] for axis in mesh}
+        rank, coordinates[axis] = divmod(rank, size)
+    return {axis: coordinates[axis] for axis in mesh}
 
 
 def _make_mesh(mesh: Mapping[str, int]) -> Any:
-    long = [axis for axis, size in mesh.items() if size > 1]
-    if len(long) == 1:  # its group is that of all ranks, for which torch reports no axis
-        default_process_group()._set_group_desc(f"mesh_{long[0]}")
+    parallel = [axis for axis, size in mesh.items() if size > 1]
+    if len(parallel) == 1:  # its group is that of all ranks, for which torch reports no axis
+        default_process_group()._set_group_desc(f"mesh_{parallel[0]}")
     return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
 
 
@@ -253,14 +259,14 @@ def _derive(
     model: nn.Module,
     device_mesh: Any,
     mesh: Mapping[str, int],
-    pipe: StageLinks | None,
+    links: StageLinks | None,
     microbatches: int,
 ) -> tuple[Trace, tuple[str, ...]]:
     """Return a Trace with the estimated calls of a rank's step, and their descriptions."""
     added: list[Call] = []
     derived = []
-    if pipe is not None:
-        added += send_recv(pipe, describe(device_mesh.get_group("pp")), microbatches)
+    if links is not None:
+        added += send_recv(links, describe(device_mesh.get_group("pp")), microbatches)
         derived.append("pipeline sends and receives over pp, once per microbatch")
     if microbatches > 1:
         trace = repeat(trace, microbatches)
@@ -278,30 +284,30 @@ def _derive(
 
 def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
     """Return some axes flattened to a mesh of one dimension, or None where none of them has two ranks."""
-    long = tuple(axis for axis in axes if mesh.get(axis, 1) > 1)
-    if not long:
+    parallel = tuple(axis for axis in axes if mesh.get(axis, 1) > 1)
+    if not parallel:
         return None
-    return device_mesh[long[0]] if len(long) == 1 else device_mesh[long]._flatten("_".join(long))
+    return device_mesh[parallel[0]] if len(parallel) == 1 else device_mesh[parallel]._flatten("_".join(parallel))
 
 
-def _keep_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, StageLinks]:
+def _make_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, StageLinks]:
+    """Return one of `count` pipeline stages of a model, with its inputs and its links to other stages."""
     stages = find_stages(model)
-    mine, one = _copy_to_meta(model), _copy_to_meta(model)
-    split_stage(mine, stages, stage, count)
-    blocks: Any = one.get_submodule(stages.blocks)
-    split_stage(one, stages, 0, len(blocks))
-    hidden = find_hidden(one, inputs)
+    stage_model, first_block = _copy_to_meta(model), _copy_to_meta(model)
+    split_stage(stage_model, stages, stage, count)
+    blocks: Any = first_block.get_submodule(stages.blocks)
+    split_stage(first_block, stages, 0, len(blocks))
+    hidden = find_hidden_state(first_block, inputs)
     if stage > 0:
-        inputs = receive(model, inputs, stages, hidden)
-    return mine, inputs, StageLinks(hidden, stage > 0, stage < count - 1)
+        inputs = make_stage_inputs(model, inputs, stages, hidden)
+    return stage_model, inputs, StageLinks(hidden, stage > 0, stage < count - 1)
 
 
 def _copy_to_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with its parameters on the meta device and its buffers' values kept."""
+    """Return a copy of a model with its parameters on the meta device; its buffers have their values."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        twin = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-        memo[id(parameter)] = twin
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().clone()
     return copy.deepcopy(model, memo)
@@ -317,29 +323,29 @@ def _split(
     if mesh.get("fsdp", 1) > 1:
         from torch.distributed.fsdp import fully_shard
 
-        over = _join(device_mesh, mesh, "fsdp", "cp")
+        fsdp_mesh = _join(device_mesh, mesh, "fsdp", "cp")
         if mesh.get("dp", 1) > 1:
-            over = device_mesh["dp", over.mesh_dim_names[0]]
+            fsdp_mesh = device_mesh["dp", fsdp_mesh.mesh_dim_names[0]]
         for block in _blocks(model):
-            fully_shard(block, mesh=over)
-        fully_shard(model, mesh=over)
+            fully_shard(block, mesh=fsdp_mesh)
+        fully_shard(model, mesh=fsdp_mesh)
         _materialise(model)
     return model
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
     """Return the members of a model's outermost module lists, the units of FSDP2."""
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     for child in model.children():
         if isinstance(child, nn.ModuleList):
-            found += child
+            blocks += child
         else:
-            found += _blocks(child)
-    return list(dict.fromkeys(found))
+            blocks += _blocks(child)
+    return list(dict.fromkeys(blocks))
 
 
 def _materialise(model: nn.Module) -> None:
-    """Give a model's parameters uninitialised memory: FSDP2 refuses the meta device.
+    """Give a model's parameters uninitialised memory: FSDP2 rejects the meta device.
 
     The memory is never written to, so the system never allocates its pages.
     """

@@ -8,7 +8,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.features.communication.report import communication_parts
 from fvflops.features.planning.plan import RankPlan
 from fvflops.formulas import FormulaTable
-from fvflops.reports.document import Document, Items, Part, Table, number, words
+from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import Status
 from fvflops.units import format_thousands
@@ -45,7 +45,7 @@ def _list_costs(plan: RankPlan, flops: FlopCountAnalysis, convention: str) -> Ta
         (f"FLOPs, convention {plain_name(convention)}", flops.total()),
         *((f"FLOPs, {phase}", sum(labels.values())) for phase, labels in flops.by_phase().items()),
     ]
-    return Table("costs", (words("metric"), number("value", form=format_thousands)), rows, noun="metric")
+    return Table("costs", (text_column("metric"), number_column("value", form=format_thousands)), rows, noun="metric")
 
 
 def _list_unsupported(flops: FlopCountAnalysis) -> list[str]:
@@ -70,7 +70,7 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
         "flops_by_phase": {phase: sum(labels.values()) for phase, labels in flops.by_phase().items()},
         "unknown_ops": dict(flops.counts().ledger()[Status.UNSUPPORTED]),
         "communication": [
-            {**route._asdict(), **volume._asdict()} for route, volume in communication.by_route().items()
+            {**key._asdict(), **volume._asdict()} for key, volume in communication.by_collective_and_group().items()
         ],
         "communication_by_phase": {phase: volume._asdict() for phase, volume in communication.by_phase().items()},
         "unknown_communication": dict(communication.unknown),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -64,7 +65,8 @@ _GPT2 = Sharding(
     },
     divided=("h.*.attn.heads",),
 )
-# Class of a model → how it is split (Shoeybi et al., "Megatron-LM", arXiv:1909.08053), and how with its sequence.
+# Class of a model → its sharding (Shoeybi et al., "Megatron-LM", arXiv:1909.08053), without and with the sequence
+# sharded between the layers.
 SHARDINGS: Mapping[str, Sharding] = {"fvflops.zoo.llama.Llama": _LLAMA, "fvflops.zoo.gpt2.GPT2": _GPT2}
 SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {"fvflops.zoo.llama.Llama": _LLAMA_SEQUENCE}
 
@@ -74,7 +76,7 @@ class ShardingError(ValueError):
 
 
 def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
-    """Return how a model is split: zoo models by the lists here, those of transformers by their own tp_plan.
+    """Return how a model is split: a zoo model by `SHARDINGS`, one of transformers by its `_tp_plan`.
 
     With `sequence` the sequence is sharded between the layers too. A model without a known plan raises ShardingError.
 
@@ -83,17 +85,17 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
     'colwise_gather_output'
     """
     name = f"{type(model).__module__}.{type(model).__qualname__}"
-    known = (SEQUENCE_SHARDINGS if sequence else SHARDINGS).get(name)
-    if known is not None:
-        return known
-    own = None if sequence else getattr(model, "_tp_plan", None)
-    if not own:
-        what = "whose sequence is to be split" if sequence else "of which no tensor-parallel plan is known"
+    sharding = (SEQUENCE_SHARDINGS if sequence else SHARDINGS).get(name)
+    if sharding is not None:
+        return sharding
+    tp_plan = None if sequence else getattr(model, "_tp_plan", None)
+    if not tp_plan:
+        kind = "sequence-parallel" if sequence else "tensor-parallel"
         raise ShardingError(
-            f"{name} is a model {what}: give a function of (model, mesh) that applies one, "
-            "such as torch.distributed.tensor.parallel.parallelize_module"
+            f"no {kind} plan is known for {name}: pass shard_by (--shard), a function of (model, mesh) that "
+            "applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
         )
-    return Sharding(dict(own))
+    return Sharding(dict(tp_plan))
 
 
 def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
@@ -102,12 +104,13 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
     An unknown style, and a number of heads that is not divisible by the mesh's size, raise ShardingError.
     """
     styles = _styles()
-    ties = _ties(model)
+    ties = _find_ties(model)
+    _check_heads(model, sharding, mesh.size())
     for pattern, style in sharding.styles.items():
         if style not in styles:
             raise ShardingError(
-                f"{type(model).__name__} splits {pattern} by the style {style!r}, which is none of "
-                f"{', '.join(styles)}: give a function of (model, mesh) that splits the model"
+                f"the sharding style of {pattern} in {type(model).__name__} must be one of {', '.join(styles)}; got "
+                f"{style!r}: pass shard_by (--shard), a function of (model, mesh) that splits the model"
             )
         for name, module in list(model.named_modules()):
             if _matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
@@ -115,10 +118,9 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
     for pattern in sharding.divided:
         for name, module in model.named_modules():
             _divide(name, module, pattern, mesh.size())
-    for holders in ties:
-        first, key = holders[0]
-        for module, other in holders[1:]:
-            module._parameters[other] = first._parameters[key]
+    for (first_module, first_key), *others in ties:
+        for module, key in others:
+            module._parameters[key] = first_module._parameters[first_key]
 
 
 def _styles() -> Mapping[str, Callable[[], Any]]:
@@ -148,7 +150,7 @@ def _styles() -> Mapping[str, Callable[[], Any]]:
 
 
 class _FirstInput:
-    """torch's PrepareModuleInput for modules of any number of arguments: replicates the first."""
+    """torch's PrepareModuleInput for modules with any number of arguments: replicates the first."""
 
     def __init__(self, layout: Any) -> None:
         self._layout = layout
@@ -165,8 +167,27 @@ class _FirstInput:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatch, parts, wanted))
+    parts, pattern_parts = name.split("."), pattern.split(".")
+    return len(parts) == len(pattern_parts) and all(map(fnmatch, parts, pattern_parts))
+
+
+def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
+    """Raise ShardingError where a column-wise split would cut an attention head."""
+    heads = {}
+    for pattern in (pattern for pattern, style in sharding.styles.items() if style == "colwise"):
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear) and _matches(name, pattern):
+                attention = model.get_submodule(name.rpartition(".")[0])
+                # The name in the zoo, and in transformers.
+                head_size = getattr(attention, "head_size", None) or getattr(attention, "head_dim", None)
+                if isinstance(head_size, int) and not module.out_features % head_size:
+                    heads[name] = module.out_features // head_size
+    for name, count in heads.items():
+        if count % ranks:
+            divisor = math.gcd(*heads.values())
+            raise ShardingError(
+                f"{name} has {count} heads, which {ranks} ranks cannot share evenly: use a tp that divides {divisor}"
+            )
 
 
 def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
@@ -175,14 +196,17 @@ def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
         return
     heads = getattr(module, attribute)
     if heads % ranks:
-        raise ShardingError(f"{name}.{attribute} is {heads}, which {ranks} ranks cannot share evenly")
+        raise ShardingError(
+            f"{name}.{attribute} is {heads}, which {ranks} ranks cannot share evenly: use a tp that divides {heads}"
+        )
     setattr(module, attribute, heads // ranks)
 
 
-def _ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    holders: dict[torch.Tensor, list[tuple[nn.Module, str]]] = {}
+def _find_ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return for each tied parameter its modules, with its name in each."""
+    owners: dict[torch.Tensor, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                holders.setdefault(parameter, []).append((module, key))
-    return [places for places in holders.values() if len(places) > 1]
+                owners.setdefault(parameter, []).append((module, key))
+    return [modules for modules in owners.values() if len(modules) > 1]

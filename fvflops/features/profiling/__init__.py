@@ -1,1 +1,1 @@
-"""Profile: measured times and memory beside the counts."""
+"""Profile: measured times and memory with the counts."""

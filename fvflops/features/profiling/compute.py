@@ -1,4 +1,4 @@
-"""Compute a profile: from a measured Trace and its counts, the rows of modules and operators."""
+"""Compute the rows of a profile from a measured Trace and its counts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
 
 # Phase → name of a module or an op → its sums so far.
-_Tables = dict[str, dict[str, Counter[str]]]
+_SumsByPhase = dict[str, dict[str, Counter[str]]]
 
 
 def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: Roofline | None = None) -> Profile:
-    """Return the time and memory of the modules and operators of a measured Trace, beside their FLOPs and bytes.
+    """Return the time and memory of the modules and operators of a measured Trace, with their FLOPs and bytes.
 
     A module's row has all ops that ran during its calls, whichever module owns them, as its time does. In the backward
     pass and the optimizer's step, where no module is called, it has the ops of the module and its submodules by name. A
     module that is never called, such as a ModuleList, has the sums of its submodules. Ops outside all module calls are
-    in the root's row. Where the cost model counts a module as one, its ops are one operator, named by its class. A
+    in the root's row. Where the cost model counts a module as a whole, its ops are one operator, named by its class. A
     Trace without measured columns raises TraceError.
 
     >>> import torch
@@ -34,30 +34,30 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     >>> model = torch.nn.Linear(3, 2)
     >>> with record(model, measure={"time"}) as run:
     ...     y = model(torch.ones(4, 3))
-    >>> measure_rows(run.trace(), run.counts(), run._cost_model()).whole().flops
+    >>> measure_rows(run.trace(), run.counts(), run._cost_model()).total().flops
     24
     """
     columns = measured_columns(trace)
     times = sum_times(trace)
     walk = _Walk(trace, times, cost_model)
     walk.run()
-    tables = _Both(walk)
+    sums = _Sums(walk)
     for entry in counts.entries:
         unknown = entry.calls if entry.status is Status.UNSUPPORTED else 0
-        tables.add(entry.scope, entry.phase, entry.op, flops=entry.value, unknown=unknown)
-    unmoved = _add_bytes(trace, tables, walk)
+        sums.add(entry.scope, entry.phase, entry.op, flops=entry.value, unknown=unknown)
+    unknown_traffic = _add_bytes(trace, sums, walk)
     if roofline is not None:
         for bounded in roofline.entries:
-            tables.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
+            sums.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
     return Profile(
         trace.modules,
-        _lines(tables.modules, walk.module_times, walk.module_memory),
-        _lines(tables.operators, walk.operator_times, walk.operator_memory),
+        _make_rows(sums.modules, walk.module_times, walk.module_memory),
+        _make_rows(sums.operators, walk.operator_times, walk.operator_memory),
         columns,
         outside_ns=walk.outside_ns,
         peaks="" if roofline is None else roofline.device,
         unknown=dict(counts.ledger()[Status.UNSUPPORTED]),
-        unmoved=dict(unmoved),
+        unknown_traffic=dict(unknown_traffic),
         without_peak={} if roofline is None else dict(roofline.without_peak),
         about=trace.about,
     )
@@ -71,59 +71,60 @@ def measured_columns(trace: Trace) -> tuple[str, ...]:
     return columns
 
 
-def _add_bytes(trace: Trace, tables: _Both, walk: _Walk) -> Counter[str]:
+def _add_bytes(trace: Trace, sums: _Sums, walk: _Walk) -> Counter[str]:
     """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
     moved, cost_model = split_by_aliasing(trace)
     scopes = moved.scopes()
-    unmoved: Counter[str] = Counter()
+    unknown_traffic: Counter[str] = Counter()
     for (index, stack, phase), calls in moved.calls.items():
         signature = moved.signatures[index]
         traffic = cost_model.op_traffic(signature)
         operator = walk.covering.get((stack, phase), signature.packet)
         if traffic is None:
-            unmoved[signature.packet] += calls
-            tables.add(scopes[stack], phase, operator, unmoved=calls)
+            unknown_traffic[signature.packet] += calls
+            sums.add(scopes[stack], phase, operator, unknown_traffic=calls)
         else:
             read, written = traffic
-            tables.add(scopes[stack], phase, operator, read=read * calls, written=written * calls)
-    return unmoved
+            sums.add(scopes[stack], phase, operator, read=read * calls, written=written * calls)
+    return unknown_traffic
 
 
-def _lines(
-    sums: _Tables, times: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Mapping[str, _Memory]]
+def _make_rows(
+    sums: _SumsByPhase, times: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Mapping[str, _Memory]]
 ) -> dict[str, dict[str, ProfileRow]]:
-    lines: dict[str, dict[str, ProfileRow]] = {}
+    rows: dict[str, dict[str, ProfileRow]] = {}
     for phase in dict.fromkeys([*times, *sums]):
-        names = dict.fromkeys([*times.get(phase, {}), *sums.get(phase, {})])
-        lines[phase] = {name: _line(name, sums.get(phase, {}), times.get(phase, {}), memory[phase]) for name in names}
-    return lines
+        phase_sums, phase_times = sums.get(phase, {}), times.get(phase, {})
+        names = dict.fromkeys([*phase_times, *phase_sums])
+        rows[phase] = {name: _make_row(name, phase_sums, phase_times, memory[phase]) for name in names}
+    return rows
 
 
-def _line(
+def _make_row(
     name: str, sums: Mapping[str, Counter[str]], times: Mapping[str, Any], memory: Mapping[str, _Memory]
 ) -> ProfileRow:
     columns: dict[str, Any] = dict(sums.get(name, {}))
     timing = times.get(name)
     if timing is not None:
-        columns |= {"calls": timing.calls, "total_ns": timing.total, "own_ns": timing.own}
+        columns |= {"calls": timing.calls, "total_ns": timing.total, "self_ns": timing.self_time}
     if name in memory:
         columns |= memory[name].columns()
     return ProfileRow(**columns)
 
 
 @dataclass(slots=True)
-class _Timed:
-    """The times of a module or an operator, in ns."""
+class _Timing:
+    """The times of a module or an operator in ns; `self_time` excludes submodules."""
 
     calls: int = 0
     total: int = 0
-    own: int = 0
+    self_time: int = 0
 
     def add(self, duration: int, *, calls: int) -> None:
-        """Add calls without anything nested."""
+        """Add calls of the time `duration`, without nested ones."""
         self.calls += calls
         self.total += duration
-        self.own += duration
+        self.self_time += duration
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class _Memory:
 
     before: int | None = None
     after: int | None = None
-    kept: int = 0
+    retained: int = 0
     peak: int | None = None
 
     def add(self, before: int, after: int, peak: int | None) -> None:
@@ -140,7 +141,7 @@ class _Memory:
         if self.before is None:
             self.before = before
         self.after = after
-        self.kept += after - before
+        self.retained += after - before
         if peak is not None and (self.peak is None or peak > self.peak):
             self.peak = peak
 
@@ -148,16 +149,16 @@ class _Memory:
         """Return the memory fields of a row."""
         if self.before is None:
             return {}
-        return {"before": self.before, "after": self.after, "kept": self.kept, "peak": self.peak}
+        return {"before": self.before, "after": self.after, "retained": self.retained, "peak": self.peak}
 
 
 @dataclass(slots=True)
-class _Both:
+class _Sums:
     """Sums by module and by operator."""
 
     walk: _Walk
-    modules: _Tables = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
-    operators: _Tables = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+    modules: _SumsByPhase = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+    operators: _SumsByPhase = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
 
     def add(self, scope: tuple[str, ...], phase: str, op: str, **columns: Any) -> None:
         """Add op calls of a scope to all modules that include it, and to their operator."""
@@ -182,101 +183,101 @@ class _Walk:
         self._region_costs = region_costs(trace, cost_model)
         self.covering = _find_covering(trace, self._region_costs)
         self._scopes = trace.scopes()
-        self._called = {phase: frozenset(timings) for phase, timings in times.modules.items()}
-        self._known: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
+        self._called_modules = {phase: frozenset(timings) for phase, timings in times.modules.items()}
+        self._modules_by_scope: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
         # Open region → the peak memory of ops in it so far.
         self._peaks: dict[RegionCall | None, int] = {}
-        self.module_times: dict[str, dict[str, _Timed]] = {
+        self.module_times: dict[str, dict[str, _Timing]] = {
             # Where no module is called, the timings count the calls of ops.
             phase: {
-                name: _Timed(0 if phase in BY_OWNER else timing.calls, timing.total, timing.own)
+                name: _Timing(0 if phase in BY_OWNER else timing.calls, timing.total, timing.own)
                 for name, timing in timings.items()
             }
             for phase, timings in times.modules.items()
         }
-        self.operator_times: dict[str, dict[str, _Timed]] = defaultdict(lambda: defaultdict(_Timed))
+        self.operator_times: dict[str, dict[str, _Timing]] = defaultdict(lambda: defaultdict(_Timing))
         self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.operator_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
         self.outside_ns = 0
         # Thread → the memory of the modules of its last op in a backward pass or optimizer step, and the bytes
         # allocated after that op.
-        self._last: dict[int, tuple[list[_Memory], int]] = {}
+        self._last_backward_op: dict[int, tuple[list[_Memory], int]] = {}
 
     def run(self) -> None:
         """Walk over all events."""
         for kind, event, call, _ in walk_events(self._trace):
             if kind == "op":
-                self._call(event, call)
+                self._add_op(event, call)
             elif kind == "exit" and call is not None:
-                self._leave(event, call)
+                self._exit_region(event, call)
             elif kind == "unfinished" and call is not None:
-                self._hold(call.parent, self._peaks.pop(call, None))
+                self._record_peak(call.parent, self._peaks.pop(call, None))
 
     def modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
         """Return the modules that include the ops of a scope, the root first."""
-        names = self._known.get((scope, phase))
+        names = self._modules_by_scope.get((scope, phase))
         if names is None:
             if phase in BY_OWNER:
                 owner = innermost(scope)
-                found = [*modules_above(owner), owner]
+                including = [*modules_above(owner), owner]
             else:
-                found = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
-            names = self._known[scope, phase] = tuple(dict.fromkeys(found))
+                including = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
+            names = self._modules_by_scope[scope, phase] = tuple(dict.fromkeys(including))
         return names
 
     def _uncalled_above(self, name: str, phase: str) -> Iterator[str]:
-        called = self._called.get(phase, frozenset())
+        called = self._called_modules.get(phase, frozenset())
         return (above for above in modules_above(name) if above not in called)
 
-    def _time(self, phase: str, name: str) -> _Timed:
-        return self.module_times.setdefault(phase, {}).setdefault(name, _Timed())
+    def _timing_of(self, phase: str, name: str) -> _Timing:
+        return self.module_times.setdefault(phase, {}).setdefault(name, _Timing())
 
-    def _hold(self, call: RegionCall | None, peak: int | None) -> None:
+    def _record_peak(self, call: RegionCall | None, peak: int | None) -> None:
         if peak is not None:
             self._peaks[call] = max(peak, self._peaks.get(call, peak))
 
-    def _call(self, event: Event, around: RegionCall | None) -> None:
+    def _add_op(self, event: Event, region_call: RegionCall | None) -> None:
         scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
         covering = self.covering.get((event.stack, phase))
         operator = self._trace.signatures[event.item].packet if covering is None else covering
         self.operator_times[phase][operator].add(duration, calls=int(covering is None))
         if not scope and phase not in BY_OWNER:
             # Outside all module calls, such as a loss: in the root's row, though not in the time of its calls.
-            self._time(phase, "").add(duration, calls=0)
+            self._timing_of(phase, "").add(duration, calls=0)
             self.outside_ns += duration
         if event.memory_before is None or event.memory_after is None:
             return
         memory = event.memory_before, event.memory_after, event.memory_peak
         self.operator_memory[phase][operator].add(*memory)
         # Memory that autograd frees after an op is freed before the next one.
-        owners, held = self._last.pop(event.thread, ([], 0))
-        for owner in owners:
-            owner.kept += event.memory_before - held
+        previous, allocated = self._last_backward_op.pop(event.thread, ([], 0))
+        for module_memory in previous:
+            module_memory.retained += event.memory_before - allocated
         if phase in BY_OWNER:
-            owners = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
-            for owner in owners:
-                owner.add(*memory)
-            self._last[event.thread] = owners, event.memory_after
+            modules = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
+            for module_memory in modules:
+                module_memory.add(*memory)
+            self._last_backward_op[event.thread] = modules, event.memory_after
             return
         if not scope:
             self.module_memory[phase][""].add(*memory)
-        self._hold(around, event.memory_peak)
+        self._record_peak(region_call, event.memory_peak)
 
-    def _leave(self, event: Event, call: RegionCall) -> None:
+    def _exit_region(self, event: Event, call: RegionCall) -> None:
         region = self._trace.regions[call.region]
-        self._hold(call, event.memory_peak)
+        self._record_peak(call, event.memory_peak)
         peak = self._peaks.pop(call, None)
-        self._hold(call.parent, peak)
+        self._record_peak(call.parent, peak)
         if event.item in self._region_costs and (event.stack, event.phase) not in self.covering and not event.raised:
             self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
         if region.kind != "module" or event.phase in BY_OWNER:
             return
         names = [region.name]
-        regions = [self._trace.regions[outer.region] for outer in call.around()]
-        around = [outer.name for outer in regions if outer.kind == "module"]
+        regions = [self._trace.regions[outer.region] for outer in call.enclosing()]
+        enclosing = [outer.name for outer in regions if outer.kind == "module"]
         for name in self._uncalled_above(region.name, event.phase):
-            if not any(_is_in(inner, name) for inner in around):
-                self._time(event.phase, name).total += event.duration_ns or 0
+            if not any(_is_in(inner, name) for inner in enclosing):
+                self._timing_of(event.phase, name).total += event.duration_ns or 0
                 names.append(name)
         if event.memory_before is not None and event.memory_after is not None:
             for name in names:

@@ -15,7 +15,7 @@ from fvflops.analysis.inputs import check_repeatable
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
-from fvflops.capture.instrument.module_clock import clock_modules
+from fvflops.capture.instrument.module_clock import time_modules
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
@@ -85,9 +85,9 @@ class ProfileAnalysis(FlopCountAnalysis):
         warn: bool = True,
     ) -> None:
         super().__init__(model, inputs, kwargs=kwargs, table=table, execution="real", warn=warn)
-        self._plan = _plan_runs(warmup, repeat) if schedule is None else _plan_steps(schedule, steps)
+        self._actions = _plan_runs(warmup, repeat) if schedule is None else _plan_steps(schedule, steps)
         if schedule is None and steps is not None:
-            raise ValueError("steps are the runs of a schedule: give one, or warmup and repeat")
+            raise ValueError("steps is the number of runs of a schedule: pass schedule, or warmup and repeat")
         self._loss = loss
         self._scheduled = schedule is not None
         self._measure = measure
@@ -95,7 +95,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         self._compiled = isinstance(model, nn.Module) and unwrap_compiled(model) is not model
         self._measured: list[Trace] = []
         self._clocked: list[Trace] = []
-        self._broken = ""
+        self._failure = ""
 
     @property
     def measured_runs(self) -> int:
@@ -107,11 +107,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         return read_times(self._clock(self.trace()))
 
     def measured(self, *, device: str | Device | None = None) -> Profile:
-        """Return time and memory of modules and operators beside their FLOPs and bytes, as plain data.
+        """Return time and memory of modules and operators with their FLOPs and bytes, as plain data.
 
         With a `device`, a name as `roofline` takes it or a Device, each row has its least time on it too.
         """
-        return self._measure_lines(self._clock(self.trace()), device)
+        return self._measure_rows(self._clock(self.trace()), device)
 
     def table(
         self,
@@ -123,12 +123,12 @@ class ProfileAnalysis(FlopCountAnalysis):
         top: int | None = None,
         device: str | Device | None = None,
     ) -> str:
-        """Return time and memory of modules or operators beside their FLOPs and bytes, as text.
+        """Return time and memory of modules or operators with their FLOPs and bytes, as text.
 
         `by` is "module" or "operator", `phase` one phase (all if None). Modules come in the order of the model, down to
         `depth` levels below the root (2 if None), and deeper where their time does not match their FLOPs. With `sort`
         ("time", "self", "calls", "flops", "rate", "bytes", "intensity", "roofline", "memory", "peak", "mismatch", a
-        phase, or "name") or `top`, they are one ranked list, of which `top` are shown. `device`, a name as `roofline`
+        phase, or "name") or `top`, they are ranked, and `top` rows are shown. `device`, a name as `roofline`
         takes it or a Device, adds the share of its roofline. An unknown view, phase or order raises ValueError, a phase
         that was not run TraceError.
         """
@@ -146,8 +146,8 @@ class ProfileAnalysis(FlopCountAnalysis):
     ) -> Document:
         """Return what `table` shows as a document, which every format of a report can write."""
         # The times of operators add up to those of the instrumented runs.
-        found = self._measure_lines(self._clock(self.trace()) if by == "module" else self.trace(), device)
-        return profile_report(found, by=by, phase=phase, depth=depth, sort=sort, top=top)
+        measured = self._measure_rows(self._clock(self.trace()) if by == "module" else self.trace(), device)
+        return profile_report(measured, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
     def call_report(
         self,
@@ -168,26 +168,26 @@ class ProfileAnalysis(FlopCountAnalysis):
         """Return the profile of the runs completed before one raised; without one it raises TraceError."""
         if not self._measured:
             raise TraceError("no measured run was completed")
-        found = copying.copy(self)
-        found._load(self._finish(self._measured))
-        return found
+        salvaged = copying.copy(self)
+        salvaged._load(self._finish(self._measured))
+        return salvaged
 
-    def _measure_lines(self, trace: Trace, device: str | Device | None) -> Profile:
+    def _measure_rows(self, trace: Trace, device: str | Device | None) -> Profile:
         bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
-        found = measure_rows(trace, self.counts(), self._cost_model(), bound)
-        return replace(found, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
+        measured = measure_rows(trace, self.counts(), self._cost_model(), bound)
+        return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        model = self._run.the_model()
+        model = self._run.require_model()
         args, kwargs = self._run.arguments()
-        if len(self._plan) > 1 or "time" in self._measure:
+        if len(self._actions) > 1 or "time" in self._measure:
             check_repeatable(args, kwargs)
         if any(tensor.device.type == "meta" for tensor in _tensors(model, args, kwargs)):
             raise ValueError(
-                "a profile needs real execution, and the meta device has no numbers: build the model on cpu or cuda"
+                "a profile needs real execution, and the meta device has no values: build the model on cpu or cuda"
             )
-        self._measured, self._clocked, self._broken = [], [], ""
-        for index, action in enumerate(self._plan):
+        self._measured, self._clocked, self._failure = [], [], ""
+        for index, action in enumerate(self._actions):
             versions = _versions(model)
             try:
                 trace = record_call(
@@ -202,14 +202,14 @@ class ProfileAnalysis(FlopCountAnalysis):
                 )
                 clocked = self._clock_modules(args, kwargs, trace, versions) if action in ACTIVE else []
             except BaseException as error:
-                what = f"{type(error).__name__}: {error}".rstrip(": ")
-                self._broken = f"run {index + 1} of {len(self._plan)} raised {' '.join(what.split())}"
+                message = f"{type(error).__name__}: {error}".rstrip(": ")
+                self._failure = f"run {index + 1} of {len(self._actions)} raised {' '.join(message.split())}"
                 raise
             if action in ACTIVE:
                 self._measured.append(trace)
                 self._clocked += clocked
             if self._on_run is not None:
-                self._on_run(index + 1, len(self._plan))
+                self._on_run(index + 1, len(self._actions))
         return self._finish(self._measured)
 
     def _clock_modules(
@@ -219,45 +219,45 @@ class ProfileAnalysis(FlopCountAnalysis):
 
         `versions` are those of the model's parameters before that run. The list is empty where there are no times.
         """
-        model = self._run.the_model()
+        model = self._run.require_model()
         if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
             return []
         # Without a loss a forward pass is recorded below autograd, unless it uses autograd itself.
-        uses_autograd = trace.info.vocabulary == "core" and torch.is_grad_enabled()
+        uses_autograd = trace.info.op_set == "core" and torch.is_grad_enabled()
         gradients = self._loss is not None or uses_autograd
         written = [tensor for tensor, version in versions if tensor._version != version]
-        return [clock_modules(model, args, kwargs, gradients=gradients, written=written)]
+        return [time_modules(model, args, kwargs, gradients=gradients, written=written)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)
         about = {**trace.about, "device": self._describe_device()}
         if self._scheduled:
-            about["steps"] = str(len(self._plan))
+            about["steps"] = str(len(self._actions))
         else:
-            about["warmup"] = str(self._plan.count("warmup"))
+            about["warmup"] = str(self._actions.count("warmup"))
         if self._compiled:
             about["compiled"] = _COMPILED
-        if self._broken:
-            about["broken off"] = f"{self._broken}; the profile is of the runs before"
+        if self._failure:
+            about["broken off"] = f"{self._failure}; the profile is of the runs before"
         return replace(trace, about=about)
 
     def _clock(self, trace: Trace) -> Trace:
         """Return the Trace with the forward times of module calls measured without per-op instrumentation."""
-        places = _ends_of_modules(trace)
-        names = list(places.values())
+        ends = _ends_of_modules(trace)
+        names = list(ends.values())
         if not self._clocked or any(list(_ends_of_modules(run).values()) != names for run in self._clocked):
             return trace  # the runs called different modules
         clocked = trimmed_mean(self._clocked).events or ()
         times = [event.duration_ns for event in clocked if event.kind == "exit"]
         events = list(trace.events or ())
-        for place, duration in zip(places, times, strict=True):
-            events[place] = events[place]._replace(duration_ns=duration)
+        for index, duration in zip(ends, times, strict=True):
+            events[index] = events[index]._replace(duration_ns=duration)
         about = {**trace.about, "clocked": format_quantity(len(self._clocked), "run")}
         return replace(trace, events=tuple(events), about=about)
 
     def _describe_device(self) -> str:
-        args, kwargs = self._run.arguments()
-        device = next((tensor.device for tensor in _tensors(self._run.the_model(), args, kwargs)), torch.device("cpu"))
+        tensors = _tensors(self._run.require_model(), *self._run.arguments())
+        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
         if device.type == "cuda":
             return f"{device} ({torch.cuda.get_device_name(device)})"
         return f"cpu ({format_quantity(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)
@@ -265,13 +265,12 @@ class ProfileAnalysis(FlopCountAnalysis):
 
 def _ends_of_modules(trace: Trace) -> dict[int, str]:
     """Return index → module name of the events that end a module call in the forward pass."""
-    ends = [(place, event) for place, event in enumerate(trace.events or ()) if event.kind == "exit"]
     regions = {
-        place: trace.regions[trace.region_signatures[event.item].region]
-        for place, event in ends
-        if event.phase == "forward"
+        index: trace.regions[trace.region_signatures[event.item].region]
+        for index, event in enumerate(trace.events or ())
+        if event.kind == "exit" and event.phase == "forward"
     }
-    return {place: region.name for place, region in regions.items() if region.kind == "module"}
+    return {index: region.name for index, region in regions.items() if region.kind == "module"}
 
 
 def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -281,7 +280,7 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> li
 
 
 def _versions(model: Any) -> list[tuple[torch.Tensor, int]]:
-    """Return a model's parameters with their version counters; inference tensors have none and are left out."""
+    """Return a model's parameters with their version counters; without inference tensors, which have none."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     return [(tensor, tensor._version) for tensor in parameters if not tensor.is_inference()]
 
@@ -292,28 +291,27 @@ def _plan_runs(warmup: int, repeat: int) -> list[str]:
 
 def _plan_steps(schedule: Schedule, steps: int | None) -> list[str]:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"a schedule needs steps, the number of runs, 1 or more, not {steps!r}")
-    plan = [action_at(schedule, step) for step in range(steps)]
-    if not any(action in ACTIVE for action in plan):
-        raise ValueError(f"of {format_quantity(steps, 'step')} the schedule makes none active: give more steps")
-    return plan
+        raise ValueError(f"with a schedule, steps must be the number of runs, at least 1; got {steps!r}")
+    actions = [action_at(schedule, step) for step in range(steps)]
+    if not any(action in ACTIVE for action in actions):
+        raise ValueError(f"the schedule makes none of {format_quantity(steps, 'step')} active: pass more steps")
+    return actions
 
 
 def trimmed_mean(traces: list[Trace]) -> Trace:
     """Return the Trace of several runs of the same work, with the mean time and memory of each op and region.
 
     The mean is over the middle third of the runs ranked by time: outliers have no effect, and the times of modules add
-    up, which medians would not. `about` says how many runs these are. Runs that did other work than the last one are
-    left out, and `about` has their number.
+    up, unlike medians. Runs that did other work than the last one are ignored. `about` has the numbers of runs.
     """
     last = traces[-1]
-    alike = [trace for trace in traces if _work(trace) == _work(last)]
-    apart = len(alike) // 3
-    middle = sorted(alike, key=_duration_of_run)[apart : len(alike) - apart]
-    about = {**last.about, "runs": str(len(alike)), "averaged": _describe_mean(len(middle), len(alike))}
-    if len(alike) < len(traces):
-        about["differed"] = f"{len(traces) - len(alike)} of {len(traces)} runs did other work, and are left out"
-    rows = zip(*(_marks(trace) for trace in middle), strict=True)
+    same_work = [trace for trace in traces if _list_work(trace) == _list_work(last)]
+    trimmed = len(same_work) // 3  # at each end
+    middle = sorted(same_work, key=_duration_of_run)[trimmed : len(same_work) - trimmed]
+    about = {**last.about, "runs": str(len(same_work)), "averaged": _describe_mean(len(middle), len(same_work))}
+    if len(same_work) < len(traces):
+        about["differed"] = f"{len(traces) - len(same_work)} of {len(traces)} runs did other work, and are ignored"
+    rows = zip(*(_ordered_events(trace) for trace in middle), strict=True)
     return replace(last, events=tuple(_mean(row) for row in rows), about=about)
 
 
@@ -331,13 +329,13 @@ def _duration_of_run(trace: Trace) -> int:
     return max(ends, default=0) - min((event.start_ns or 0 for event in trace.events or ()), default=0)
 
 
-def _marks(trace: Trace) -> list[Event]:
+def _ordered_events(trace: Trace) -> list[Event]:
     """Return the events without frees of storages, whose order depends on Python's garbage collector."""
     return [event for event in trace.events or () if event.kind != "free"]
 
 
-def _work(trace: Trace) -> list[tuple[Any, ...]]:
-    return [(event.kind, event.item, event.stack, event.phase) for event in _marks(trace)]
+def _list_work(trace: Trace) -> list[tuple[Any, ...]]:
+    return [(event.kind, event.item, event.stack, event.phase) for event in _ordered_events(trace)]
 
 
 def _mean(events: tuple[Event, ...]) -> Event:

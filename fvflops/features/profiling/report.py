@@ -1,4 +1,4 @@
-"""Report of a profile: time and memory of modules or operators beside their FLOPs and bytes, and where they differ."""
+"""Report of a profile: time and memory of modules or operators, their FLOPs and bytes, and mismatches of both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fvflops.features.profiling.model import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
-from fvflops.reports.document import Column, Document, Part, Table, Value, modules, number, words
+from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.names import plain_name
 from fvflops.trace import PHASES
 from fvflops.units import (
@@ -24,7 +24,7 @@ from fvflops.views.summary_rows import check_view, depth_of
 VIEWS = ("module", "operator")
 DEPTH = 2  # levels of modules below the root
 
-# Key of an order, which is that of a column → what must have been measured or named for it, "" for nothing.
+# Sort key, that of a column → what it needs: a measured column, a device's peaks, or "" for nothing.
 SORTS: Mapping[str, str] = {
     "time": "time",
     "self": "time",
@@ -47,7 +47,7 @@ _OPTIONAL = (
 _NEEDED = {
     "time": "time was not measured: measure={'time'}",
     "memory": "memory was not measured: measure={'memory'}",
-    "peaks": "no device was named whose peaks to take",
+    "peaks": "name a device, for its peaks",
 }
 
 
@@ -60,37 +60,37 @@ def profile_report(
     sort: str | None = None,
     top: int | None = None,
 ) -> Document:
-    """Return the time and memory of modules or operators beside their FLOPs and bytes; times are in nanoseconds.
+    """Return the time and memory of modules or operators with their FLOPs and bytes; times are in nanoseconds.
 
     `by` is "module" or "operator"; `phase` one phase, all if None. Modules come in the order of the model down to
     `depth` levels below the root, 2 if None, and below that where their time does not match their FLOPs. With `sort`,
-    one of SORTS or a phase, or `top` they are one ranked list, of which `top` are shown; without `sort` by time. An
-    unknown view, phase or order raises ValueError, one for which nothing was recorded TraceError or ValueError.
+    one of SORTS or a phase, or with `top`, they are ranked, by time without `sort`, and `top` rows are shown. An
+    unknown view, phase or sort key raises ValueError; one for which nothing was recorded, TraceError or ValueError.
     """
     check_view(by, VIEWS, "the profile")
     check_top(top)
-    whole = measured.whole(phase)
-    lines = measured.module_lines(phase) if by == "module" else measured.operator_lines(phase)
+    total = measured.total(phase)
+    rows = measured.module_rows(phase) if by == "module" else measured.operator_rows(phase)
     in_order = by == "module" and sort is None and top is None
     sort = None if in_order else _choose_sort(measured, by, sort)
-    shown, notes = lines, [] if by == "module" else _note_between(lines, whole)
+    shown, notes = rows, [] if by == "module" else _note_between(rows, total)
     if by == "module" and (in_order or depth is not None):
         limit = DEPTH if depth is None else depth
         shown = {
-            name: line for name, line in lines.items() if depth_of(name) <= limit or (in_order and outlier(line, whole))
+            name: row for name, row in rows.items() if depth_of(name) <= limit or (in_order and outlier(row, total))
         }
-        if in_order and len(shown) < len(lines):
-            notes.append(f"{format_quantity(len(lines) - len(shown), by)} more below depth {limit}.")
-    figures = _choose_figures(measured, by, phase)
+        if in_order and len(shown) < len(rows):
+            notes.append(f"{format_quantity(len(rows) - len(shown), f'more {by}')} below depth {limit}.")
+    columns = _choose_columns(measured, by, phase)
     table = Table(
         f"{by}s",
-        [modules() if by == "module" else _OPERATOR, *(figure.column for figure in figures)],
-        [(name, *(figure.value(_Row(name, line, whole)) for figure in figures)) for name, line in shown.items()],
-        total=None if by == "module" else _add_up(whole, figures),
+        [module_column() if by == "module" else _OPERATOR, *(column.column for column in columns)],
+        [(name, *(column.value(_RowContext(name, row, total)) for column in columns)) for name, row in shown.items()],
+        total=None if by == "module" else _add_up(total, columns),
         notes=notes,
         noun=by,
     )
-    parts: list[Part] = ["\n".join(_describe_run(measured, whole, phase)), table.ranked(sort=sort, top=top)]
+    parts: list[Part] = ["\n".join(_describe_run(measured, total, phase)), table.ranked(sort=sort, top=top)]
     parts += ["\n".join([*_explain(measured, by, phase), *_list_gaps(measured)])]
     return Document("profile", describe_subject(measured.about), parts, main=table.name)
 
@@ -100,69 +100,69 @@ def check_profile_sort(sort: str) -> None:
     check_sort(sort, [*SORTS, *(phase for phase in PHASES if phase not in SORTS)])
 
 
-class _Row(NamedTuple):
-    """The data of a row; `whole` is the sum of all rows."""
+class _RowContext(NamedTuple):
+    """A row of a profile with its name, and the sum of all rows."""
 
     name: str
-    line: ProfileRow
-    whole: ProfileRow
+    row: ProfileRow
+    total: ProfileRow
 
 
-class _Figure(NamedTuple):
-    """A column, its value in a row, and whether the total has it."""
+class _ReportColumn(NamedTuple):
+    """A column, the function that returns its value in a row, and whether the total has one."""
 
     column: Column
-    value: Callable[[_Row], Value]
+    value: Callable[[_RowContext], Value]
     in_total: bool = True
 
 
-def _choose_figures(measured: Profile, by: str, phase: str | None) -> list[_Figure]:
-    """Return the columns, first those that a narrow terminal is to show."""
+def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_ReportColumn]:
+    """Return the columns, the most important first."""
     timed = "time" in measured.columns
-    figures = [_Figure(number("calls", form=_calls), lambda row: row.line.calls)]
+    columns = [_ReportColumn(number_column("calls", form=_calls), lambda item: item.row.calls)]
     if timed:
-        figures.append(_Figure(number("time", form=_time), lambda row: row.line.total_ns))
-        figures.append(_Figure(_TIME_SHARE, lambda row: _share(row.line.total_ns, row.whole.total_ns)))
+        columns.append(_ReportColumn(number_column("time", form=_time), lambda item: item.row.total_ns))
+        columns.append(_ReportColumn(_TIME_SHARE, lambda item: _share(item.row.total_ns, item.total.total_ns)))
         if measured.peaks:
-            figures.append(_Figure(number("roofline", form=_percent), lambda row: row.line.roofline_share or None))
+            columns.append(_ReportColumn(_ROOFLINE, lambda item: item.row.roofline_share or None))
         if by == "module":
-            figures.append(_Figure(number("self", form=_time), lambda row: row.line.own_ns))
+            columns.append(_ReportColumn(number_column("self", form=_time), lambda item: item.row.self_ns))
         if phase is None and len(measured.phases) > 1:
-            figures += [_phase_figure(measured, by, name) for name in measured.phases]
-    figures.append(_Figure(number("flops", "FLOPs"), lambda row: row.line.flops))
+            columns += [_phase_column(measured, by, name) for name in measured.phases]
+    columns.append(_ReportColumn(number_column("flops", "FLOPs"), lambda item: item.row.flops))
     if measured.unknown:
-        figures.append(_Figure(number("unsupported", form=_calls), lambda row: row.line.unknown))
+        columns.append(_ReportColumn(number_column("unsupported", form=_calls), lambda item: item.row.unknown))
     if timed:
-        figures.append(_Figure(number("rate", "FLOP/s"), lambda row: row.line.flops_per_second))
-        figures.append(_Figure(_MISMATCH, lambda row: _compare(row.line, row.whole), in_total=False))
-        figures.append(_Figure(words("mark"), lambda row: outlier(row.line, row.whole), in_total=False))
-    figures.append(_Figure(number("bytes"), lambda row: row.line.bytes))
-    if measured.unmoved:
-        figures.append(_Figure(_UNKNOWN_BYTES, lambda row: row.line.unmoved))
-    figures.append(_Figure(_INTENSITY, lambda row: row.line.intensity if row.line.bytes else None))
+        columns.append(_ReportColumn(number_column("rate", "FLOP/s"), lambda item: item.row.flops_per_second))
+        columns.append(_ReportColumn(_MISMATCH, lambda item: _compare(item.row, item.total), in_total=False))
+        columns.append(_ReportColumn(text_column("mark"), lambda item: outlier(item.row, item.total), in_total=False))
+    columns.append(_ReportColumn(number_column("bytes"), lambda item: item.row.bytes))
+    if measured.unknown_traffic:
+        columns.append(_ReportColumn(_UNKNOWN_BYTES, lambda item: item.row.unknown_traffic))
+    columns.append(_ReportColumn(_INTENSITY, lambda item: item.row.intensity if item.row.bytes else None))
     if "memory" in measured.columns:
-        figures.append(_Figure(number("memory", "kept"), lambda row: row.line.kept))
-        figures.append(_Figure(number("peak"), lambda row: row.line.peak))
-    figures.append(_Figure(_FLOP_SHARE, lambda row: _share(row.line.flops, row.whole.flops)))
-    figures.append(_Figure(number("read"), lambda row: row.line.read))
-    figures.append(_Figure(number("written"), lambda row: row.line.written))
-    return [_make_optional(figure) for figure in figures]
+        columns.append(_ReportColumn(number_column("memory", "retained"), lambda item: item.row.retained))
+        columns.append(_ReportColumn(number_column("peak"), lambda item: item.row.peak))
+    columns.append(_ReportColumn(_FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops)))
+    columns.append(_ReportColumn(number_column("read"), lambda item: item.row.read))
+    columns.append(_ReportColumn(number_column("written"), lambda item: item.row.written))
+    return [_make_optional(column) for column in columns]
 
 
-def _make_optional(figure: _Figure) -> _Figure:
-    column = figure.column
-    return figure._replace(column=replace(column, optional=int(column.key in _OPTIONAL)))
+def _make_optional(column: _ReportColumn) -> _ReportColumn:
+    optional = int(column.column.key in _OPTIONAL)
+    return column._replace(column=replace(column.column, optional=optional))
 
 
-def _phase_figure(measured: Profile, by: str, phase: str) -> _Figure:
-    lines = (measured.by_module if by == "module" else measured.by_operator).get(phase, {})
-    whole = measured.whole(phase)
+def _phase_column(measured: Profile, by: str, phase: str) -> _ReportColumn:
+    rows = (measured.by_module if by == "module" else measured.by_operator).get(phase, {})
+    total = measured.total(phase)
 
-    def value(row: _Row) -> int | None:
-        found = whole if row.line is row.whole else lines.get(row.name)
-        return None if found is None else found.total_ns
+    def value(item: _RowContext) -> int | None:
+        row = total if item.row is item.total else rows.get(item.name)
+        return None if row is None else row.total_ns
 
-    return _Figure(number(phase, form=_time), value)
+    return _ReportColumn(number_column(phase, form=_time), value)
 
 
 def _calls(count: int) -> str:
@@ -177,26 +177,27 @@ def _percent(share: float) -> str:
     return format_percent(share, 1)
 
 
-_OPERATOR = words("operator", form=lambda op: op.removeprefix("aten::"))
-_TIME_SHARE = number("share", "% time", form=_percent)
-_FLOP_SHARE = number("flops_share", "% FLOPs", form=_percent)
-_MISMATCH = number("mismatch", "time:FLOPs", form=format_ratio)
-_INTENSITY = number("intensity", "FLOP/byte", form=format_ratio)
-_UNKNOWN_BYTES = number("unknown_bytes", "unknown bytes", form=_calls)
+_OPERATOR = text_column("operator", form=lambda op: op.removeprefix("aten::"))
+_TIME_SHARE = number_column("share", "% time", form=_percent)
+_FLOP_SHARE = number_column("flops_share", "% FLOPs", form=_percent)
+_ROOFLINE = number_column("roofline", form=_percent)
+_MISMATCH = number_column("mismatch", "time:FLOPs", form=format_ratio)
+_INTENSITY = number_column("intensity", "FLOP/byte", form=format_ratio)
+_UNKNOWN_BYTES = number_column("unknown_bytes", "unknown bytes", form=_calls)
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, total: int) -> float | None:
+    return part / total if total else None
 
 
-def _compare(line: ProfileRow, whole: ProfileRow) -> float | None:
-    """Return a row's share of the time divided by that of the FLOPs; of no FLOPs only where the time is much."""
-    return time_flop_ratio(line, whole) if line.flops or outlier(line, whole) else None
+def _compare(row: ProfileRow, total: ProfileRow) -> float | None:
+    """Return a row's share of the time divided by that of the FLOPs; a row without FLOPs has one only if it is slow."""
+    return time_flop_ratio(row, total) if row.flops or outlier(row, total) else None
 
 
-def _add_up(whole: ProfileRow, figures: Sequence[_Figure]) -> list[Value]:
-    row = _Row("", whole, whole)
-    return ["total", *(figure.value(row) if figure.in_total else None for figure in figures)]
+def _add_up(total: ProfileRow, columns: Sequence[_ReportColumn]) -> list[Value]:
+    row = _RowContext("", total, total)
+    return ["total", *(column.value(row) if column.in_total else None for column in columns)]
 
 
 def _choose_sort(measured: Profile, by: str, sort: str | None) -> str:
@@ -205,15 +206,15 @@ def _choose_sort(measured: Profile, by: str, sort: str | None) -> str:
     check_profile_sort(sort)
     needs = SORTS.get(sort, "time")
     if needs and not (needs in measured.columns or (needs == "peaks" and measured.peaks)):
-        raise ValueError(f"nothing can be sorted by {sort!r}: {_NEEDED[needs]}")
+        raise ValueError(f"cannot sort by {sort!r}: {_NEEDED[needs]}")
     return "time" if sort == "self" and by == "operator" else sort  # an operator has no nested rows
 
 
-def _note_between(lines: Mapping[str, ProfileRow], whole: ProfileRow) -> list[str]:
-    between = whole.total_ns - sum(line.total_ns for line in lines.values())
+def _note_between(rows: Mapping[str, ProfileRow], total: ProfileRow) -> list[str]:
+    between = total.total_ns - sum(row.total_ns for row in rows.values())
     if between <= 0:
         return []
-    share = format_percent(between, whole.total_ns)
+    share = format_percent(between, total.total_ns)
     return [f"Between ops, in Python and PyTorch's dispatch: {_time(between)} ({share} of the time)."]
 
 
@@ -224,23 +225,23 @@ def describe_subject(about: Mapping[str, str]) -> str:
     return subject + (f", on {plain_name(about['device'])}" if about.get("device") else "")
 
 
-def _describe_run(measured: Profile, whole: ProfileRow, phase: str | None) -> Iterator[str]:
+def _describe_run(measured: Profile, total: ProfileRow, phase: str | None) -> Iterator[str]:
     about = measured.about
-    how = about.get("averaged", "one run")
+    runs = about.get("averaged", "one run")
     if int(about.get("warmup", 0)):
-        how += f" after {format_quantity(int(about['warmup']), 'warm-up run')}"
+        runs += f" after {format_quantity(int(about['warmup']), 'warm-up run')}"
     if "steps" in about:
-        how += f", active among {format_thousands(int(about['steps']))} steps"
+        runs += f", active among {format_thousands(int(about['steps']))} steps"
     if "time" in measured.columns:
-        how += f", {format_seconds(whole.total_ns / 1e9)}{f' in the {phase} phase' if phase else ''}"
+        runs += f", {format_seconds(total.total_ns / 1e9)}{f' in the {phase} phase' if phase else ''}"
     factor = about.get("multiply_add", "?")
     counted = f"Counted by {plain_name(about.get('table', '?'))}: a MAC is {factor} FLOP{'' if factor == '1' else 's'}."
-    yield f"{_sentence(how)} {counted}"
+    yield f"{_sentence(runs)} {counted}"
     if "overhead_ns" in about:
-        lost, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
-        # Where other modes were on all the time the overhead per op was not sampled.
+        overhead, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
+        # With other dispatch modes active during the run, the overhead per op was not sampled.
         each = f", {format_seconds(per_op)} per op" if per_op else ""
-        yield f"Profiling overhead ({format_seconds(lost)}{each}) is subtracted."
+        yield f"Profiling overhead ({format_seconds(overhead)}{each}) is subtracted."
     if about.get("clocked"):
         yield f"Modules' forward times are from {about['clocked']} more, without per-op instrumentation."
     if "compiled" in about:
@@ -252,7 +253,7 @@ def _explain(measured: Profile, by: str, phase: str | None) -> Iterator[str]:
     if "time" in measured.columns:
         yield (
             f"time:FLOPs is a row's share of the time divided by its share of the FLOPs: slow is {FACTOR} or more, "
-            f"fast 1/{FACTOR} or less, where the shares differ by {EXCESS:.0%} of the whole or more. Slow rows are "
+            f"fast 1/{FACTOR} or less, where the shares differ by {EXCESS:.0%} of the total or more. Slow rows are "
             f"often memory-bound (low FLOP/byte), many small calls, or Python{' (high self)' * (by == 'module')}."
         )
         if by == "module":
@@ -263,16 +264,17 @@ def _explain(measured: Profile, by: str, phase: str | None) -> Iterator[str]:
             "measured. Above 100%, caches saved memory traffic, or the run was on another device."
         )
     if "memory" in measured.columns:
-        cpu = not measured.about.get("device", "cpu").startswith("cuda")
-        what = "the storages that the run allocated" if cpu else "CUDA's allocator"
-        yield f"kept and peak are bytes of {what}: still allocated after the calls, and the most during them."
+        cuda = measured.about.get("device", "cpu").startswith("cuda")
+        what = "CUDA's allocator" if cuda else "the storages that the run allocated"
+        yield f"retained and peak are bytes of {what}: still allocated after the calls, and the most during them."
 
 
 def _explain_modules(measured: Profile, phases: Sequence[str]) -> Iterator[str]:
     text = "self is a module's time without its submodules."
-    others = [name for name in phases if name in ("backward", "optimizer")]
-    if others:
-        text += f" In {' and '.join(others)}, where no module is called, times are those of the module's ops."
+    if "backward" in phases:
+        text += " In backward, where no module is called, times are those of the module's ops."
+    if "optimizer" in phases:
+        text += " The optimizer step is included in model only."
     if measured.outside_ns and "forward" in phases:
         outside = format_seconds(measured.outside_ns / 1e9)
         text += f" Ops outside all modules, such as the loss, took {outside}, included in model."
@@ -284,8 +286,8 @@ def _list_gaps(measured: Profile) -> Iterator[str]:
     if measured.unknown:
         table = plain_name(measured.about.get("table", "?"))
         yield f"Unsupported by {table}, so not counted in FLOPs: {_list(measured.unknown)}."
-    if measured.unmoved:
-        yield f"Unknown memory traffic, so not in bytes: {_list(measured.unmoved)}."
+    if measured.unknown_traffic:
+        yield f"Unknown memory traffic, so not in bytes: {_list(measured.unknown_traffic)}."
     if measured.without_peak:
         listed = ", ".join(f"{dtype} ({format_short(flops)} FLOPs)" for dtype, flops in measured.without_peak.items())
         yield f"Without a peak on {measured.peaks}, so not in roofline: {listed}."

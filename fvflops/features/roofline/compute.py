@@ -40,7 +40,7 @@ def roofline(
 
     `recorded` is a Trace, or an analysis that has one; `table` counts its FLOPs as 2 * macs + flops, and only `exact`
     counts those of all ops. The highest peak for a dtype applies to both `macs` and `flops`: compute-bound work outside
-    the matrix units takes longer. `device` is a name, as `mfu` takes it, or a Device; without a bandwidth it raises
+    the matrix units takes longer. `device` is a name, as for `mfu`, or a Device; one without a bandwidth raises
     ValueError. With `dtype`, its peak applies to all FLOPs, else that of each op's dtype; bytes are always those of the
     recorded dtypes. `float32_matmul` is that of `mfu`. A device without a peak for any of the dtypes raises ValueError.
 
@@ -54,35 +54,35 @@ def roofline(
     (16008000, 2034000, 'memory', 7.9)
     """
     check_float32_matmul(float32_matmul)
-    known = device if isinstance(device, Device) else find_device(device)
-    if known.bandwidth is None:
-        raise ValueError(f"{known.name} has no bandwidth, without which there is no roofline: give one in bytes/s")
+    device = device if isinstance(device, Device) else find_device(device)
+    if device.bandwidth is None:
+        raise ValueError(f"{device.name} has no bandwidth, which a roofline needs: add one in bytes/s")
     trace = recorded if isinstance(recorded, Trace) else recorded.trace()
-    chosen = resolve_table(table)
+    formula_table = resolve_table(table)
     trace, traffic_model = split_by_aliasing(trace)
-    cost_model = _WorkCostModel(TableCostModel(chosen, "flops"), traffic_model, trace.modules)
-    clock = _Clock(known, None if dtype is None else short_dtype(dtype), float32_matmul)
+    cost_model = _WorkCostModel(TableCostModel(formula_table, "flops"), traffic_model, trace.modules)
+    timer = _CallTimer(device, None if dtype is None else short_dtype(dtype), float32_matmul)
     counts = count(trace, cost_model, "bytes")
-    entries = tuple(clock.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
-    if clock.without_peak and not clock.peaks:
-        known.peak(next(iter(clock.without_peak)))  # which says what the device has
+    entries = tuple(timer.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
+    if timer.without_peak and not timer.peaks:
+        device.peak(next(iter(timer.without_peak)))  # raises, with the dtypes that the device has
     return Roofline(
-        known.name,
-        int(known.bandwidth),
-        clock.peaks,
-        chosen.name,
+        device.name,
+        int(device.bandwidth),
+        timer.peaks,
+        formula_table.name,
         trace.modules,
         entries,
         unknown=counts.ledger()[Status.UNSUPPORTED],
-        unmoved=count(trace, traffic_model, "bytes").ledger()[Status.UNSUPPORTED],
-        without_peak=clock.without_peak,
+        unknown_traffic=count(trace, traffic_model, "bytes").ledger()[Status.UNSUPPORTED],
+        without_peak=timer.without_peak,
     )
 
 
 class _WorkCostModel:
     """Cost model of FLOPs and bytes at once: the value of a cost is its bytes, its status that of its FLOPs.
 
-    The memory traffic of a region that the table counts as one is its inputs, outputs and parameters.
+    The memory traffic of a region that the table counts as a whole is its inputs, outputs and parameters.
     """
 
     def __init__(self, flops: CostModel, moved: TrafficCostModel, modules: ModuleTree) -> None:
@@ -118,8 +118,8 @@ def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
     return tuple(cost._replace(value=0 if index else moved) for index, cost in enumerate(costs))
 
 
-class _Clock:
-    """Computes least times on a device; keeps the peaks used, and the FLOPs in dtypes without a peak."""
+class _CallTimer:
+    """Computes least times on a device; `peaks` are those used, `without_peak` is dtype → FLOPs for the others."""
 
     def __init__(self, device: Device, dtype: str | None, float32_matmul: str | None) -> None:
         self._device = device

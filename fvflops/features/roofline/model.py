@@ -51,10 +51,10 @@ def sum_loads(loads: Iterable[Load]) -> Load:
 
 
 class Bounded(NamedTuple):
-    """All calls of one signature in one scope and phase.
+    """The load of all calls of one signature in one scope and phase.
 
-    `scope` is the names of the modules it ran under, root first; `dtype` is the device's name of the dtype whose peak
-    applies to its products.
+    `scope` has the names of the modules that the calls ran under, root first; `dtype` is the short name of the dtype
+    whose peak applies to its products.
     """
 
     scope: tuple[str, ...]
@@ -70,8 +70,8 @@ class Roofline:
     """What bounds each op call of a trace on a device, and the least time that it takes.
 
     `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention of the FLOPs.
-    `unknown` is unsupported ops → calls, `unmoved` ops of unknown memory traffic → calls, `without_peak` dtypes without
-    a peak on the device → FLOPs. The times do not include these.
+    `unknown` is unsupported op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype
+    without a peak on the device → FLOPs. The times do not include these.
 
     >>> from fvflops.trace import ModuleInfo
     >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "fc")})
@@ -88,7 +88,7 @@ class Roofline:
     modules: ModuleTree
     entries: tuple[Bounded, ...]
     unknown: Mapping[str, int] = field(default_factory=Counter)
-    unmoved: Mapping[str, int] = field(default_factory=Counter)
+    unknown_traffic: Mapping[str, int] = field(default_factory=Counter)
     without_peak: Mapping[str, int] = field(default_factory=Counter)
 
     def ridge(self, dtype: str) -> float:

@@ -24,13 +24,13 @@ _TEXT, _TITLE = 6.5, 9.0
 _LABELS = 16
 _LARGEST = 220.0  # square points of a marker with a share of 100% of the time
 _SMALLEST = 14.0
-# Where the name of a point is tried, right and up: under the roof first.
-_WHERE = ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
+# Offsets at which the label of a point is tried, right and up; the first are below the roof.
+_OFFSETS = ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
 
 class Point(NamedTuple):
-    """One point of the plot: `times` modules or ops of one class and the same load."""
+    """A point of the plot, for `times` modules or ops of one class with equal loads."""
 
     name: str
     group: str
@@ -86,17 +86,17 @@ def draw_roofline(
 
 def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = None) -> list[Point]:
     """Return the points, the longest time first; without FLOPs, bytes or time there is no point."""
-    found: Iterable[tuple[str, str, Load]]
+    loads: Iterable[tuple[str, str, Load]]
     if by == "operator":
-        found = [(name, name, load) for name, load in roofline.by_operator().items()]
+        loads = [(name, name, load) for name, load in roofline.by_operator().items()]
     elif by == "op":
-        found = [
+        loads = [
             (f"{innermost(entry.scope)} {entry.label}".strip(), entry.label, entry.load) for entry in roofline.entries
         ]
     else:
-        found = _cut_tree(roofline, DEPTH if depth is None else depth)
+        loads = _cut_tree(roofline, DEPTH if depth is None else depth)
     merged: dict[tuple[str, str, Load], list[str]] = {}
-    for name, group, load in found:
+    for name, group, load in loads:
         if load.flops and load.bytes and load.seconds:
             merged.setdefault((_NUMBER.sub("*", name), group, load), []).append(name)
     points = [
@@ -107,17 +107,17 @@ def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = N
 
 
 def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
-    """Return all work by module: at a depth, leaves above it, and the own ops of the modules between."""
+    """Return (name, class, load) of the modules at a depth, of leaves above it, and of the other modules' own ops."""
     loads: dict[str, list[Load]] = {}
     for entry in roofline.entries:
         owner = innermost(entry.scope).split(".")
         loads.setdefault(".".join(owner[:depth]), []).append(entry.load)
-    holders = {above for name in loads for above in modules_above(name)}
-    places = roofline.modules.by_name
+    parents = {above for name in loads for above in modules_above(name)}
+    by_name = roofline.modules.by_name
     return [
         (
-            (name or "model") + (" itself" if name in holders else ""),
-            places[name].class_name if name in places else "",
+            (name or "model") + (" itself" if name in parents else ""),
+            by_name[name].class_name if name in by_name else "",
             sum_loads(parts),
         )
         for name, parts in loads.items()
@@ -140,14 +140,14 @@ def _height(load: Load) -> float:
 def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None:
     quiet = colours.colour("quiet")
     left, right = axes.get_xlim()
-    same: dict[int, list[str]] = {}
+    by_peak: dict[int, list[str]] = {}
     for dtype, peak in roofs.items():
-        same.setdefault(peak, []).append(dtype)
-    highest = max(same, default=0)
+        by_peak.setdefault(peak, []).append(dtype)
+    highest = max(by_peak, default=0)
     if highest:
         ridge = highest / roofline.bandwidth
         axes.plot([left, ridge], [left * roofline.bandwidth, highest], color=quiet, linewidth=1, label="memory")
-    for peak, dtypes in same.items():
+    for peak, dtypes in by_peak.items():
         used = any(dtype in roofline.peaks for dtype in dtypes)
         axes.plot(
             [peak / roofline.bandwidth, right],
@@ -158,7 +158,7 @@ def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None
             label=", ".join(dtypes),
         )
         axes.annotate(
-            as_text(f"{', '.join(dtypes)}: {_say_rate(peak, 'FLOP')}"),
+            as_text(f"{', '.join(dtypes)}: {_format_rate(peak, 'FLOP')}"),
             (right, peak),
             (-3, 2),
             textcoords="offset points",
@@ -168,7 +168,7 @@ def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None
         )
 
 
-def _say_rate(rate: int, unit: str) -> str:
+def _format_rate(rate: int, unit: str) -> str:
     number, prefix = re.fullmatch(r"(.*?)([A-Z]?)", format_short(rate)).groups()  # type: ignore[union-attr]
     return f"{number} {prefix}{unit}/s"
 
@@ -206,9 +206,10 @@ class _Frame(NamedTuple):
     right: float
     top: float
 
-    def meets(self, other: _Frame) -> bool:
-        apart = self.right < other.left or other.right < self.left or self.top < other.bottom
-        return not (apart or other.top < self.bottom)
+    def overlaps(self, other: _Frame) -> bool:
+        """Return whether two rectangles have a point in common."""
+        horizontal = self.left <= other.right and other.left <= self.right
+        return horizontal and self.bottom <= other.top and other.bottom <= self.top
 
 
 def _label(axes: Any, points: list[Point]) -> None:
@@ -218,25 +219,26 @@ def _label(axes: Any, points: list[Point]) -> None:
     dpi = axes.figure.dpi
     page = axes.get_window_extent()
     edge = _Frame(page.x0 / dpi, page.y0 / dpi, page.x1 / dpi, page.y1 / dpi)
-    spots = [axes.transData.transform((point.load.intensity, _height(point.load))) / dpi for point in points]
-    taken = [_Frame(x - 0.03, y - 0.03, x + 0.03, y + 0.03) for x, y in spots]
-    high = _TEXT / 72
+    positions = [axes.transData.transform((point.load.intensity, _height(point.load))) / dpi for point in points]
+    occupied = [_Frame(x - 0.03, y - 0.03, x + 0.03, y + 0.03) for x, y in positions]
+    height = _TEXT / 72
     # Labels of the roofs.
-    taken += [
-        _Frame(edge.right - 1.15, y, edge.right, y + high + 0.04)
+    occupied += [
+        _Frame(edge.right - 1.15, y, edge.right, y + height + 0.04)
         for line in axes.lines[1:]
         for y in [axes.transData.transform((1, line.get_ydata()[-1]))[1] / dpi]
     ]
-    for point, (x, y) in list(zip(points, spots, strict=True))[:_LABELS]:
-        text = _say(point)
-        wide = width_of(text, _TEXT)
-        for to_right, up in _WHERE:
-            left = x + 0.1 * to_right - wide * (1 - to_right) / 2
-            bottom = y + 0.11 * up - high / 2
-            frame = _Frame(left - 0.03, bottom - 0.025, left + wide + 0.03, bottom + high + 0.025)
+    for point, (x, y) in list(zip(points, positions, strict=True))[:_LABELS]:
+        text = _label_text(point)
+        width = width_of(text, _TEXT)
+        for to_right, up in _OFFSETS:
+            left = x + 0.1 * to_right - width * (1 - to_right) / 2
+            bottom = y + 0.11 * up - height / 2
+            frame = _Frame(left - 0.03, bottom - 0.025, left + width + 0.03, bottom + height + 0.025)
             inside = edge.left < frame.left and frame.right < edge.right
-            if inside and edge.bottom < frame.bottom and frame.top < edge.top and not any(map(frame.meets, taken)):
-                taken.append(frame)
+            inside = inside and edge.bottom < frame.bottom and frame.top < edge.top
+            if inside and not any(map(frame.overlaps, occupied)):
+                occupied.append(frame)
                 offset = ((left - x) * 72, (bottom - y) * 72)
                 axes.annotate(
                     escape(text),
@@ -251,7 +253,7 @@ def _label(axes: Any, points: list[Point]) -> None:
                 break
 
 
-def _say(point: Point) -> str:
+def _label_text(point: Point) -> str:
     name = fit(plain(point.name), 1.8, _TEXT)
     return name if point.times == 1 else f"{name} ×{point.times}"
 
@@ -260,24 +262,22 @@ def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> Non
     root = plain(roofline.modules.root.class_name) or "the model"
     title = f"Roofline of {root} on {plain(roofline.device)}: at least {format_seconds(total.seconds)}"
     bound = format_percent(total.compute_bound, total.seconds) or "0.0%"
-    told = [f"{bound} of it bound by compute", f"memory {_say_rate(roofline.bandwidth, 'B')}"]
-    told.append(f"convention {roofline.table}")
+    facts = [f"{bound} of it compute-bound", f"memory {_format_rate(roofline.bandwidth, 'B')}"]
+    facts.append(f"convention {roofline.table}")
     if roofline.unknown:
-        told.append(
-            f"{format_quantity(sum(roofline.unknown.values()), 'call')} of operators without a formula left out"
-        )
+        facts.append(f"{format_quantity(sum(roofline.unknown.values()), 'call')} of unsupported ops not counted")
     if roofline.without_peak:
-        told.append(f"no peak for {', '.join(roofline.without_peak)}")
+        facts.append(f"no peak for {', '.join(roofline.without_peak)}")
     for text, size, top, weight, name in (
         (title, _TITLE, 0.12, "bold", "ink"),
-        (" · ".join(told), _TEXT, 0.31, "normal", "quiet"),
+        (" · ".join(facts), _TEXT, 0.31, "normal", "quiet"),
     ):
         shown = escape(fit(plain(text), WIDTH * 0.88, size))
         figure.text(
             0.085, 1 - top / HEIGHT, shown, fontsize=size, weight=weight, va="center", color=colours.colour(name)
         )
     axes.set_xlabel("arithmetic intensity, FLOP/byte", fontsize=7)
-    axes.set_ylabel("FLOP/s, at most", fontsize=7)
+    axes.set_ylabel("attainable FLOP/s", fontsize=7)
     axes.tick_params(labelsize=_TEXT, colors=colours.colour("quiet"), which="both")
     axes.grid(visible=True, color=colours.colour("line"), linewidth=0.5)
     axes.set_axisbelow(True)
@@ -289,9 +289,9 @@ def _draw_legend(figure: Any, axes: Any, points: list[Point], paints: colours.Gr
     from matplotlib.lines import Line2D
 
     if not points:
-        axes.text(0.5, 0.5, "nothing here does any FLOPs", transform=axes.transAxes, ha="center", fontsize=8)
+        axes.text(0.5, 0.5, "no FLOPs", transform=axes.transAxes, ha="center", fontsize=8)
         return
-    if by == "operator":  # their labels say it
+    if by == "operator":  # points have their operators as labels
         return
     groups = {point.group for point in points}
     entries = [(fit(plain(name), 1.6, _TEXT), colour) for name, colour in paints.named.items()]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from fvflops.features.roofline.model import Load, Roofline
-from fvflops.reports.document import Document, Part, Table, Value, modules, number, words
+from fvflops.reports.document import Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.names import plain_name
 from fvflops.trace.module_tree import innermost
 from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
@@ -22,25 +22,25 @@ def _percent(share: float) -> str:
 
 
 _LOAD = (
-    number("seconds", "least time", form=format_seconds),
-    number("share", form=_percent),
-    words("bound"),
-    replace(number("flops", "FLOPs"), optional=1),
-    replace(number("bytes"), optional=1),
-    replace(number("intensity", "FLOP/byte", form=format_ratio), optional=1),
+    number_column("seconds", "least time", form=format_seconds),
+    number_column("share", form=_percent),
+    text_column("bound"),
+    replace(number_column("flops", "FLOPs"), optional=1),
+    replace(number_column("bytes"), optional=1),
+    replace(number_column("intensity", "FLOP/byte", form=format_ratio), optional=1),
 )
-_CALLS = number("calls", form=format_thousands)
+_CALLS = number_column("calls", form=format_thousands)
 _OP = (
-    words("op", form=lambda op: op.removeprefix("aten::")),
-    words("module", form=lambda name: name or "model"),
-    words("dtype"),
+    text_column("op", form=lambda op: op.removeprefix("aten::")),
+    text_column("module", form=lambda name: name or "model"),
+    text_column("dtype"),
     replace(_CALLS, optional=2),
 )
 _PEAKS = (
-    words("dtype"),
-    number("peak", "FLOP/s"),
-    number("bandwidth", "bytes/s"),
-    number("ridge", "ridge FLOP/byte", form=format_ratio),
+    text_column("dtype"),
+    number_column("peak", "FLOP/s"),
+    number_column("bandwidth", "bytes/s"),
+    number_column("ridge", "ridge FLOP/byte", form=format_ratio),
 )
 
 
@@ -69,15 +69,15 @@ def _tabulate_modules(roofline: Roofline, total: Load, depth: int) -> Table:
         for name, load in roofline.by_module().items()
         if depth_of(name) <= depth and load.seconds
     ]
-    return Table("modules", (modules(), *_LOAD), rows, noun="module")
+    return Table("modules", (module_column(), *_LOAD), rows, noun="module")
 
 
 def _tabulate_operators(roofline: Roofline, total: Load) -> Table:
     rows = [
         (name, load.calls, *_list_values(load, total)) for name, load in roofline.by_operator().items() if load.seconds
     ]
-    whole = ("total", total.calls, *_list_values(total, total))
-    return Table("operators", (words("operator"), _CALLS, *_LOAD), rows, total=whole, noun="operator")
+    total_row = ("total", total.calls, *_list_values(total, total))
+    return Table("operators", (text_column("operator"), _CALLS, *_LOAD), rows, total=total_row, noun="operator")
 
 
 def _tabulate_ops(roofline: Roofline, total: Load) -> Table:
@@ -114,16 +114,16 @@ def _list_gaps(roofline: Roofline) -> Iterator[str]:
     """Yield a sentence for each kind of work that is missing from the totals."""
     if roofline.unknown:
         yield f"Unsupported by {roofline.table}, so not in FLOPs: {_list(roofline.unknown, _calls)}."
-    if roofline.unmoved:
-        yield f"Unknown memory traffic, so not in bytes: {_list(roofline.unmoved, _calls)}."
+    if roofline.unknown_traffic:
+        yield f"Unknown memory traffic, so not in bytes: {_list(roofline.unknown_traffic, _calls)}."
     if roofline.without_peak:
         listed = _list(roofline.without_peak, lambda flops: f"{format_short(flops)} FLOPs")
         yield f"Without a peak on {roofline.device}, so not in the least time: {listed}."
 
 
-def _list(amounts: Mapping[str, int], write: Callable[[int], str]) -> str:
-    ranked = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{plain_name(name)} ({write(amount)})" for name, amount in ranked)
+def _list(counts: Mapping[str, int], format_count: Callable[[int], str]) -> str:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{plain_name(name)} ({format_count(count)})" for name, count in ranked)
 
 
 def _calls(count: int) -> str:

@@ -19,18 +19,18 @@ from fvflops.features.scaling.polynomial import Exponents, Number, Polynomial
 HIGHEST = 4
 # Numbers whose multiples are tried where a count is no polynomial: typical strides, patches and blocks.
 PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 3, 6, 12, 24, 48, 96, 7, 14, 28, 56, 112, 5, 10, 20, 40, 80)
-# Indices of sizes in a long range: at the low end, where a run is cheapest, with unequal distances.
-_PLACES = (0, 1, 3, 7, 12, 20)
-# Shares of a range at which the fit is verified; those of the golden ratio rarely hit multiples.
-_TRIED = (1.0, 0.5, 0.618034, 0.236068, 0.854102)
+# Indices of sizes in a long range: at its low end, where a run is cheapest, unevenly spaced.
+_NODE_INDICES = (0, 1, 3, 7, 12, 20)
+# Fractions of a range at which the fit is verified; those of the golden ratio rarely hit multiples.
+_FRACTIONS = (1.0, 0.5, 0.618034, 0.236068, 0.854102)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fit: the sizes for which a polynomial holds, its exponents, and the sizes of the fit and of its verification.
+    """A polynomial's domain and exponents, and the sizes at which it was fitted and verified (held out).
 
-    `exponents` is None where there is no polynomial; `without` are then the sizes in which there is none, or all where
-    there is one in each size but none in all together.
+    `exponents` is None where there is no polynomial; `without` names the sizes in which there is none, or all of them
+    where there is one in each size alone but none in all together.
     """
 
     axes: tuple[Axis, ...]
@@ -46,32 +46,32 @@ def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mappi
     `count` is called with sizes in the order of the axes, and `counted` has its results so far: those that are not
     fitted verify the fit. The degree is raised, up to the fourth in each size, until all counts agree.
 
-    >>> known = {}
+    >>> counted = {}
     >>> def count(sizes):
-    ...     return known.setdefault(sizes, sizes[0] * sizes[1] ** 2 + 3)
-    >>> fit = find_fit((Axis("batch", 1, 9), Axis("seq", 1, 99)), count, known)
-    >>> print(interpolate(fit, known), len(fit.fitted), len(fit.held_out))
+    ...     return counted.setdefault(sizes, sizes[0] * sizes[1] ** 2 + 3)
+    >>> fit = find_fit((Axis("batch", 1, 9), Axis("seq", 1, 99)), count, counted)
+    >>> print(interpolate(fit, counted), len(fit.fitted), len(fit.held_out))
     batch·seq² + 3 6 15
     """
-    along = [_search_axis(place, axes, count) for place in range(len(axes))]
-    without = tuple(axis.name for axis, found in zip(axes, along, strict=True) if found is None)
+    domains = [_search_axis(axis_index, axes, count) for axis_index in range(len(axes))]
+    without = tuple(axis.name for axis, domain in zip(axes, domains, strict=True) if domain is None)
     if without:
         return Fit(tuple(axes), None, without=without)
-    kept = tuple(axis for axis in along if axis is not None)
-    # Once more where all of them hold: other sizes, such as those below a stride, may hide a term.
-    found = [_find_degree(axis, _along(place, kept, count)) for place, axis in enumerate(kept)]
+    domain = tuple(axis for axis in domains if axis is not None)
+    # Searched again inside the common domain: sizes outside, such as those below a stride, may hide a term.
+    found = [_find_degree(axis, _along(index, domain, count)) for index, axis in enumerate(domain)]
     degrees = [degree for degree in found if degree is not None]
-    if len(degrees) < len(kept):
+    if len(degrees) < len(domain):
         return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
-    for sizes in _spread(kept):
+    for sizes in _spread(domain):
         count(sizes)
     for total in range(max(degrees), sum(degrees) + 1):
         exponents = _lower_set(degrees, total)
-        fitted = {_grid_point(kept, key): key for key in exponents}
+        fitted = {_grid_point(domain, key): key for key in exponents}
         for sizes in fitted:
             count(sizes)
-        inside = [sizes for sizes in counted if all(size in axis for size, axis in zip(sizes, kept, strict=True))]
-        fit = Fit(kept, exponents, tuple(fitted), tuple(sizes for sizes in inside if sizes not in fitted))
+        inside = [sizes for sizes in counted if all(size in axis for size, axis in zip(sizes, domain, strict=True))]
+        fit = Fit(domain, exponents, tuple(fitted), tuple(sizes for sizes in inside if sizes not in fitted))
         if fit.held_out and agrees(fit, interpolate(fit, counted), counted):
             return fit
     return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
@@ -82,9 +82,9 @@ def interpolate(fit: Fit, counted: Mapping[Sizes, int]) -> Polynomial:
     if fit.exponents is None:
         raise ValueError(f"there is no polynomial in {', '.join(fit.without)}")
     table: dict[Exponents, Number] = {key: counted[sizes] for key, sizes in zip(fit.exponents, fit.fitted, strict=True)}
-    for place, axis in enumerate(fit.axes):
+    for axis_index, axis in enumerate(fit.axes):
         nodes = _nodes(axis)
-        for line in _lines(fit.exponents, place):
+        for line in _lines(fit.exponents, axis_index):
             column = _to_powers(_divide_differences([table[key] for key in line], nodes), nodes)
             table.update(zip(line, column, strict=True))
     return Polynomial.of((axis.name for axis in fit.axes), table)
@@ -95,29 +95,29 @@ def agrees(fit: Fit, polynomial: Polynomial, counted: Mapping[Sizes, int]) -> bo
     return all(polynomial.at(sizes) == counted[sizes] for sizes in fit.held_out)
 
 
-def _search_axis(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Axis | None:
+def _search_axis(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Axis | None:
     """Return the sizes of one axis in which a count is a polynomial, the others being fixed."""
-    count_at = _along(place, axes, count)
-    whole = axes[place]
-    if _find_degree(whole, count_at) is not None:
-        return whole
-    tail = _find_tail(whole, count_at)
-    if tail is not None and 4 * len(tail) >= len(whole):
+    count_at = _along(axis_index, axes, count)
+    varied = axes[axis_index]
+    if _find_degree(varied, count_at) is not None:
+        return varied
+    tail = _find_tail(varied, count_at)
+    if tail is not None and 4 * len(tail) >= len(varied):
         return tail
-    return next((axis for axis in _multiples(whole) if _find_degree(axis, count_at) is not None), tail)
+    return next((axis for axis in _multiples(varied) if _find_degree(axis, count_at) is not None), tail)
 
 
-def _along(place: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
-    """Return a count as a function of one size, the others at the third of theirs, as the first may be special."""
+def _along(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
+    """Return a count as a function of one size, the others fixed at their third value: the first may be special."""
     others = tuple(_nodes(axis)[min(2, len(axis) - 1)] for axis in axes)
-    return lambda size: count((*others[:place], size, *others[place + 1 :]))
+    return lambda size: count((*others[:axis_index], size, *others[axis_index + 1 :]))
 
 
 def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
     nodes = _nodes(axis)
     for degree in range(min(HIGHEST, len(nodes) - 2) + 1):
         factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
-        others = (nodes[degree + 1], *_shares(axis))
+        others = (nodes[degree + 1], *_verification_sizes(axis))
         if all(_evaluate(factors, nodes, size) == count_at(size) for size in others):
             return degree
     return None
@@ -157,25 +157,24 @@ def _multiples(axis: Axis) -> Iterable[Axis]:
 
 def _nodes(axis: Axis) -> list[int]:
     """Return the sizes for fitting a polynomial of the highest degree."""
-    if len(axis) > 2 * _PLACES[-1]:
-        return [axis[place] for place in _PLACES]
-    return [axis[place] for place in range(min(len(axis), HIGHEST + 2))]
+    if len(axis) > 2 * _NODE_INDICES[-1]:
+        return [axis[index] for index in _NODE_INDICES]
+    return [axis[index] for index in range(min(len(axis), HIGHEST + 2))]
 
 
-def _shares(axis: Axis) -> list[int]:
+def _verification_sizes(axis: Axis) -> list[int]:
     """Return at most three sizes across an axis, the last one first."""
-    return list(dict.fromkeys(axis[int((len(axis) - 1) * share)] for share in _TRIED[:3]))
+    return list(dict.fromkeys(axis[int((len(axis) - 1) * fraction)] for fraction in _FRACTIONS[:3]))
 
 
 def _spread(axes: Sequence[Axis]) -> list[Sizes]:
     """Return some sizes across the axes: all at their last, all at their first, and mixed."""
-    places = range(len(_TRIED))
     mixed = [
         tuple(
-            axis[int((len(axis) - 1) * _TRIED[(turn * (number + 1) + number) % len(_TRIED)])]
+            axis[int((len(axis) - 1) * _FRACTIONS[(turn * (number + 1) + number) % len(_FRACTIONS)])]
             for number, axis in enumerate(axes)
         )
-        for turn in places
+        for turn in range(len(_FRACTIONS))
     ]
     return list(dict.fromkeys([tuple(axis.last for axis in axes), tuple(axis.first for axis in axes), *mixed]))
 
@@ -188,11 +187,11 @@ def _grid_point(axes: Sequence[Axis], key: Exponents) -> Sizes:
     return tuple(_nodes(axis)[power] for axis, power in zip(axes, key, strict=True))
 
 
-def _lines(exponents: Iterable[Exponents], place: int) -> Iterable[list[Exponents]]:
-    """Return the exponents in groups that differ at one index, in ascending order."""
+def _lines(exponents: Iterable[Exponents], axis_index: int) -> Iterable[list[Exponents]]:
+    """Return the exponents in groups that differ along one axis, in ascending order."""
     lines: dict[Exponents, list[Exponents]] = {}
     for key in sorted(exponents):
-        lines.setdefault((*key[:place], *key[place + 1 :]), []).append(key)
+        lines.setdefault((*key[:axis_index], *key[axis_index + 1 :]), []).append(key)
     return lines.values()
 
 
@@ -200,23 +199,24 @@ def _divide_differences(values: Sequence[Number], nodes: Sequence[int]) -> list[
     """Return the factors of Newton's form: of 1, (x - x0), (x - x0)(x - x1) ..."""
     factors = list(values)
     for order in range(1, len(factors)):
-        for place in range(len(factors) - 1, order - 1, -1):
-            factors[place] = Fraction(factors[place] - factors[place - 1], nodes[place] - nodes[place - order])
+        for index in range(len(factors) - 1, order - 1, -1):
+            factors[index] = Fraction(factors[index] - factors[index - 1], nodes[index] - nodes[index - order])
     return factors
 
 
 def _to_powers(factors: Sequence[Number], nodes: Sequence[int]) -> list[Number]:
     """Return the coefficients of 1, x, x² ... of a polynomial in Newton's form."""
     powers: list[Number] = []
-    for place in range(len(factors) - 1, -1, -1):
-        higher, lower = [Fraction(0), *powers], [*powers, Fraction(0)]
-        powers = [above - nodes[place] * below for above, below in zip(higher, lower, strict=True)]
-        powers[0] += factors[place]
+    for index in range(len(factors) - 1, -1, -1):
+        # powers * (x - node) + factor
+        shifted, same = [Fraction(0), *powers], [*powers, Fraction(0)]
+        powers = [higher - nodes[index] * lower for higher, lower in zip(shifted, same, strict=True)]
+        powers[0] += factors[index]
     return powers
 
 
 def _evaluate(factors: Sequence[Number], nodes: Sequence[int], size: int) -> Number:
     value: Number = 0
-    for place in range(len(factors) - 1, -1, -1):
-        value = value * (size - nodes[place]) + factors[place]
+    for index in range(len(factors) - 1, -1, -1):
+        value = value * (size - nodes[index]) + factors[index]
     return value

@@ -9,7 +9,7 @@ from fvflops.features.scaling.polynomial import Number, Polynomial
 
 Sizes = tuple[int, ...]
 
-# Name of a size → its usual letters, of which the first free one is used.
+# Name of a size → its usual letters; the first that no other size has is used.
 _LETTERS = {
     "batch": "BN",
     "seq": "ST",
@@ -58,12 +58,12 @@ class Axis:
 
     def __post_init__(self) -> None:
         if self.first < 1 or self.step < 1:
-            raise ScalingError(f"{self}: a size is at least 1, and its steps too")
+            raise ScalingError(f"{self}: sizes and steps must be at least 1")
         if self.first > self.last:
             raise ScalingError(f"{self} is empty: write the smaller size first")
         last = self.first + (len(self) - 1) * self.step
         if len(self) == 1:
-            raise ScalingError(f"{self} has one size: give it more, or write the number itself")
+            raise ScalingError(f"{self} has one size: vary it over more, or write the number instead of a name")
         object.__setattr__(self, "last", last)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Axis:
         return f"{self.name}={self.first}..{self.last}" + (f":{self.step}" if self.step > 1 else "")
 
     def describe(self) -> str:
-        """Return the sizes in words."""
+        """Return the range of sizes as text."""
         if self.step == 1:
             return f"{self.name} from {self.first:,} to {self.last:,}"
         if self.first % self.step == 0:
@@ -91,14 +91,14 @@ class Axis:
 class CostExpression:
     """A count of a model, or of a module or operator of it, as a function of sizes.
 
-    `axes` are the sizes that were varied, and `polynomial` is the count for all sizes of `holds_on`: the axes, or their
-    larger sizes, or those that are multiples of a number; None where there is no polynomial. It was fitted to the
+    `axes` are the sizes that were varied, and `polynomial` is the count for all sizes in `domain`: the axes, or their
+    larger sizes, or the multiples of a number; None where there is no polynomial. It was fitted to the
     counts at `fitted` and verified at `held_out`; `without` names the sizes in which there is none. `counted` is sizes
     → count. `unknown` is unsupported op → calls, which the counts lack.
 
     Called with sizes, it returns the count there, or the polynomial's value; sizes outside of `axes`, and unknown
-    costs, raise ScalingError. Two are equal if their polynomials, and the sizes for which these hold, are equal or,
-    without polynomials, their counts. Its text is the polynomial in the letters of `symbols`.
+    costs, raise ScalingError. Two are equal if their polynomials and domains are equal or, without polynomials, their
+    counts. Its text is the polynomial in the letters of `symbols`.
 
     >>> square = Polynomial.of(("seq",), {(2,): 4})
     >>> cost = CostExpression("flops", (Axis("seq", 1, 99),), square, (Axis("seq", 1, 99),))
@@ -109,7 +109,7 @@ class CostExpression:
     metric: str
     axes: tuple[Axis, ...]
     polynomial: Polynomial | None
-    holds_on: tuple[Axis, ...]
+    domain: tuple[Axis, ...]
     counted: Mapping[Sizes, int] = field(default_factory=dict)
     fitted: tuple[Sizes, ...] = ()
     held_out: tuple[Sizes, ...] = ()
@@ -130,22 +130,24 @@ class CostExpression:
 
     @property
     def everywhere(self) -> bool:
-        """Whether the polynomial holds for all sizes of the axes."""
-        return self.polynomial is not None and self.holds_on == self.axes
+        """Whether the domain of the polynomial is all sizes of the axes."""
+        return self.polynomial is not None and self.domain == self.axes
 
     def __call__(self, **sizes: int) -> Number:
         """Return the count at sizes, one for each name; an int, as every count is."""
         if sizes.keys() != set(self.names):
-            raise TypeError(f"this cost takes the sizes {', '.join(self.names)}, not {', '.join(sizes) or 'none'}")
+            raise TypeError(f"the sizes of this cost must be {', '.join(self.names)}; got {', '.join(sizes) or 'none'}")
         point = tuple(sizes[name] for name in self.names)
         if point in self.counted:
             return self.counted[point]
         for axis, size in zip(self.axes, point, strict=True):
             if size not in axis:
-                raise ScalingError(f"{axis.name}={size!r} was not varied over: {axis.describe()} was; vary it further")
+                raise ScalingError(
+                    f"{axis.name}={size!r} is outside the varied range, {axis.describe()}: vary it further"
+                )
         if self.polynomial is None:
             raise ScalingError(f"{format_sizes(self.names, point)} was not counted, and there is no polynomial")
-        for axis, size in zip(self.holds_on, point, strict=True):
+        for axis, size in zip(self.domain, point, strict=True):
             if size not in axis:
                 raise ScalingError(
                     f"{axis.name}={size} was not counted, and the polynomial holds for {axis.describe()}"
@@ -163,7 +165,7 @@ class CostExpression:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CostExpression):
             return NotImplemented
-        return self._law() == other._law()
+        return self._equality_key() == other._equality_key()
 
     def __hash__(self) -> int:
         return hash((self.metric, self.names, self.polynomial))
@@ -174,19 +176,20 @@ class CostExpression:
         text = self.polynomial.write(self.symbols)
         if self.everywhere:
             return text
-        narrowed = [axis.describe() for axis, whole in zip(self.holds_on, self.axes, strict=True) if axis != whole]
+        narrowed = [axis.describe() for axis, varied in zip(self.domain, self.axes, strict=True) if axis != varied]
         return f"{text} for {' and '.join(narrowed)}"
 
     def __repr__(self) -> str:
         return f"<{self.metric}: {self}>"
 
-    def _law(self) -> tuple[object, ...]:
-        kept = [
-            (axis.step, axis.first % axis.step, axis.first if axis.first > whole.first + axis.step else 0)
-            for axis, whole in zip(self.holds_on, self.axes, strict=True)
-        ]
-        known = tuple(sorted(self.counted.items())) if self.polynomial is None else (self.polynomial, tuple(kept))
-        return self.metric, self.names, known
+    def _equality_key(self) -> tuple[object, ...]:
+        if self.polynomial is None:
+            return self.metric, self.names, tuple(sorted(self.counted.items()))
+        domain = tuple(
+            (axis.step, axis.first % axis.step, axis.first if axis.first > varied.first + axis.step else 0)
+            for axis, varied in zip(self.domain, self.axes, strict=True)
+        )
+        return self.metric, self.names, self.polynomial, domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ class GenerationCost:
     """Cost of generating `new` tokens after a prompt of `prompt`, for a batch of `batch` sequences.
 
     `prefill` is the pass over the prompt (size: prompt), which gives the first new token; `decode` is one of the `new`
-    - 1 further tokens by the length of its KV cache (size: cache). `total` is the whole, and `whole` its polynomial in
+    - 1 further tokens by the length of its KV cache (size: cache). `total` is the sum, and `polynomial` the sum in
     prompt and new, None where a part has none. Tokens with a cache below `counted_up_to` were counted one by one, the
     others summed by the polynomial.
     """
@@ -205,28 +208,28 @@ class GenerationCost:
     new: int
     prefill: CostExpression
     decode: CostExpression
-    whole: Polynomial | None
+    polynomial: Polynomial | None
     total: int
     counted_up_to: int
 
     @property
     def symbols(self) -> dict[str, str]:
-        """The letters of the sizes of the whole."""
+        """The letters of the prompt and the new tokens."""
         return choose_symbols(("prompt", "new"))
 
 
 def choose_symbols(names: Sequence[str]) -> dict[str, str]:
-    """Return name → the usual letter of such a size, or the name itself where none is free.
+    """Return name → the usual letter of such a size, or the name itself if other sizes have its letters.
 
     >>> choose_symbols(("batch", "seq", "width")), choose_symbols(("height", "width")), choose_symbols(("n_groups",))
     ({'batch': 'B', 'seq': 'S', 'width': 'd'}, {'height': 'H', 'width': 'W'}, {'n_groups': 'n_groups'})
     """
     letters = {**_LETTERS, **({"width": "W"} if "height" in names else {})}
-    chosen: dict[str, str] = {}
+    symbols: dict[str, str] = {}
     for name in names:
-        taken = {*chosen.values(), *names}
-        chosen[name] = next((letter for letter in letters.get(name, "") if letter not in taken), name)
-    return chosen
+        used = {*symbols.values(), *names}
+        symbols[name] = next((letter for letter in letters.get(name, "") if letter not in used), name)
+    return symbols
 
 
 def format_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:

@@ -27,36 +27,34 @@ def draw_scaling(costs: Sequence[CostExpression], *, kind: str, title: str) -> b
     Points are counts, with the other sizes fixed, and the line is the polynomial. Without matplotlib (the extra `plot`)
     it raises PlotError.
     """
-    panels = [(cost, place) for cost in costs for place in range(len(cost.axes))]
+    panels = [(cost, axis_index) for cost in costs for axis_index in range(len(cost.axes))]
     width = _WIDTH * len(panels)
     figure = make_figure(width, _HEIGHT, layout="constrained")
     lines = _wrap(plain(title), width - 2 * _MARGIN)
     figure.suptitle(
         escape("\n".join(lines)), fontsize=_TITLE, x=_MARGIN / width, ha="left", color=colours.colour("ink")
     )
-    for number, (cost, place) in enumerate(panels):
-        _draw_panel(figure.add_subplot(1, len(panels), number + 1), cost, place)
+    for number, (cost, axis_index) in enumerate(panels):
+        _draw_panel(figure.add_subplot(1, len(panels), number + 1), cost, axis_index)
     return encode(figure, kind)
 
 
-def _draw_panel(panel: Any, cost: CostExpression, place: int) -> None:
-    others = _choose_others(cost, place)
+def _draw_panel(panel: Any, cost: CostExpression, axis_index: int) -> None:
+    fixed = _choose_fixed_sizes(cost, axis_index)
     points = sorted(
-        (sizes[place], count)
-        for sizes, count in cost.counted.items()
-        if (*sizes[:place], *sizes[place + 1 :]) == others
+        (sizes[axis_index], count) for sizes, count in cost.counted.items() if _without(sizes, axis_index) == fixed
     )
-    axis = cost.axes[place]
+    axis = cost.axes[axis_index]
     if cost.polynomial is not None:
-        steps = _spread(cost.holds_on[place])
-        values = [cost.polynomial.at(_insert(others, place, size)) for size in steps]
-        panel.plot(steps, [float(value) for value in values], color="#4269d0", label="polynomial")
+        sizes = _spread(cost.domain[axis_index])
+        values = [cost.polynomial.at((*fixed[:axis_index], size, *fixed[axis_index:])) for size in sizes]
+        panel.plot(sizes, [float(value) for value in values], color="#4269d0", label="polynomial")
     panel.plot(*zip(*points, strict=True), "o", markersize=4, color="#ff725c", label="counted")
     panel.set(xscale="log", yscale="log", xlabel=as_text(axis.name), ylabel=METRICS[cost.metric].title)
     for scale in (panel.xaxis, panel.yaxis):
         _write_ticks(scale)
     names = tuple(name for name in cost.names if name != axis.name)
-    panel.set_title(as_text(format_sizes(names, others)) if names else "", fontsize=8)
+    panel.set_title(as_text(format_sizes(names, fixed)) if names else "", fontsize=8)
     panel.legend(fontsize=8)
     panel.grid(visible=True, alpha=0.3)
 
@@ -86,23 +84,23 @@ def _write_ticks(scale: Any) -> None:
 
 
 def _write_tick(value: float, _: int | None) -> str:
-    whole = round(value)
-    return format_short(whole) if math.isclose(value, whole) else ""
+    rounded = round(value)
+    return format_short(rounded) if math.isclose(value, rounded) else ""
 
 
-def _choose_others(cost: CostExpression, place: int) -> Sizes:
-    """Return the other sizes with most counts, preferably where the polynomial holds."""
-    lines = Counter((*sizes[:place], *sizes[place + 1 :]) for sizes in cost.counted)
-    axes = (*cost.holds_on[:place], *cost.holds_on[place + 1 :])
-    return max(lines, key=lambda line: (all(map(Axis.__contains__, axes, line)), lines[line]))
+def _choose_fixed_sizes(cost: CostExpression, axis_index: int) -> Sizes:
+    """Return the sizes of the other axes with most counts, preferably in the polynomial's domain."""
+    counts = Counter(_without(sizes, axis_index) for sizes in cost.counted)
+    axes = (*cost.domain[:axis_index], *cost.domain[axis_index + 1 :])
+    return max(counts, key=lambda sizes: (all(map(Axis.__contains__, axes, sizes)), counts[sizes]))
+
+
+def _without(sizes: Sizes, axis_index: int) -> Sizes:
+    return (*sizes[:axis_index], *sizes[axis_index + 1 :])
 
 
 def _spread(axis: Axis) -> list[int]:
     """Return sizes of an axis, about evenly spaced on a logarithmic scale."""
     ratio = (axis.last / axis.first) ** (1 / (_POINTS - 1))
-    sizes = [axis.first * ratio**place for place in range(_POINTS)]
+    sizes = [axis.first * ratio**index for index in range(_POINTS)]
     return sorted({axis[min(round((size - axis.first) / axis.step), len(axis) - 1)] for size in sizes})
-
-
-def _insert(others: Sizes, place: int, size: int) -> Sizes:
-    return (*others[:place], size, *others[place:])

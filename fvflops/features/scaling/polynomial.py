@@ -10,7 +10,7 @@ from fractions import Fraction
 Exponents = tuple[int, ...]
 Number = int | Fraction
 
-_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Polynomial:
     """A sum of products of powers of its `variables`; `terms` are (exponents, coefficient), highest degree first.
 
     Made by `Polynomial.of`, so that no coefficient is zero and equal polynomials are equal. Called with a value for
-    each variable, it returns an int where the value is whole, else a Fraction.
+    each variable, it returns an int where the value is integral, else a Fraction.
 
     >>> cost = Polynomial.of(("seq", "width"), {(1, 2): 6, (2, 1): 2})
     >>> print(cost, "|", cost.write({"seq": "S", "width": "d"}))
@@ -37,14 +37,15 @@ class Polynomial:
         >>> print(Polynomial.of("x", {(2,): Fraction(1, 2), (0,): -3, (1,): 0}))
         1/2·x² - 3
         """
-        kept = [(exponents, Fraction(factor)) for exponents, factor in terms.items() if factor]
-        kept.sort(key=lambda term: (sum(term[0]), term[0]), reverse=True)
-        return Polynomial(tuple(variables), tuple(kept))
+        nonzero = [(exponents, Fraction(factor)) for exponents, factor in terms.items() if factor]
+        nonzero.sort(key=lambda term: (sum(term[0]), term[0]), reverse=True)
+        return Polynomial(tuple(variables), tuple(nonzero))
 
     def __call__(self, **values: int) -> Number:
         """Return the value; a missing and an unknown variable raise TypeError."""
         if values.keys() != set(self.variables):
-            raise TypeError(f"this polynomial takes {', '.join(self.variables)}, not {', '.join(values) or 'nothing'}")
+            names = ", ".join(self.variables)
+            raise TypeError(f"the variables of this polynomial must be {names}; got {', '.join(values) or 'none'}")
         return self.at([values[name] for name in self.variables])
 
     def at(self, values: Iterable[int]) -> Number:
@@ -62,8 +63,8 @@ class Polynomial:
         """
         if variable is None:
             return max((sum(exponents) for exponents, _ in self.terms), default=0)
-        place = self.variables.index(variable)
-        return max((exponents[place] for exponents, _ in self.terms), default=0)
+        index = self.variables.index(variable)
+        return max((exponents[index] for exponents, _ in self.terms), default=0)
 
     def __add__(self, other: Polynomial | Number) -> Polynomial:
         variables, terms, others = self._aligned(other)
@@ -105,16 +106,16 @@ class Polynomial:
         >>> print(square.substitute(x=Polynomial.of("xy", {(1, 0): 1, (0, 1): -1})))
         x² - 2·x·y + y²
         """
-        rest = tuple(name for name in self.variables if name not in values)
-        whole = Polynomial.of(rest, {})
+        remaining = tuple(name for name in self.variables if name not in values)
+        result = Polynomial.of(remaining, {})
         for exponents, factor in self.terms:
             by_name = dict(zip(self.variables, exponents, strict=True))
-            product: Polynomial = Polynomial.of(rest, {tuple(by_name[name] for name in rest): factor})
+            product: Polynomial = Polynomial.of(remaining, {tuple(by_name[name] for name in remaining): factor})
             for name, value in values.items():
                 base = value if isinstance(value, Polynomial) else Polynomial.of((), {(): value})
                 product = product * base ** by_name.get(name, 0)
-            whole = whole + product
-        return whole
+            result = result + product
+        return result
 
     def sum_over(self, variable: str, first: Polynomial | Number, count: Polynomial | Number) -> Polynomial:
         """Return the sum over `count` values of a variable, `first` and those after it, as a polynomial.
@@ -129,10 +130,10 @@ class Polynomial:
         shifted = offset * 0 + self.substitute(**{variable: offset + first})
         steps = count if isinstance(count, Polynomial) else Polynomial.of((), {(): count})
         powers = _sums_of_powers(steps, shifted.degree(""))
-        whole = Polynomial.of(shifted.variables[1:], {})
+        total = Polynomial.of(shifted.variables[1:], {})
         for (power, *others), factor in shifted.terms:
-            whole = whole + Polynomial.of(whole.variables[: len(others)], {tuple(others): factor}) * powers[power]
-        return whole
+            total = total + Polynomial.of(total.variables[: len(others)], {tuple(others): factor}) * powers[power]
+        return total
 
     def write(self, symbols: Mapping[str, str] | None = None) -> str:
         """Return the polynomial as text, with `symbols` in place of its variables' names."""
@@ -151,16 +152,17 @@ class Polynomial:
     def _aligned(
         self, other: Polynomial | Number
     ) -> tuple[tuple[str, ...], dict[Exponents, Fraction], dict[Exponents, Fraction]]:
-        """Return the variables of both, and the terms of each in them."""
+        """Return the variables of both, and the terms of each with exponents of these variables."""
         if not isinstance(other, Polynomial):
             other = Polynomial.of((), {(): other})
         variables = tuple(dict.fromkeys((*self.variables, *other.variables)))
-        return variables, self._spread(variables), other._spread(variables)
+        return variables, self._terms_in(variables), other._terms_in(variables)
 
-    def _spread(self, variables: tuple[str, ...]) -> dict[Exponents, Fraction]:
-        places = [self.variables.index(name) if name in self.variables else -1 for name in variables]
+    def _terms_in(self, variables: tuple[str, ...]) -> dict[Exponents, Fraction]:
+        indices = [self.variables.index(name) if name in self.variables else -1 for name in variables]
         return {
-            tuple(exponents[place] if place >= 0 else 0 for place in places): factor for exponents, factor in self.terms
+            tuple(exponents[index] if index >= 0 else 0 for index in indices): factor
+            for exponents, factor in self.terms
         }
 
 
@@ -168,16 +170,16 @@ def _sums_of_powers(count: Polynomial, highest: int) -> list[Polynomial]:
     """Return 0^k + 1^k + ... + (count - 1)^k for each k up to the highest."""
     sums: list[Polynomial] = []
     for power in range(highest + 1):
-        rest = count ** (power + 1)
-        for lower, known in enumerate(sums):
-            rest = rest - known * math.comb(power + 1, lower)
-        sums.append(rest * Fraction(1, power + 1))
+        remainder = count ** (power + 1)
+        for lower, lower_sum in enumerate(sums):
+            remainder = remainder - lower_sum * math.comb(power + 1, lower)
+        sums.append(remainder * Fraction(1, power + 1))
     return sums
 
 
 def _write_term(names: list[str], exponents: Exponents, factor: Fraction) -> str:
     powers = [
-        name + (str(exponent).translate(_RAISED) if exponent > 1 else "")
+        name + (str(exponent).translate(_SUPERSCRIPTS) if exponent > 1 else "")
         for name, exponent in zip(names, exponents, strict=True)
         if exponent
     ]

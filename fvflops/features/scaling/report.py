@@ -9,7 +9,18 @@ from typing import Any
 from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost, Sizes
 from fvflops.features.scaling.polynomial import Exponents, Polynomial
-from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, modules, number, words
+from fvflops.reports.document import (
+    Column,
+    Document,
+    Items,
+    Part,
+    Table,
+    Value,
+    data_only,
+    module_column,
+    number_column,
+    text_column,
+)
 from fvflops.reports.names import list_ops
 from fvflops.units import format_quantity, format_share, format_thousands
 from fvflops.views.summary_rows import depth_of
@@ -23,7 +34,7 @@ def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Docum
     `title` says what was counted, and in which convention. JSON has every module and operator.
     """
     parts: list[Part] = [
-        Items(_write_law(METRICS[cost.metric].title, cost), _explain_symbols(cost)),
+        Items(_write_equation(METRICS[cost.metric].title, cost), _explain_symbols(cost)),
         f"{_describe_fit(cost)}.",
         _list_modules(cost, depth),
         _list_runs(cost),
@@ -34,12 +45,12 @@ def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Docum
 
 def generation_report(cost: GenerationCost, *, title: str) -> Document:
     """Return the cost of generating text: the prefill, a token at a cache length, and the sum."""
-    whole = "no polynomial in P and N" if cost.whole is None else cost.whole.write(cost.symbols)
+    total = "no polynomial in P and N" if cost.polynomial is None else cost.polynomial.write(cost.symbols)
     parts: list[Part] = [
-        Items(_write_law("prefill", cost.prefill), ["P = tokens of the prompt"]),
-        Items(_write_law("one token", cost.decode), ["L = tokens in the KV cache before it"]),
+        Items(_write_equation("prefill", cost.prefill), ["P = tokens of the prompt"]),
+        Items(_write_equation("one token", cost.decode), ["L = tokens in the KV cache before it"]),
         Items(
-            f"whole = {whole}",
+            f"total = {total}",
             ["N = new tokens: the prefill gives the first, the others are decoded at L = P ... P + N - 2"],
         ),
         Items("", [f"Prefill: {_describe_fit(cost.prefill)}.", f"One token: {_describe_fit(cost.decode)}."]),
@@ -54,14 +65,14 @@ def generation_report(cost: GenerationCost, *, title: str) -> Document:
         "new": cost.new,
         "total": cost.total,
         "counted_up_to": cost.counted_up_to,
-        "whole": _encode_polynomial(cost.whole, cost.symbols),
+        "whole": _encode_polynomial(cost.polynomial, cost.symbols),
         "prefill": _encode(cost.prefill),
         "decode": _encode(cost.decode),
     }
     return Document("generation", title, parts, data=data)
 
 
-def _write_law(name: str, cost: CostExpression) -> str:
+def _write_equation(name: str, cost: CostExpression) -> str:
     return f"{name} = {cost}" if cost.polynomial is not None else f"{name}: {cost}"
 
 
@@ -78,8 +89,8 @@ def _describe_fit(cost: CostExpression) -> str:
     if cost.polynomial is None:
         names = " and ".join(cost.without or cost.names)
         return (
-            f"{runs}: no polynomial of degree 4 or less in {names} gives all counts, be it for all sizes, the larger "
-            "ones or the multiples of a number"
+            f"{runs}: no polynomial of degree 4 or less in {names} gives all counts, neither for all sizes nor for the "
+            "larger ones or the multiples of a number"
         )
     verified = f"{runs}: fitted to {len(cost.fitted)}, exact on {len(cost.held_out)} held out"
     if cost.everywhere:
@@ -100,7 +111,7 @@ def _list_modules(cost: CostExpression, depth: int) -> Table:
     rows: list[tuple[Value, ...]] = [
         (name, *_list_coefficients(part, ordered), _describe_part(part)) for name, part in shown.items()
     ]
-    columns = (modules(), *(_term_column(cost, exponents) for exponents in ordered), words("note"))
+    columns = (module_column(), *(_term_column(cost, exponents) for exponents in ordered), text_column("note"))
     return Table(
         "modules",
         data_only(columns, [] if any(row[-1] for row in rows) else ["note"]),
@@ -117,7 +128,7 @@ def _term_column(cost: CostExpression, exponents: Exponents) -> Column:
         if exponent
     ]
     heading = Polynomial.of(cost.names, {exponents: 1}).write(cost.symbols)
-    return number("*".join(powers) or "1", heading, form=_write_coefficient)
+    return number_column("*".join(powers) or "1", heading, form=_write_coefficient)
 
 
 def _list_coefficients(part: CostExpression, terms: Sequence[Exponents]) -> list[Value]:
@@ -142,18 +153,18 @@ def _describe_part(part: CostExpression) -> str:
 
 
 def _sort_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
-    """Yield the sizes that were run, in order, with their counts and whether they fit or verify."""
+    """Yield the sizes that were run, in order, with their counts and how they were used: fitted or held out."""
     roles = {**dict.fromkeys(cost.held_out, "held out"), **dict.fromkeys(cost.fitted, "fitted")}
-    other = "" if cost.polynomial is None else "not of these"
+    other = "" if cost.polynomial is None else "outside the domain"
     for sizes in sorted(cost.counted):
         yield sizes, cost.counted[sizes], roles.get(sizes, other)
 
 
 def _list_runs(cost: CostExpression) -> Table:
     columns = (
-        *(number(name, form=format_thousands) for name in cost.names),
-        number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
-        words("used"),
+        *(number_column(name, form=format_thousands) for name in cost.names),
+        number_column(cost.metric, METRICS[cost.metric].title, form=format_thousands),
+        text_column("used"),
     )
     rows: list[tuple[Value, ...]] = [(*sizes, count, role) for sizes, count, role in _sort_runs(cost)]
     return Table("runs", data_only(columns, ["used"] if cost.polynomial is None else []), rows, noun="run")
@@ -162,37 +173,37 @@ def _list_runs(cost: CostExpression) -> Table:
 def _list_parts(cost: GenerationCost) -> Table:
     prefill = int(cost.prefill(prompt=cost.prompt))
     rows: list[tuple[str, int | None, int]] = [(f"prefill of {format_thousands(cost.prompt)}", None, prefill)]
-    for place in _thin_out(range(cost.new - 1)):
-        value = _decoded(cost, cost.prompt + place)
+    for step in _thin_out(range(cost.new - 1)):
+        value = _cost_of_token(cost, cost.prompt + step)
         if value is not None:
-            rows.append((f"token {format_thousands(place + 2)}", cost.prompt + place, value))
+            rows.append((f"token {format_thousands(step + 2)}", cost.prompt + step, value))
     rows.append((f"all {format_thousands(cost.new - 1)} decoded", None, cost.total - prefill))
     columns = (
-        words("part"),
-        number("cache", form=format_thousands),
-        number(cost.metric, METRICS[cost.metric].title, form=format_thousands),
-        number("share", form=format_share),
+        text_column("part"),
+        number_column("cache", form=format_thousands),
+        number_column(cost.metric, METRICS[cost.metric].title, form=format_thousands),
+        number_column("share", form=format_share),
     )
     return Table(
         "parts",
         columns,
         [(part, cache, count, count / cost.total if cost.total else None) for part, cache, count in rows],
-        total=("whole", None, cost.total, 1.0 if cost.total else None),
+        total=("total", None, cost.total, 1.0 if cost.total else None),
         noun="part",
     )
 
 
-def _decoded(cost: GenerationCost, length: int) -> int | None:
-    """Return the cost of a decoded token, None where only the sum over tokens is known."""
-    holds = cost.decode.polynomial is not None and length in cost.decode.holds_on[0]
-    return int(cost.decode(cache=length)) if holds or (length,) in cost.decode.counted else None
+def _cost_of_token(cost: GenerationCost, length: int) -> int | None:
+    """Return the cost of a token decoded at a cache length, None where only the sum over tokens is known."""
+    in_domain = cost.decode.polynomial is not None and length in cost.decode.domain[0]
+    return int(cost.decode(cache=length)) if in_domain or (length,) in cost.decode.counted else None
 
 
-def _thin_out(places: Sequence[int]) -> Sequence[int]:
+def _thin_out(steps: Sequence[int]) -> Sequence[int]:
     """Return the first, the last, and some in between."""
-    if len(places) <= _TOKENS:
-        return places
-    return [places[index * (len(places) - 1) // (_TOKENS - 1)] for index in range(_TOKENS)]
+    if len(steps) <= _TOKENS:
+        return steps
+    return [steps[index * (len(steps) - 1) // (_TOKENS - 1)] for index in range(_TOKENS)]
 
 
 def _list_unsupported(cost: CostExpression) -> list[str]:
@@ -203,7 +214,7 @@ def _encode(cost: CostExpression) -> dict[str, Any]:
     return {
         "metric": cost.metric,
         "axes": [_encode_axis(axis) for axis in cost.axes],
-        "holds_on": None if cost.polynomial is None else [_encode_axis(axis) for axis in cost.holds_on],
+        "holds_on": None if cost.polynomial is None else [_encode_axis(axis) for axis in cost.domain],
         "polynomial": _encode_polynomial(cost.polynomial, cost.symbols),
         "counted": [
             {"sizes": dict(zip(cost.names, sizes, strict=True)), "count": count, "used": role}

@@ -70,22 +70,22 @@ def cost_of(
     4·B·d² 512
     """
     if metric not in METRICS:
-        raise ValueError(f"metric is one of {', '.join(METRICS)}, not {metric!r}")
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}")
     axes = tuple(read_axis(name, sizes) for name, sizes in vary.items())
     if not axes:
-        raise ScalingError("vary names no size: give it one, such as vary={'batch': (1, 64)}")
+        raise ScalingError("vary is empty: pass the range of a size, such as vary={'batch': (1, 64)}")
     source = _Source(model, inputs, kwargs, tuple(axis.name for axis in axes))
     table = resolve_table(table)
 
     def count(sizes: Sizes) -> Sample:
-        built, given, named = source.make(sizes)
+        built, args, keywords = source.make(sizes)
         if metric == "parameters":
             return _count_parameters(built)
-        options = {"kwargs": named, "table": table, "execution": execution, "device": device, "assume": assume}
+        options = {"kwargs": keywords, "table": table, "execution": execution, "device": device, "assume": assume}
         with BoundsCheckedEmbedding():
             if loss is not None:
-                return _count_step(built, given, loss, metric, options)
-            return _count_run(built, given, metric, options)
+                return _count_step(built, args, loss, metric, options)
+            return _count_run(built, args, metric, options)
 
     return describe_costs(metric, axes, count, progress=progress)
 
@@ -101,14 +101,14 @@ def read_axis(name: str, sizes: Range) -> Axis:
             raise ScalingError(f"{name}={sizes} is empty: write the smaller size first")
         return Axis(name, sizes[0], sizes[-1], sizes.step)
     if not (isinstance(sizes, (tuple, list)) and len(sizes) in (2, 3) and all(type(size) is int for size in sizes)):
-        raise ScalingError(f"{name}={sizes!r} is no range of sizes: give (first, last), (first, last, step) or a range")
+        raise ScalingError(f"{name} must be (first, last), (first, last, step) or a range; got {sizes!r}")
     return Axis(name, *sizes)
 
 
 def describe_costs(
     metric: str, axes: tuple[Axis, ...], sample: Callable[[Sizes], Sample], *, progress: Progress | None = None
 ) -> CostExpression:
-    """Return the cost that `sample` counts at sizes; an error of it is raised with the sizes named."""
+    """Return the cost that `sample` counts at sizes; an error that it raises names the sizes."""
     names = tuple(axis.name for axis in axes)
     samples: dict[Sizes, Sample] = {}
     totals: dict[Sizes, int] = {}
@@ -120,7 +120,7 @@ def describe_costs(
             except ScalingError:
                 raise
             except Exception as error:
-                raise ScalingError(_say_refused(names, sizes, error)) from error
+                raise ScalingError(_describe_error(names, sizes, error)) from error
             totals[sizes] = samples[sizes].total
             if progress is not None:
                 progress(len(samples))
@@ -131,10 +131,9 @@ def describe_costs(
     count(tuple(axis.last for axis in axes))
     fit = find_fit(axes, count, totals)
     unknown: Counter[str] = Counter()
-    for taken in samples.values():
-        unknown |= Counter(taken.unknown)
-    express = _Expressions(metric, axes, fit, unknown)
-    return express.whole(
+    for counts in samples.values():
+        unknown |= Counter(counts.unknown)
+    return _Expressions(metric, axes, fit, unknown).of_model(
         totals,
         modules={key: value.modules for key, value in samples.items()},
         operators={key: value.operators for key, value in samples.items()},
@@ -142,16 +141,16 @@ def describe_costs(
 
 
 class _Expressions:
-    """Build the costs of a model and its parts from the counts; parts of equal counts share one."""
+    """Build the costs of a model and its parts from the counts; parts with equal counts share one expression."""
 
     def __init__(self, metric: str, axes: tuple[Axis, ...], fit: Fit, unknown: Mapping[str, int]) -> None:
         self._metric = metric
         self._axes = axes
         self._fit = fit
         self._unknown = unknown
-        self._made: dict[tuple[int, ...], CostExpression] = {}
+        self._by_counts: dict[tuple[int, ...], CostExpression] = {}
 
-    def whole(
+    def of_model(
         self,
         totals: Mapping[Sizes, int],
         *,
@@ -167,9 +166,9 @@ class _Expressions:
 
     def _part(self, counted: dict[Sizes, int]) -> CostExpression:
         key = tuple(counted.values())
-        if key not in self._made:
-            self._made[key] = self._make(counted)
-        return self._made[key]
+        if key not in self._by_counts:
+            self._by_counts[key] = self._make(counted)
+        return self._by_counts[key]
 
     def _make(self, counted: dict[Sizes, int], **parts: Mapping[str, CostExpression]) -> CostExpression:
         fit = self._fit
@@ -180,7 +179,7 @@ class _Expressions:
             metric=self._metric,
             axes=self._axes,
             polynomial=polynomial,
-            holds_on=fit.axes,
+            domain=fit.axes,
             counted=counted,
             fitted=fit.fitted,
             held_out=fit.held_out,
@@ -201,16 +200,16 @@ class _Source:
         self._builds = () if isinstance(model, nn.Module) else self._sizes_of(model)
         if not set(self._builds) <= set(names):
             self._builds = ()  # a model that is a function of tensors
-        taken = {*self._builds}
+        used = {*self._builds}
         for function in (inputs, kwargs):
             if _is_function(function):
-                taken.update(self._sizes_of(function))
-        for name in taken:
+                used.update(self._sizes_of(function))
+        for name in used:
             if name not in names:
-                raise ScalingError(f"the inputs take {name!r}, which is not varied: {', '.join(names)} are")
+                raise ScalingError(f"{name!r} is an argument of the inputs, but vary has only {', '.join(names)}")
         for name in names:
-            if name not in taken:
-                raise ScalingError(f"no function of the inputs or the model takes the size {name!r}")
+            if name not in used:
+                raise ScalingError(f"{name} is varied, but neither the model nor the inputs are functions of it")
 
     def make(self, sizes: Sizes) -> tuple[Any, Any, Any]:
         """Return the model, its inputs and its keyword arguments at sizes."""
@@ -230,11 +229,11 @@ class _Source:
         try:
             with torch.device("meta"):
                 return build(**sizes)
-        except Exception:  # it needs real values; any other error is raised again
+        except Exception:  # it may need real values; any other error is raised again
             return build(**sizes)
 
     def _sizes_of(self, function: Any) -> tuple[str, ...]:
-        """Return the sizes and required arguments of a function; one with **kwargs takes all the sizes."""
+        """Return the sizes and required arguments of a function; one with **kwargs has all sizes."""
         try:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):  # written in C
@@ -250,7 +249,7 @@ def _is_function(value: Any) -> bool:
 
 def _count_parameters(model: Any) -> Sample:
     if not isinstance(model, nn.Module):
-        raise ScalingError(f"{type(model).__name__} has no parameters: give a torch.nn.Module")
+        raise ScalingError(f"{type(model).__name__} has no parameters: pass a torch.nn.Module")
     counts = parameter_count(model)
     return Sample(counts[""], dict(counts), {}, {})
 
@@ -262,20 +261,20 @@ def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any])
 def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mapping[str, Any]) -> Sample:
     """Count the forward and the backward pass."""
     args, kwargs = bind_inputs(model, inputs, options["kwargs"])
-    recorded = {name: options[name] for name in ("execution", "device", "assume")}
+    run_options = {name: options[name] for name in ("execution", "device", "assume")}
     table = options["table"]
-    trace = record_call(model, args, kwargs, loss=loss, stops_at=table.stops_at, **recorded)
+    trace = record_call(model, args, kwargs, loss=loss, stops_at=table.stops_at, **run_options)
     return read_sample(trace, table, metric)
 
 
 def read_sample(trace: Trace, table: FormulaTable, metric: str) -> Sample:
-    """Return a run's counts in a metric, in all and by module and operator."""
+    """Return a run's counts in a metric: the total, and by module and operator."""
     counts = MetricCounts(trace, table)[metric]
     modules = {name: labels.total() for name, labels in counts.by_module_and_operator().items()}
     return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNSUPPORTED])
 
 
-def _say_refused(names: Sequence[str], sizes: Sizes, error: Exception) -> str:
-    said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    said = said if len(said) <= 300 else said[:300] + " ..."
-    return f"the model does not take {format_sizes(names, sizes)}: {said}; narrow the range, or give it steps"
+def _describe_error(names: Sequence[str], sizes: Sizes, error: Exception) -> str:
+    message = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    message = message if len(message) <= 300 else message[:300] + " ..."
+    return f"the model does not accept {format_sizes(names, sizes)}: {message}; narrow the range, or add a step"

@@ -23,9 +23,9 @@ _CUDNN = re.compile(
     r"aten::_?(conv(olution|_transpose|[123]d)|cudnn_(convolution|rnn)|(lstm|gru|rnn_tanh|rnn_relu)\b)"
     r"|torch\.nn\.(Lazy)?(Conv(Transpose)?[123]d|LSTM|GRU|RNN)$"
 )
-# A number above this is rejected as an error, and a share above this is not written out.
-_HUGE = 1e300
-_MOST = 10**6
+# Larger inputs are rejected; larger utilisations are shown as "over" this one.
+_MAX_INPUT = 1e300
+_MAX_SHARE = 10**6
 
 
 class UtilisationError(ValueError):
@@ -64,7 +64,7 @@ def mfu(
     thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM. Ops that
     the table does not support are not counted: see the counts' ledger.
 
-    `device` is a name, as `torch.cuda.get_device_name()` gives it, or a Device; for a name in your own file give
+    `device` is a name, as `torch.cuda.get_device_name()` gives it, or a Device; for a name in your own file pass
     `find_device(name, file=...)`. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4
     sparsity where a dtype has one; the FLOPs are still those of the dense product.
 
@@ -80,9 +80,9 @@ def mfu(
     >>> round(mfu(flops * 238_300, 1.0, device="TPU v4", dtype="bf16", devices=6144), 3)
     0.462
     """
-    known = device if isinstance(device, Device) else find_device(device)
-    work = _read_work(counts, dtype, known, float32_matmul, model_only=True)
-    return _utilise("MFU", work, seconds, known, devices, sparse)
+    device = device if isinstance(device, Device) else find_device(device)
+    work = _read_work(counts, dtype, device, float32_matmul, model_only=True)
+    return _utilise("MFU", work, seconds, device, devices, sparse)
 
 
 def hfu(
@@ -102,9 +102,9 @@ def hfu(
     >>> hfu({"bf16": 4 * 10**14}, 1.0, device="H100"), mfu({"bf16": 3 * 10**14}, 1.0, device="H100")
     (0.4042..., 0.3032...)
     """
-    known = device if isinstance(device, Device) else find_device(device)
-    work = _read_work(counts, dtype, known, float32_matmul, model_only=False)
-    return _utilise("HFU", work, seconds, known, devices, sparse)
+    device = device if isinstance(device, Device) else find_device(device)
+    work = _read_work(counts, dtype, device, float32_matmul, model_only=False)
+    return _utilise("HFU", work, seconds, device, devices, sparse)
 
 
 def _read_work(
@@ -118,27 +118,27 @@ def _read_work(
         return _read_entries(counts, dtype, device, float32_matmul, model_only)
     if isinstance(counts, Mapping):
         if dtype is not None:
-            raise ValueError("counts names its dtypes: leave dtype out")
+            raise ValueError("counts is a mapping of dtypes: omit dtype")
     elif dtype is None:
-        raise ValueError("counts is a number of FLOPs: say in which dtype, such as dtype='bf16'")
-    amounts = counts if isinstance(counts, Mapping) else {dtype: counts}
+        raise ValueError("counts is a number of FLOPs: pass their dtype, such as dtype='bf16'")
+    by_dtype = counts if isinstance(counts, Mapping) else {dtype: counts}
     work: defaultdict[str, Fraction] = defaultdict(Fraction)
-    for name, amount in amounts.items():
-        work[_product_dtype(short_dtype(name), float32_matmul)] += _read_number(amount, "counts")
+    for name, flops in by_dtype.items():
+        work[_product_dtype(short_dtype(name), float32_matmul)] += _read_number(flops, "counts")
     return _check_work(work)
 
 
 def check_float32_matmul(float32_matmul: str | None) -> None:
-    """Raise ValueError if there is no such way to run products of float32."""
+    """Raise ValueError for an unknown way of running float32 products."""
     if float32_matmul not in (None, *FLOAT32_MATMUL):
-        raise ValueError(f"float32_matmul is {truncate(repr(float32_matmul))}: say 'ieee', 'tf32' or None")
+        raise ValueError(f"float32_matmul must be 'ieee', 'tf32' or None; got {truncate(repr(float32_matmul))}")
 
 
 def _read_entries(
     counts: Counts, dtype: object, device: Device, float32_matmul: str | None, model_only: bool
 ) -> dict[str, Fraction]:
     if counts.metric != "flops":
-        raise ValueError(f"these are counts of {counts.metric}: give those of flops")
+        raise ValueError(f"these are counts of {counts.metric}: pass those of flops")
     work: defaultdict[str, Fraction] = defaultdict(Fraction)
     for entry in counts.entries:
         if (model_only and entry.phase in EXTRA_PHASES) or not (entry.macs or entry.flops):
@@ -146,7 +146,7 @@ def _read_entries(
         name = entry.dtype if dtype is None else dtype
         if not name:
             flops = format_size(2 * entry.macs + entry.flops)
-            raise ValueError(f"the counts have no dtype for the {flops} FLOPs of {entry.op}: give dtype=")
+            raise ValueError(f"the counts have no dtype for the {flops} FLOPs of {entry.op}: pass dtype")
         short = short_dtype(name)
         macs = entry.macs - entry.recomputed if model_only else entry.macs
         work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * macs
@@ -171,21 +171,21 @@ def _product_dtype(dtype: str, float32_matmul: str | None) -> str:
 
 
 def _check_work(work: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    done = {dtype: flops for dtype, flops in work.items() if flops}
-    if not done:
+    nonzero = {dtype: flops for dtype, flops in work.items() if flops}
+    if not nonzero:
         raise ValueError("the counts are zero: there is no work to compute a utilisation of")
-    return done
+    return nonzero
 
 
 def _read_number(value: object, what: str) -> Fraction:
     """Return a finite number, 0 or more, as an exact fraction."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < _HUGE:  # type: ignore[operator]
-        raise ValueError(f"{what} is {truncate(repr(value))}: give a number that is finite and not negative")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < _MAX_INPUT:  # type: ignore[operator]
+        raise ValueError(f"{what} must be a finite number of at least 0; got {truncate(repr(value))}")
     return Fraction(int(value) if isinstance(value, Integral) else float(value))
 
 
 class _Machine(NamedTuple):
-    """The devices that ran."""
+    """The devices of the measurement."""
 
     device: Device
     devices: int
@@ -204,19 +204,19 @@ class _Machine(NamedTuple):
 def _utilise(
     name: str, work: Mapping[str, Fraction], seconds: float, device: Device, devices: int, sparse: bool
 ) -> float:
-    taken = _read_number(seconds, "seconds")
-    if not taken:
-        raise ValueError("seconds is 0: give the time that was measured")
+    measured = _read_number(seconds, "seconds")
+    if not measured:
+        raise ValueError("seconds must be more than 0: pass the measured time")
     if isinstance(devices, bool) or not isinstance(devices, Integral) or devices < 1:
-        raise ValueError(f"devices is {truncate(repr(devices))}: give the number of devices, from 1")
+        raise ValueError(f"devices must be the number of devices, at least 1; got {truncate(repr(devices))}")
     if sparse and not set(work) & set(device.sparse):
-        known = ", ".join(device.dtypes(sparse=True)) or "no dtype"
-        raise ValueError(f"sparse: {device.name} has a 2:4 peak for {known}, and the counts are of {', '.join(work)}")
+        dtypes = ", ".join(device.dtypes(sparse=True)) or "no dtype"
+        raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are of {', '.join(work)}")
     machine = _Machine(device, int(devices), sparse)
-    share = sum(machine.times(work).values()) / taken
-    utilisation = float(min(share, _MOST))  # as a float, so that the least time, rounded to a float, gives 1.0
+    share = sum(machine.times(work).values()) / measured
+    utilisation = float(min(share, _MAX_SHARE))  # as a float, so that the least time, rounded to a float, gives 1.0
     if utilisation > 1:
-        raise UtilisationError(_explain_excess(name, work, taken, machine))
+        raise UtilisationError(_explain_excess(name, work, measured, machine))
     return utilisation
 
 
@@ -224,14 +224,14 @@ def _explain_excess(name: str, work: Mapping[str, Fraction], seconds: Fraction, 
     """Return the message of a utilisation above 100 %, with the inputs that could explain it."""
     least = sum(machine.times(work).values(), Fraction())
     share = least / seconds
-    done = " + ".join(f"{format_size(round(flops))} FLOPs in {dtype}" for dtype, flops in work.items())
+    listed = " + ".join(f"{format_size(round(flops))} FLOPs in {dtype}" for dtype, flops in work.items())
     devices = f"devices (at least {format_thousands(math.ceil(share * machine.devices))})"
-    checks = ["seconds", "device", _check_dtype(work, seconds, machine), devices if share < _MOST else "devices"]
+    checks = ["seconds", "device", _check_dtype(work, seconds, machine), devices if share < _MAX_SHARE else "devices"]
     if not machine.sparse and set(work) & set(machine.device.sparse):
         checks.append(_check_sparse(work, seconds, machine))
     checks.append("counts (a kernel may skip counted work, such as the masked half of causal attention)")
     return (
-        f"{name} would be {_percent(share)}: {done} take {format_thousands(machine.devices)} × {machine.device.name} "
+        f"{name} would be {_percent(share)}: {listed} take {format_thousands(machine.devices)} × {machine.device.name} "
         f"at least {format_seconds(float(least))}, and seconds is {format_seconds(float(seconds))}; "
         f"check {', '.join(checks)}"
     )
@@ -246,7 +246,7 @@ def _check_dtype(work: Mapping[str, Fraction], seconds: Fraction, machine: _Mach
         time = sum(times.values()) - times[slowest] + work[slowest] / machine.peak(dtype)
         if times[slowest] > work[slowest] / machine.peak(dtype) and time <= seconds and dtype != "int8":
             hints.append(f"{_percent(time / seconds)} at {dtype}")
-    return f"dtype (it was taken as {slowest}: {', '.join(hints[:3])})" if hints else "dtype"
+    return f"dtype (assumed {slowest}: {', '.join(hints[:3])})" if hints else "dtype"
 
 
 def _check_sparse(work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
@@ -255,4 +255,4 @@ def _check_sparse(work: Mapping[str, Fraction], seconds: Fraction, machine: _Mac
 
 
 def _percent(share: Fraction) -> str:
-    return format_percent(*share.as_integer_ratio()) if share < _MOST else f"over {format_percent(_MOST, 1)}"
+    return format_percent(*share.as_integer_ratio()) if share < _MAX_SHARE else f"over {format_percent(_MAX_SHARE, 1)}"

@@ -24,10 +24,10 @@ PRODUCTS = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
-_SMALLEST, _LARGEST = 256, 16384  # sides of the matrices
-_REPEATS = 5  # at least
-_SHARE_OF_MEMORY = 16  # an array takes at most 1/16 of the memory
-_ARRAY = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes of an array, far larger than any cache
+_MIN_SIDE, _MAX_SIDE = 256, 16384  # of the square matrices
+_MIN_REPEATS = 5
+_MEMORY_FRACTION = 16  # an array has at most 1/16 of the memory
+_ARRAY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # far larger than any cache
 
 
 def measure_device(
@@ -36,21 +36,21 @@ def measure_device(
     """Return the measured peaks of a device of this machine: FLOP/s of matrix products by dtype, and memory bandwidth.
 
     `where` is "cpu" or a CUDA device, by default CUDA if there is one. `dtypes` are names in `PRODUCTS`, by default all
-    (tf32 only on CUDA); one that the device does not support is left out. Each peak takes about `seconds`. Products are
+    (tf32 only on CUDA); one that the device does not support is ignored. Each peak takes about `seconds`. Products are
     of square matrices, whose size is doubled while time remains; the fastest run counts. The bandwidth is that of a
     copy or of a triad (a = b + s*c) over arrays larger than the caches, whichever is higher, each number read or
-    written counted once: a CPU with write-allocate caches moves more. fp8 and int8 are not measured. Another device or
+    written counted once; a CPU with write-allocate caches moves more. fp8 and int8 are not measured. Another device or
     dtype raises ValueError.
     """
     device = _resolve_device(where)
     unknown = [dtype for dtype in dtypes or () if dtype not in PRODUCTS]
     if unknown:
-        raise ValueError(f"the peak for {unknown[0]!r} is not measured: take {', '.join(PRODUCTS)}")
+        raise ValueError(f"dtypes must be among {', '.join(PRODUCTS)}; got {unknown[0]!r}")
     if not seconds > 0:
-        raise ValueError(f"seconds is {seconds!r}: give a positive time")
-    chosen = [dtype for dtype in dtypes or PRODUCTS if dtype != "tf32" or device.type == "cuda"]
+        raise ValueError(f"seconds must be positive; got {seconds!r}")
+    measured = [dtype for dtype in dtypes or PRODUCTS if dtype != "tf32" or device.type == "cuda"]
     with torch.no_grad():
-        peaks = {dtype: peak for dtype in chosen if (peak := _time_products(device, dtype, seconds))}
+        peaks = {dtype: peak for dtype in measured if (peak := _time_products(device, dtype, seconds))}
         bandwidth = _time_memory(device, seconds)
     return replace(_describe(device), matrix=peaks, bandwidth=bandwidth)
 
@@ -87,18 +87,18 @@ def _resolve_device(where: str | torch.device | None) -> torch.device:
     try:
         device = torch.device(where if where is not None else "cuda" if torch.cuda.is_available() else "cpu")
     except RuntimeError:
-        raise ValueError(f"{where!r} is no device of this machine: measure 'cpu' or 'cuda'") from None
-    if device.type not in _ARRAY:
-        raise ValueError(f"a device of type {device.type!r} is not measured: take 'cpu' or 'cuda'")
+        raise ValueError(f"device must be 'cpu' or 'cuda'; got {where!r}") from None
+    if device.type not in _ARRAY_BYTES:
+        raise ValueError(f"device must be 'cpu' or 'cuda'; got {device.type!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"there is no device {device} here to measure: take 'cpu'")
+        raise ValueError(f"this machine has no device {device}: use 'cpu'")
     return device
 
 
 def _quote(text: str) -> str:
     """Return a text as a double-quoted YAML string."""
-    plain = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{plain}"'
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _describe(device: torch.device) -> Device:
@@ -125,16 +125,16 @@ def _memory(device: torch.device) -> int:
 
 def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
     """Return the FLOP/s of the fastest product, 0 where the device does not support the dtype."""
-    best, side, until = 0, _SMALLEST, time.perf_counter() + seconds
-    with deferred(), _rounding_operands(device, dtype == "tf32"), allowed():
-        while side <= _LARGEST:
+    best, side, deadline = 0, _MIN_SIDE, time.perf_counter() + seconds
+    with deferred(), _allow_tf32(device, dtype == "tf32"), allowed():
+        while side <= _MAX_SIDE:
             try:
                 left, right, out = (torch.ones(side, side, device=device, dtype=PRODUCTS[dtype]) for _ in range(3))
-                taken = _best_time(device, partial(torch.mm, left, right, out=out), seconds / 8)
+                duration = _best_time(device, partial(torch.mm, left, right, out=out), seconds / 8)
             except RuntimeError:  # dtype not supported on this device, or out of memory
                 break
-            best = max(best, int(2 * side**3 / taken))
-            if 8 * taken * (_REPEATS + 1) > until - time.perf_counter():  # twice the side is 8 times the work
+            best = max(best, int(2 * side**3 / duration))
+            if 8 * duration * (_MIN_REPEATS + 1) > deadline - time.perf_counter():  # twice the side is 8 times the work
                 break
             side *= 2
     return best
@@ -142,20 +142,20 @@ def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
 
 def _time_memory(device: torch.device, seconds: float) -> int:
     """Return the bytes/s of a copy or a triad, whichever is faster."""
-    length = min(_ARRAY[device.type], _memory(device) // _SHARE_OF_MEMORY) // 4
+    length = min(_ARRAY_BYTES[device.type], _memory(device) // _MEMORY_FRACTION) // 4  # of float32
     a, b, c = (torch.ones(length, device=device) for _ in range(3))
-    copied = 2 * a.nbytes / _best_time(device, partial(a.copy_, b), seconds / 2)
-    added = 3 * a.nbytes / _best_time(device, partial(torch.add, b, c, alpha=3.0, out=a), seconds / 2)
-    return int(max(copied, added))
+    copy = 2 * a.nbytes / _best_time(device, partial(a.copy_, b), seconds / 2)
+    triad = 3 * a.nbytes / _best_time(device, partial(torch.add, b, c, alpha=3.0, out=a), seconds / 2)
+    return int(max(copy, triad))
 
 
 def _best_time(device: torch.device, run: Callable[[], Any], seconds: float) -> float:
-    """Return the seconds of the fastest run after a warm-up run, of `_REPEATS` or as many as fit in `seconds`."""
-    until = time.perf_counter() + seconds
+    """Return the seconds of the fastest run after a warm-up run, of `_MIN_REPEATS` or as many as fit in `seconds`."""
+    deadline = time.perf_counter() + seconds
     run()
     clock = _time_on_cuda if device.type == "cuda" else _time_on_cpu
     times: list[float] = []
-    while len(times) < _REPEATS or time.perf_counter() < until:
+    while len(times) < _MIN_REPEATS or time.perf_counter() < deadline:
         times.append(clock(device, run))
     return min(times)
 
@@ -177,14 +177,14 @@ def _time_on_cuda(device: torch.device, run: Callable[[], Any]) -> float:
 
 
 @contextmanager
-def _rounding_operands(device: torch.device, may: bool) -> Iterator[None]:
+def _allow_tf32(device: torch.device, enabled: bool) -> Iterator[None]:
     """Allow or forbid tf32 for float32 products on CUDA inside, and restore the setting."""
     if device.type != "cuda":
         yield
         return
     settings = torch.backends.cuda.matmul
     before = settings.allow_tf32
-    settings.allow_tf32 = may
+    settings.allow_tf32 = enabled
     try:
         yield
     finally:

@@ -29,12 +29,14 @@ DTYPES = {
 }
 _SHORT = {name: short for short, names in DTYPES.items() for name in (short, *names)}
 
-# Words of a name that do not distinguish devices.
-_VENDORS = ("nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "gpu")
+# Words of a device's name that do not distinguish it.
+_VENDORS = frozenset(
+    ["nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "apple", "gpu"]
+)
 _KINDS = ("matrix", "sparse", "vector")
-_AMOUNTS = ("bandwidth", "memory")
+_NUMBERS = ("bandwidth", "memory")
 _TEXTS = ("vendor", "unit", "source", "note")
-_KEYS = (*_KINDS, *_AMOUNTS, *_TEXTS, "aliases")
+_KEYS = (*_KINDS, *_NUMBERS, *_TEXTS, "aliases")
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
 
 Returned = TypeVar("Returned")
@@ -51,7 +53,7 @@ def short_dtype(dtype: object) -> str:
     """
     name = str(dtype).removeprefix("torch.")
     if name.lower() not in _SHORT:
-        # int64 is no typing error for int8.
+        # int64 is not a typo of int8.
         near = "" if "int" in name else suggest(name.lower(), _SHORT)
         hint = near or f": peaks are for {', '.join(DTYPES)}"
         raise ValueError(f"no device has a peak for the dtype {truncate(name)!r}{hint}")
@@ -87,15 +89,15 @@ class Device:
     def __post_init__(self) -> None:
         for kind in _KINDS:
             object.__setattr__(self, kind, _check_peaks(getattr(self, kind), f"{kind} of {self.name}"))
-        for amount in _AMOUNTS:
-            if getattr(self, amount) is not None:
-                object.__setattr__(self, amount, _check_amount(getattr(self, amount), f"{amount} of {self.name}"))
+        for key in _NUMBERS:
+            if getattr(self, key) is not None:
+                object.__setattr__(self, key, _check_number(getattr(self, key), f"{key} of {self.name}"))
         if not self.matrix and not self.vector:
-            raise ValueError(f"{self.name} has no peak: give matrix or vector, such as matrix={{'bf16': 400e12}}")
+            raise ValueError(f"{self.name} has no peak: add matrix or vector, such as matrix={{'bf16': 400e12}}")
         for dtype, peak in self.sparse.items():
             if peak < self.matrix.get(dtype, math.inf):
-                dense = f"the dense {self.matrix[dtype]}" if dtype in self.matrix else "nothing dense: give matrix too"
-                raise ValueError(f"sparse of {self.name}: {dtype} has {peak} beside {dense}")
+                dense = f"the dense peak {self.matrix[dtype]}" if dtype in self.matrix else "no dense peak: add matrix"
+                raise ValueError(f"sparse of {self.name}: {dtype} has {peak}, but {dense}")
 
     def dtypes(self, *, sparse: bool = False) -> tuple[str, ...]:
         """Return the dtypes with a peak, or with one for 2:4 sparsity."""
@@ -113,8 +115,8 @@ class Device:
         kinds = (self.sparse,) if sparse else (self.matrix, self.vector)
         peaks = [int(kind[short]) for kind in kinds if short in kind]
         if not peaks:
-            known = ", ".join(self.dtypes(sparse=sparse)) or "none"
-            raise ValueError(f"{self.name} has no peak for {short}{' at 2:4 sparsity' * sparse}: it has {known}")
+            dtypes = ", ".join(self.dtypes(sparse=sparse)) or "none"
+            raise ValueError(f"{self.name} has no peak for {short}{' at 2:4 sparsity' * sparse}: it has {dtypes}")
         return max(peaks)
 
 
@@ -132,17 +134,17 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     ValueError: no device 'H10': did you mean 'H100'? Others can be given as a Device or in a YAML file
     """
     if not isinstance(name, str):
-        raise TypeError(f"the device is {truncate(repr(name))}: write its name, such as 'H100', or give a Device")
+        raise TypeError(f"device must be a name such as 'H100', or a Device; got {truncate(repr(name))}")
     devices = load_devices(file)
     key = _key(name)
     for device in devices:
         if key in map(_key, (device.name, *device.aliases)):
             return device
     if "mig" in key:
-        raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet: give a Device")
-    known = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
-    near = nearest(name.lower(), known, cutoff=0.5)
-    hint = f"did you mean {known[near]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
+        raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet: pass a Device")
+    names = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
+    near = nearest(name.lower(), names, cutoff=0.5)
+    hint = f"did you mean {names[near]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
     raise ValueError(f"no device {truncate(name)!r}: {hint} Others can be given as a Device or in a YAML file")
 
 
@@ -168,12 +170,12 @@ def _load(file: str) -> tuple[Device, ...]:
         fields["description"].text("description")
     entries = fields["devices"].fields("devices") if "devices" in fields else {}
     if not entries:
-        raise document.error("there are no devices: write devices, and under it a name with matrix, vector and source")
-    seen: dict[tuple[str, ...], str] = {}
+        raise document.error("there are no devices: add devices, and under it a name with matrix, vector and source")
+    names: dict[tuple[str, ...], str] = {}
     devices = []
     for name, node in entries.items():
         device = _read_device(name, node)
-        _refuse_twice(device, node, seen)
+        _check_names(device, node, names)
         devices.append(device)
     return tuple(devices)
 
@@ -181,14 +183,14 @@ def _load(file: str) -> tuple[Device, ...]:
 def _read_device(name: str, node: Node) -> Device:
     fields = node.fields("a device", _KEYS)
     if "source" not in fields:
-        raise node.error(f"{name} has no source: name the document that its figures are from")
+        raise node.error(f"{name} has no source: name the document that its peaks are from")
     values: dict[str, Any] = {key: fields[key].text(f"{key} of {name}") for key in _TEXTS if key in fields}
     for kind in _KINDS:
         if kind in fields:
             values[kind] = _read_peaks(fields[kind], f"{kind} of {name}")
-    for amount in _AMOUNTS:
-        if amount in fields:
-            values[amount] = _read_number(fields[amount], f"{amount} of {name}")
+    for key in _NUMBERS:
+        if key in fields:
+            values[key] = _read_number(fields[key], f"{key} of {name}")
     if "aliases" in fields:
         items = fields["aliases"].items(f"aliases of {name}", "[H100, H100 SXM5]")
         values["aliases"] = tuple(item.name(f"an alias of {name}") for item in items)
@@ -212,14 +214,15 @@ def _read_number(node: Node, what: str) -> int:
     return int(float(text))
 
 
-def _refuse_twice(device: Device, node: Node, seen: dict[tuple[str, ...], str]) -> None:
+def _check_names(device: Device, node: Node, names: dict[tuple[str, ...], str]) -> None:
+    """Raise TableError for a name that another device in `names` has; add this device's names to it."""
     for name in (device.name, *device.aliases):
         key = _key(name)
         if not key:
             raise node.error(f"{truncate(name)!r} names no device: write more than its vendor")
-        if key in seen:
-            raise node.error(f"{name!r} is given twice: it is a name of {seen[key]} too")
-        seen[key] = device.name
+        if key in names:
+            raise node.error(f"{name!r} is given twice: it is a name of {names[key]} too")
+        names[key] = device.name
 
 
 def _with_position(node: Node, make: Callable[[], Returned]) -> Returned:
@@ -231,16 +234,16 @@ def _with_position(node: Node, make: Callable[[], Returned]) -> Returned:
 
 
 def _check_peaks(peaks: Mapping[str, float], what: str) -> dict[str, int]:
-    checked = {short_dtype(dtype): _check_amount(peak, f"{what} at {dtype}") for dtype, peak in peaks.items()}
+    checked = {short_dtype(dtype): _check_number(peak, f"{what} at {dtype}") for dtype, peak in peaks.items()}
     if len(checked) != len(peaks):
         raise ValueError(f"{what}: {', '.join(map(str, peaks))} name one dtype twice")
     return checked
 
 
-def _check_amount(amount: float, what: str) -> int:
-    if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < math.inf:
-        raise ValueError(f"{what} is {truncate(repr(amount))}: give a positive number")
-    return int(amount)
+def _check_number(value: float, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{what} must be a positive number; got {truncate(repr(value))}")
+    return int(value)
 
 
 def _key(name: str) -> tuple[str, ...]:
@@ -258,7 +261,7 @@ def load_peaks(text: str, option: str) -> Device:
         if text.endswith(ending):
             first, *others = load_devices(text)
             if others:
-                named = ", ".join(device.name for device in (first, *others))
-                raise ValueError(f"{option} {text}: there are {named}: write {text}:{first.name}")
+                names = ", ".join(device.name for device in (first, *others))
+                raise ValueError(f"{option} {text}: the file has several devices, {names}: write {text}:{first.name}")
             return first
     return find_device(text)

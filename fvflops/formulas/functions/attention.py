@@ -17,8 +17,8 @@ _QUERY_KEY_VALUE: tuple[Sequence[str], ...] = (("query", "key", "value"), ("q", 
 _STARTS = ("cum_seq_q", "cu_seq_q", "cu_seqlens_q", "seqstart_q")
 _PAGES = ("page_table", "block_table", "block_tables")
 _KEY_STARTS = ("cum_seq_k", "cu_seq_k", "cu_seqlens_k", "seqstart_k")
-_USED = ("seqused_k", "seqlen_k")
-_USED_QUERIES = ("seqused_q",)
+_KEYS_USED = ("seqused_k", "seqlen_k")
+_QUERIES_USED = ("seqused_q",)
 _MASKS = ("attn_mask", "attn_bias", "bias")
 
 # If this constant of a table is 1, only unmasked pairs count, where the call's arguments determine them.
@@ -142,19 +142,19 @@ def count_band(queries: int, keys: int, left: int | None = None, right: int | No
     >>> count_band(3, 5, right=0), count_band(3, 5, right=0, shift=2), count_band(3, 5, left=1, right=0)
     (6, 12, 5)
     """
-    until = queries * keys if right is None else _sum_clamped(queries, keys, shift + right + 1)
-    before = 0 if left is None else _sum_clamped(queries, keys, shift - left)
-    return max(0, until - before)
+    up_to_right = queries * keys if right is None else _sum_clamped(queries, keys, shift + right + 1)
+    left_of_band = 0 if left is None else _sum_clamped(queries, keys, shift - left)
+    return max(0, up_to_right - left_of_band)
 
 
 def _sum_clamped(queries: int, keys: int, start: int) -> int:
     """Return the sum of min(max(i + start, 0), keys) over the queries i."""
 
-    def rise(count: int) -> int:  # the sum of min(j, keys) over 0 <= j < count
+    def sum_below(count: int) -> int:  # the sum of min(j, keys) over 0 <= j < count
         low = min(max(count, 0), keys)
         return low * (low - 1) // 2 + (max(count, 0) - low) * keys
 
-    return rise(queries + start) - rise(start)
+    return sum_below(queries + start) - sum_below(start)
 
 
 def _forward(heads: Heads) -> Cost:
@@ -217,14 +217,14 @@ def find_heads_bshd(call: Call) -> Heads:
 def _block_pairs(call: Call) -> int | None:
     """Return the pairs in the blocks that flex attention computes, None unless masks count and the blocks are known."""
     mask = call.arguments.get("block_mask")
-    stated = mask[-1] if isinstance(mask, tuple) and mask and call.constants.get(SKIPS, 0) else None
-    return stated if isinstance(stated, int) else None
+    pairs = mask[-1] if isinstance(mask, tuple) and mask and call.constants.get(SKIPS, 0) else None
+    return pairs if isinstance(pairs, int) else None
 
 
 def _unmasked_pairs(call: Call, pairs: int, all_pairs: int) -> int:
-    """Return the number of `pairs` that a mask tensor leaves unmasked, where the signature has it.
+    """Return the number of `pairs` that a mask tensor does not mask, if the signature has it, else `pairs`.
 
-    `every` is the number of all pairs, over which the mask broadcasts. With a band mask and a mask tensor, the smaller
+    `all_pairs` is the number of pairs to which the mask broadcasts. With a band mask and a mask tensor, the smaller
     number counts, since their intersection is unknown.
     """
     mask = _first_tensor(call, _MASKS)
@@ -239,10 +239,10 @@ def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | 
     `queries` and `keys` are those of each sequence in a padded batch.
     """
     if queries is None:
-        query_lengths = _lengths(call, _USED_QUERIES, _STARTS)
+        query_lengths = _lengths(call, _QUERIES_USED, _STARTS)
     else:
         query_lengths = [queries] * sequences
-    key_lengths = _lengths(call, _USED, () if _first_tensor(call, _PAGES) else _KEY_STARTS)
+    key_lengths = _lengths(call, _KEYS_USED, () if _first_tensor(call, _PAGES) else _KEY_STARTS)
     if key_lengths is None and keys is not None:
         key_lengths = [keys] * sequences
     if query_lengths is None or key_lengths is None or not len(query_lengths) == len(key_lengths) == sequences:
@@ -253,17 +253,17 @@ def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | 
 
 
 def _lengths(call: Call, used: Sequence[str], starts: Sequence[str]) -> list[int] | None:
-    """Return the lengths of sequences: as given, or as differences of their offsets."""
-    given, offsets = _first_tensor(call, used), _first_tensor(call, starts)
-    if given is not None:
-        return None if given.values is None else list(given.values)
+    """Return the lengths of sequences, from an argument or as differences of their offsets."""
+    lengths, offsets = _first_tensor(call, used), _first_tensor(call, starts)
+    if lengths is not None:
+        return None if lengths.values is None else list(lengths.values)
     if offsets is None or offsets.values is None:
         return None
     return [after - before for before, after in pairwise(offsets.values)]
 
 
 def _counted_pairs(call: Call, queries: int, keys: int) -> int:
-    """Return the pairs of one head that count: all, or the unmasked ones."""
+    """Return the number of pairs counted for one head: all, or the unmasked ones."""
     if not call.constants.get(SKIPS, 0):
         return queries * keys
     arguments = call.arguments

@@ -1,4 +1,4 @@
-"""Module classes loaded in this process, to check a table; nothing is imported."""
+"""Module classes loaded in this process, for checking tables; nothing is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fvflops.text import nearest
 
 
 def may_exist(name: str) -> bool:
-    """Return whether a table's name of a module class matches a loaded class, or one that may be loaded later.
+    """Return whether a table's name of a module class matches a loaded class, or may match one loaded later.
 
     The latter are names without a package, in `__main__`, in a package that is not imported, or in a submodule that
     exists and is not imported yet.
@@ -27,7 +27,7 @@ def may_exist(name: str) -> bool:
 
 
 def suggest_class(name: str) -> str:
-    """Return the name of the loaded class closest to one that does not exist, "" where there is none.
+    """Return the name of the loaded class closest to an unknown name, "" without any.
 
     >>> suggest_class("torch.nn.LSTMM"), suggest_class("torch.nn.modules.rnn.LSTM")
     ('torch.nn.LSTM', 'torch.nn.LSTM')
@@ -66,18 +66,19 @@ def loaded_classes() -> dict[str, str]:
     """
     from torch import nn
 
-    classes = {base for found in _subclasses(nn.Module) for base in found.__mro__}
+    classes = {base for cls in _subclasses(nn.Module) for base in cls.__mro__}
     return {f"{cls.__module__}.{cls.__qualname__}": name_class(cls) for cls in classes}
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    seen, rest = {cls}, [cls]
-    while rest:
-        found: type
-        for found in type.__subclasses__(rest.pop()):
-            if found not in seen:
-                seen.add(found)
-                rest.append(found)
+    """Yield a class and all its direct and indirect subclasses."""
+    seen, pending = {cls}, [cls]
+    while pending:
+        subclass: type
+        for subclass in type.__subclasses__(pending.pop()):
+            if subclass not in seen:
+                seen.add(subclass)
+                pending.append(subclass)
     yield from seen
 
 

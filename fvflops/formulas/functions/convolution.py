@@ -1,4 +1,4 @@
-"""Multiply-adds of convolutions, forward and backward: plain, grouped, dilated or transposed."""
+"""Multiply-adds of convolutions, forward and backward, including grouped, dilated and transposed ones."""
 
 from __future__ import annotations
 

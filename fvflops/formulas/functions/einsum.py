@@ -36,26 +36,26 @@ def count_einsum(call: Call) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One product of an einsum: shapes of both factors, axes summed before it in one factor, axes contracted in it."""
+    """One product of an einsum: shapes of both factors, axes summed before it, axes contracted in it."""
 
     factors: tuple[list[int], list[int]]
-    alone: list[int]
+    summed_before: list[int]
     summed: list[int]
 
     @property
     def reduced_shapes(self) -> tuple[list[int], list[int]]:
         """The factors' shapes after the sums before the product."""
-        left, right = ([1 if axis in self.alone else size for axis, size in enumerate(f)] for f in self.factors)
+        left, right = ([1 if axis in self.summed_before else size for axis, size in enumerate(f)] for f in self.factors)
         return left, right
 
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """The products of an einsum in order, the shape of the last result, and the axes over which it is summed."""
+    """The products of an einsum in order, the shape of the last result, and the axes summed at the end."""
 
     steps: tuple[Step, ...]
     last: list[int]
-    left_over: range
+    summed_last: range
 
 
 def contract(call: Call) -> Contraction:
@@ -67,15 +67,15 @@ def contract(call: Call) -> Contraction:
     uses = Counter(axis for factor in factors for axis, size in enumerate(factor) if size != 1)
     path = list(_path_of(call))
     from_left = not path
-    ends = range(len(equation.output), len(order))
+    summed_axes = range(len(equation.output), len(order))
     steps: list[Step] = []
     while len(factors) > 1:
         first, second = (0, 1) if from_left else sorted((path.pop(0), path.pop(0)))
         right, left = factors.pop(second), factors.pop(first)
-        step = Step((left, right), *_finish(left, right, uses, ends))
+        step = Step((left, right), *_removed_axes(left, right, uses, summed_axes))
         steps.append(step)
         factors.insert(0 if from_left else len(factors), multiply_pair(*step.reduced_shapes, step.summed)[1])
-    return Contraction(tuple(steps), factors[0], ends)
+    return Contraction(tuple(steps), factors[0], summed_axes)
 
 
 def count_fvcore_einsum(call: Call) -> Cost:
@@ -117,21 +117,23 @@ def _path_of(call: Call) -> tuple[int, ...]:
     return tuple(int(position) for position in path) if isinstance(path, tuple) else ()  # type: ignore[arg-type]
 
 
-def _finish(left: list[int], right: list[int], uses: Counter[int], axes: Iterable[int]) -> tuple[list[int], list[int]]:
+def _removed_axes(
+    left: list[int], right: list[int], uses: Counter[int], axes: Iterable[int]
+) -> tuple[list[int], list[int]]:
     """Return the axes that this product removes: those of one operand only, and those that both share."""
-    alone, summed = [], []
+    summed_before, summed = [], []
     for axis in axes:
         if left[axis] != 1 and right[axis] != 1:
             uses[axis] -= 1
             if uses[axis] == 1:
                 summed.append(axis)
         elif uses[axis] == 1 and (left[axis] != 1 or right[axis] != 1):
-            alone.append(axis)
+            summed_before.append(axis)
         else:
             continue
         if uses[axis] == 1:
             uses[axis] = 0
-    return alone, summed
+    return summed_before, summed
 
 
 def _align(term: tuple[Index, ...], shape: list[int], order: list[Index]) -> list[int]:
@@ -141,8 +143,8 @@ def _align(term: tuple[Index, ...], shape: list[int], order: list[Index]) -> lis
 
 def _known_product(text: str, equation: Equation) -> int | None:
     letters = dict.fromkeys(letter for letter in text if letter.isalpha())
-    form = "".join("abcdefghijklmnopqrstuvwxyz"[list(letters).index(c)] if c in letters else c for c in text)
-    if form.replace(" ", "") not in ("abc,abd->acd", "abc,adc->adb"):
+    normalised = "".join("abcdefghijklmnopqrstuvwxyz"[list(letters).index(c)] if c in letters else c for c in text)
+    if normalised.replace(" ", "") not in ("abc,abd->acd", "abc,adc->adb"):
         return None
     return math.prod(equation.sizes.values())
 

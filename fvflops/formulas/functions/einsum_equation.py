@@ -34,27 +34,31 @@ def read_equation(text: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
     left, arrow, right = text.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes):
-        raise ValueError(f"the equation {text!r} has {len(terms)} operands, and {len(shapes)} tensors were given")
+        raise ValueError(f"the equation {text!r} has {len(terms)} operands, but there are {len(shapes)} tensors")
     operands = tuple(_indices(term, len(shape), text) for term, shape in zip(terms, shapes, strict=True))
     sizes: dict[Index, int] = {}
     for term, shape in zip(operands, shapes, strict=True):
         for index, size in zip(term, shape, strict=True):
-            known = sizes.setdefault(index, size)
-            if 1 not in (known, size) and known != size:
+            previous = sizes.setdefault(index, size)
+            if 1 not in (previous, size) and previous != size:
                 raise ValueError(
-                    f"the equation {text!r} does not fit {list(map(list, shapes))}: {index} is {known}, {size}"
+                    f"the equation {text!r} does not match {list(map(list, shapes))}: {index} is {previous} and {size}"
                 )
-            sizes[index] = size if known == 1 else known
+            sizes[index] = size if previous == 1 else previous
     dots = sorted({index for term in operands for index in term if index[0] == "."}, reverse=True)
     if arrow:
         before, ellipsis, after = right.partition("...")
         output = (*before, *(dots if ellipsis else ()), *after)
         if len(set(output)) < len(output) or not sizes.keys() >= set(output):
-            raise ValueError(f"the equation {text!r} has the output {right!r}: each index of an operand once, or not")
+            raise ValueError(
+                f"the equation {text!r} has the output {right!r}: write each index once, from the operands"
+            )
         return Equation(operands, output, sizes)
-    times = Counter(left)
+    occurrences = Counter(left)
     return Equation(
-        operands, (*dots, *sorted(letter for letter in times if letter.isalpha() and times[letter] == 1)), sizes
+        operands,
+        (*dots, *sorted(letter for letter in occurrences if letter.isalpha() and occurrences[letter] == 1)),
+        sizes,
     )
 
 

@@ -95,8 +95,8 @@ def multiply_pair(left: list[int], right: list[int], summed: Collection[int]) ->
     if not summed:
         return 0, result
     # A summed axis of one operand only is summed before the product.
-    kept = [1 if axis in summed and 1 in (left[axis], right[axis]) else size for axis, size in enumerate(result)]
-    return math.prod(kept), [1 if axis in summed else size for axis, size in enumerate(result)]
+    factor = [1 if axis in summed and 1 in (left[axis], right[axis]) else size for axis, size in enumerate(result)]
+    return math.prod(factor), [1 if axis in summed else size for axis, size in enumerate(result)]
 
 
 def _axes(call: Call, name: str) -> set[int]:

@@ -19,7 +19,7 @@ def count_mamba_inner(call: Call) -> Cost:
     """Return the cost of Mamba's inner function: its convolution, three projections and the scan.
 
     The tensors are xz [B, 2D, L], the convolution's weight [D, 1, W], those of the projections [R + 2N, D], [D, R] and
-    [NOPE
+    [E, D], and A [D, N], in this order; biases may be between them. Source: arXiv:2312.00752, and `MambaInnerFn` of
     mamba_ssm.
 
     >>> from fvflops.trace import TensorSpec
@@ -52,9 +52,9 @@ def count_mamba_split_scan(call: Call) -> Cost:
     """Return the cost of Mamba-2's fused function: its convolution, the scan, and a projection if there is one.
 
     The tensors are zxbcdt [B, L, 2 * M + 2 * D + 2 * G * N + H], the convolution's weight [D + 2 * G * N, W] and
-    perhaps its bias, the bias of the steps [H], A [H], and the skip [H] or [H, P]. Then perhaps an initial state
-    [B, H, P, N], the sequence indices, the norm's weight, and the projection's weight [E, M + D]. The number of groups
-    G is not among them: 1 is assumed, unless an initial state determines N. Source: arXiv:2405.21060, and
+    optionally its bias, the bias of the steps [H], A [H], and the skip [H] or [H, P]. Optionally an initial state
+    [B, H, P, N], the sequence indices, the norm's weight, and the projection's weight [E, M + D] follow. The number of
+    groups G is not an argument: 1 is assumed, unless an initial state determines N. Source: arXiv:2405.21060, and
     `MambaSplitConv1dScanCombinedFn` of mamba_ssm.
 
     >>> from fvflops.trace import TensorSpec
@@ -82,7 +82,7 @@ def count_mamba_split_scan(call: Call) -> Cost:
     )
 
 
-def _check(fits: bool, what: str, call: Call) -> None:
-    """Raise ValueError where the tensors are not those of the function: another class may have its name."""
-    if not fits:
-        raise ValueError(f"the tensors of {call.op} do not match {what}")
+def _check(is_valid: bool, expected: str, call: Call) -> None:
+    """Raise ValueError for unexpected tensors: another class may have the same name."""
+    if not is_valid:
+        raise ValueError(f"the tensors of {call.op} do not match {expected}")

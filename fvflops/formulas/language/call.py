@@ -11,7 +11,7 @@ from typing import Any
 
 from fvflops.trace import Signature, TensorSpec, Value, tensors_in
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class Call:
     arguments: Mapping[str, Value]
     outputs: tuple[Value, ...]
     schema: str = ""
-    attributes: Mapping[str, Value] = field(default_factory=lambda: _NOTHING)
-    constants: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    attributes: Mapping[str, Value] = field(default_factory=lambda: _EMPTY)
+    constants: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
 
     @staticmethod
-    def of(signature: Signature, constants: Mapping[str, int] = _NOTHING) -> Call:
+    def of(signature: Signature, constants: Mapping[str, int] = _EMPTY) -> Call:
         """Return the call that a signature describes; an op without a schema has `argument_0`, `argument_1` ..."""
         arguments, schema = dict(zip(signature.names, signature.inputs, strict=False)), signature.schema
         if signature.inputs and not signature.names:
-            arguments, schema = _nameless(signature.op, "argument_{}", signature.inputs)
+            arguments, schema = _name_by_index(signature.op, "argument_{}", signature.inputs)
         return Call(signature.op, arguments, signature.outputs, schema, constants=constants)
 
     @staticmethod
@@ -51,11 +51,11 @@ class Call:
         name: str,
         inputs: Sequence[Value],
         outputs: Sequence[Value],
-        attributes: Mapping[str, Value] = _NOTHING,
-        constants: Mapping[str, int] = _NOTHING,
+        attributes: Mapping[str, Value] = _EMPTY,
+        constants: Mapping[str, int] = _EMPTY,
     ) -> Call:
         """Return the call of a module or an `autograd.Function`."""
-        arguments, schema = _nameless(name, "input_{}", inputs)
+        arguments, schema = _name_by_index(name, "input_{}", inputs)
         arguments = {"input" if key == "input_0" else key: value for key, value in arguments.items()}
         return Call(name, arguments, tuple(outputs), schema.replace("input_0", "input", 1), attributes, constants)
 
@@ -104,8 +104,8 @@ def operands_of(schema: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\bTensor(?:\([^)]*\))?\?? (\w+)", arguments))
 
 
-def _nameless(op: str, template: str, inputs: Sequence[Value]) -> tuple[dict[str, Value], str]:
+def _name_by_index(op: str, template: str, inputs: Sequence[Value]) -> tuple[dict[str, Value], str]:
     """Return the arguments of a call without a schema under generated names, and a generated schema."""
     arguments = {template.format(index): value for index, value in enumerate(inputs)}
-    words = [("Tensor " if isinstance(value, TensorSpec) else "Value ") + name for name, value in arguments.items()]
-    return arguments, f"{op}({', '.join(words)}) -> (...)"
+    parts = [("Tensor " if isinstance(value, TensorSpec) else "Value ") + name for name, value in arguments.items()]
+    return arguments, f"{op}({', '.join(parts)}) -> (...)"

@@ -11,14 +11,14 @@ from fvflops.text import truncate
 from fvflops.trace import TensorSpec
 
 # Value of an argument: a tensor's spec, a number, a string, true, false, none, or a list of these.
-Given = Union[TensorSpec, None, bool, int, float, str, "tuple[Given, ...]"]
+Argument = Union[TensorSpec, None, bool, int, float, str, "tuple[Argument, ...]"]
 
 MAX_LENGTH = 1000
 MAX_DEPTH = 8
 
 _SHAPE = re.compile(r"(?:\(\)|\d+(?: +\d+)*)(?: +([a-z]\w+))?", re.ASCII)
-_NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
-_WORDS: Mapping[str, Given] = {"true": True, "false": False, "none": None}
+_NAMED_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
+_CONSTANTS: Mapping[str, Argument] = {"true": True, "false": False, "none": None}
 
 
 class ExampleError(ValueError):
@@ -38,9 +38,9 @@ class Example:
     """
 
     text: str
-    tensors: tuple[Given, ...]
-    named: Mapping[str, Given]
-    outputs: tuple[Given, ...] | None
+    tensors: tuple[Argument, ...]
+    named: Mapping[str, Argument]
+    outputs: tuple[Argument, ...] | None
     total: int
 
     @staticmethod
@@ -55,10 +55,10 @@ class Example:
                 f"an example has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}"
             )
         call, results, total = _sections(text)
-        tensors: list[Given] = []
-        named: dict[str, Given] = {}
+        tensors: list[Argument] = []
+        named: dict[str, Argument] = {}
         for item in _split(call, ",", text):
-            match = _NAMED.fullmatch(item)
+            match = _NAMED_ARGUMENT.fullmatch(item)
             if match is None:
                 tensors.append(_tensors(item, text))
             elif match[1] in named:
@@ -72,60 +72,60 @@ class Example:
 def _sections(text: str) -> tuple[str, str | None, int]:
     call, equals, total = text.rpartition(" = ")
     if not equals or not re.fullmatch(r" *[0-9]+ *", total):
-        raise ExampleError(f"the example {text!r} does not end in ' = ' and a whole number, as in '4 5, 5 6 = 120'")
+        raise ExampleError(f"the example {text!r} does not end in ' = ' and an integer, as in '4 5, 5 6 = 120'")
     parts = list(_split(call, "->", text))
     if len(parts) > 2:
         raise ExampleError(f"the example {text!r} has more than one ->")
     return parts[0] if parts else "", parts[1] if len(parts) == 2 else None, int(total)
 
 
-def _split(text: str, mark: str, whole: str) -> Iterator[str]:
-    """Split a text at the marks outside of brackets and quotes, and yield the parts stripped."""
+def _split(text: str, separator: str, example: str) -> Iterator[str]:
+    """Yield the stripped parts of a text between separators that are outside of brackets and quotes."""
     depth, quoted, start = 0, False, 0
-    for index, letter in enumerate(text):
-        if letter == "'":
+    for index, character in enumerate(text):
+        if character == "'":
             quoted = not quoted
-        elif not quoted and letter in "[<":
+        elif not quoted and character in "[<":
             depth += 1
             if depth > MAX_DEPTH:
-                raise ExampleError(f"the example {truncate(whole)!r} has more than {MAX_DEPTH} levels of nesting")
-        elif not quoted and (letter == "]" or (letter == ">" and text[index - 1] != "-")):
+                raise ExampleError(f"the example {truncate(example)!r} has more than {MAX_DEPTH} levels of nesting")
+        elif not quoted and (character == "]" or (character == ">" and text[index - 1] != "-")):
             depth -= 1
-        elif not quoted and depth == 0 and text.startswith(mark, index):
+        elif not quoted and depth == 0 and text.startswith(separator, index):
             yield text[start:index].strip()
-            start = index + len(mark)
+            start = index + len(separator)
     if quoted or depth:
-        raise ExampleError(f"the example {whole!r} leaves a bracket or a quote open")
+        raise ExampleError(f"the example {example!r} has an unclosed bracket or quote")
     if text[start:].strip() or start:
         yield text[start:].strip()
 
 
-def _tensors(item: str, whole: str) -> Given:
+def _tensors(item: str, example: str) -> Argument:
     if item.startswith("[") and item.endswith("]"):
-        return tuple(_tensors(part, whole) for part in _split(item[1:-1], ",", whole))
+        return tuple(_tensors(part, example) for part in _split(item[1:-1], ",", example))
     if item in ("_", "none"):
         return None
     match = _SHAPE.fullmatch(item)
     if match is None:
-        raise ExampleError(f"the example {whole!r} has {item!r}, which is not a tensor: write its sizes, as in '2 3'")
-    sizes = tuple(int(word) for word in item.split() if word.isdigit())
+        raise ExampleError(f"the example {example!r} has {item!r}, which is not a tensor: write its sizes, as in '2 3'")
+    sizes = tuple(int(size) for size in item.split() if size.isdigit())
     return TensorSpec(sizes, match[1] or "float32", "meta")
 
 
-def _value(item: str, whole: str) -> Given:
+def _value(item: str, example: str) -> Argument:
     if item.startswith("[") and item.endswith("]"):
-        return tuple(_value(part, whole) for part in _split(item[1:-1], ",", whole))
+        return tuple(_value(part, example) for part in _split(item[1:-1], ",", example))
     if item.startswith("<") and item.endswith(">"):
-        return _tensors(item[1:-1].strip(), whole)
+        return _tensors(item[1:-1].strip(), example)
     if len(item) >= 2 and item[0] == item[-1] == "'":
         return item[1:-1]
-    if item in _WORDS:
-        return _WORDS[item]
+    if item in _CONSTANTS:
+        return _CONSTANTS[item]
     for read in (int, float):
         try:
             return read(item)
         except ValueError:
             continue
     raise ExampleError(
-        f"the example {whole!r} has {item!r}: write a number, true, false, none, 'text', [list] or <tensor>"
+        f"the example {example!r} has {item!r}: write a number, true, false, none, 'text', [list] or <tensor>"
     )

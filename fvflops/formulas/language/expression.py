@@ -21,8 +21,8 @@ MAX_EXPONENT = 8
 
 _FORBIDDEN = ("\\", "#", "'''", '"""')
 _TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
-# Python tokenises `1if` as two words, with a warning on standard error.
-_GLUED = re.compile(r"(?<!\w)\d[\d_]*\.?[A-Za-z]+|\w+\"")
+# Python reads `1if` as two tokens, with a warning on standard error.
+_ADJACENT_TOKENS = re.compile(r"(?<!\w)\d[\d_]*\.?[A-Za-z]+|\w+\"")
 
 _ARITHMETIC: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -44,7 +44,7 @@ _COMPARISONS: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
 
 
 class ExpressionError(ValueError):
-    """An expression that is not allowed, or whose value for a call is no integer >= 0."""
+    """An expression that is not allowed, or whose value for a call is not an integer >= 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Expression:
         try:
             value = _walk(self.tree, names)
             if not isinstance(value, int) or isinstance(value, bool):
-                raise FunctionError(f"the result is {_show(value)}, not a whole number")
+                raise FunctionError(f"the result is {_show(value)}, not an integer")
             if value < 0:
                 raise FunctionError(f"the result is negative: {value}")
         except FunctionError as error:
@@ -107,11 +107,11 @@ def _parse(text: str) -> Expression:
             f"an expression has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}"
         )
     line = " ".join(text.split())
-    if not line.isascii() or not line.isprintable() or any(sign in line for sign in _FORBIDDEN):
+    if not line.isascii() or not line.isprintable() or any(mark in line for mark in _FORBIDDEN):
         raise ExpressionError(f"an expression is plain ASCII without {' '.join(_FORBIDDEN)}: {text!r}")
-    glued = _GLUED.search(_TEXT.sub('""', line))
-    if glued:
-        raise ExpressionError(f"{glued[0]} in {line!r}: a number has only digits, and words are separated by spaces")
+    adjacent = _ADJACENT_TOKENS.search(_TEXT.sub('""', line))
+    if adjacent:
+        raise ExpressionError(f"{adjacent[0]} in {line!r}: a number has only digits; separate names by spaces")
     try:
         tree = ast.parse(line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
@@ -128,7 +128,7 @@ def _hint(tree: ast.expr, error: FunctionError) -> str:
     if not str(error).startswith("unknown function"):
         return ""
     name = str(error).rsplit(" ", 1)[-1]
-    return suggest(name, FUNCTIONS, quote=False) or f": there are {' '.join(FUNCTIONS)}"
+    return suggest(name, FUNCTIONS, quote=False) or f": available are {' '.join(FUNCTIONS)}"
 
 
 def _check(node: ast.AST, depth: int, in_comparison: bool = False) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _check_constant(node: ast.Constant, in_comparison: bool) -> None:
     if isinstance(node.value, str) and not in_comparison:
         raise FunctionError(f"the string {node.value!r} is outside of a comparison")
     if not (node.value is None or isinstance(node.value, (bool, int, str))):
-        raise FunctionError(f"the constant {_unparse(node)} is not a whole number")
+        raise FunctionError(f"the constant {_unparse(node)} is not an integer")
     if isinstance(node.value, int):
         _bound(node.value)
 
@@ -196,8 +196,9 @@ def _negate(node: Any, names: Mapping[str, Value]) -> Value:
 
 
 def _join(node: Any, names: Mapping[str, Value]) -> Value:
-    wanted = isinstance(node.op, ast.Or)
-    return any(_truth(_walk(value, names), value) == wanted for value in node.values) == wanted
+    # `or` is decided by the first true operand, `and` by the first false one.
+    deciding = isinstance(node.op, ast.Or)
+    return any(_truth(_walk(value, names), value) == deciding for value in node.values) == deciding
 
 
 def _choose(node: Any, names: Mapping[str, Value]) -> Value:
@@ -213,7 +214,7 @@ def _look_up(node: Any, names: Mapping[str, Value]) -> Value:
     name = node.id
     if name in names:
         return names[name]
-    hint = suggest(name, names, lead="", quote=False) or f"there are {' '.join(names)}"
+    hint = suggest(name, names, separator="", quote=False) or f"available are {' '.join(names)}"
     raise FunctionError(f"unknown name {name} ({hint})")
 
 
@@ -223,14 +224,14 @@ def _compute(node: Any, names: Mapping[str, Value]) -> int:
     if isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)) and right == 0:
         raise FunctionError(f"division by zero: {_unparse(node.right)} is 0")
     if isinstance(node.op, ast.Div) and left % right:
-        raise FunctionError(f"{_unparse(node)} is {left}/{right}, which is not whole (// rounds down)")
+        raise FunctionError(f"{_unparse(node)} is {left}/{right}, which is not an integer (// rounds down)")
     return _bound(_ARITHMETIC[type(node.op)](left, right))
 
 
 def _compare(node: Any, names: Mapping[str, Value]) -> bool:
-    left = _plain(_walk(node.left, names))
+    left = _name_of_symbol(_walk(node.left, names))
     for op, part in zip(node.ops, node.comparators, strict=True):
-        right = _plain(_walk(part, names))
+        right = _name_of_symbol(_walk(part, names))
         try:
             satisfied = _COMPARISONS[type(op)](left, right)
         except TypeError:
@@ -241,7 +242,7 @@ def _compare(node: Any, names: Mapping[str, Value]) -> bool:
     return True
 
 
-def _plain(value: Value) -> Value:
+def _name_of_symbol(value: Value) -> Value:
     # A dtype or a layout compares equal to its name: `out_dtype == 'float32'`.
     return value.name if isinstance(value, Symbol) else value
 

@@ -36,7 +36,7 @@ def as_integer(value: Value, text: object) -> int:
         raise FunctionError(f"{text} is a tensor, not a number (write numel({text}) or size({text}, 0))")
     if value is None:
         raise FunctionError(f"{text} is None where a number is needed (check is_none({text}) first)")
-    raise FunctionError(f"{text} is {value!r}, not a whole number")
+    raise FunctionError(f"{text} is {value!r}, not an integer")
 
 
 def as_tensor(value: Value, text: object) -> TensorSpec:

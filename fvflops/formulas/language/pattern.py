@@ -16,7 +16,7 @@ from fvflops.trace import TensorSpec, Value
 MAX_LENGTH = 1000
 MAX_DIGITS = 18
 
-_WORD = re.compile(r"\*?[A-Za-z]\w*|\d+|\.\.\.", re.ASCII)
+_TOKEN = re.compile(r"\*?[A-Za-z]\w*|\d+|\.\.\.", re.ASCII)
 
 
 class PatternError(ValueError):
@@ -28,10 +28,10 @@ class Pattern:
     """Shapes of an op's tensors, one item for each.
 
     A comma-separated text applies to the op's arguments of type Tensor or Tensor? in schema order, and may omit
-    trailing tensors; a mapping goes from argument name to item. An item has words separated by spaces: a name binds a
-    dimension, and is the same size everywhere; a number is that size; `*b` matches any number of dimensions and binds
-    their product; `...` matches any number and binds nothing. The item `_` skips a tensor, present or not, and `()` is
-    a 0-dimensional tensor.
+    trailing tensors; a mapping goes from argument name to item. An item has tokens separated by spaces: a name binds
+    the size of a dimension, which must be the same everywhere; a number is that size; `*b` matches any number of
+    dimensions and binds their product; `...` matches any number and binds nothing. The item `_` skips a tensor, present
+    or not, and `()` is a 0-dimensional tensor.
 
     >>> Pattern.parse("*b k, n k").names == {"b", "k", "n"}
     True
@@ -57,42 +57,45 @@ class Pattern:
         """
         names = call.operands if self.arguments is None else self.arguments
         if len(names) < len(self.items):
-            raise PatternError(f"{self.text!r} names {len(self.items)} tensors, and {call.op} takes {len(names)}")
+            raise PatternError(f"{self.text!r} names {len(self.items)} tensors, and {call.op} has {len(names)}")
         bound: dict[str, int] = {}
-        for name, words in zip(names, self.items, strict=False):
-            if words is not None:
-                self._bind(bound, words, name, call)
+        for name, tokens in zip(names, self.items, strict=False):
+            if tokens is not None:
+                self._bind(bound, tokens, name, call)
         return bound
 
-    def _bind(self, bound: dict[str, int], words: tuple[str, ...], name: str, call: Call) -> None:
+    def _bind(self, bound: dict[str, int], tokens: tuple[str, ...], name: str, call: Call) -> None:
         if name not in call.arguments:
             hint = suggest(name, call.arguments, quote=False, cutoff=0.5)
-            raise PatternError(f"{self.text!r} names {name}, which {call.op} does not have{hint}")
+            raise PatternError(f"{self.text!r} names {name}, which {call.op} lacks{hint}")
         shape = _shape_of(call.arguments[name])
         if shape is None:
             raise PatternError(f"{self.text!r} needs {name}, which is {call.arguments[name]!r}")
-        wild = next((index for index, word in enumerate(words) if word[0] in "*."), None)
-        if len(shape) != len(words) if wild is None else len(shape) < len(words) - 1:
-            raise PatternError(self._misfit(call, f"{name} is {len(shape)}-D, not {' '.join(words) or '()'!r}"))
-        for word, size in _pairs(words, shape, wild):
-            wanted = int(word) if word.isdigit() else bound.setdefault(word, size)
-            if wanted != size:
-                raise PatternError(self._misfit(call, f"{word} is {wanted}, but {size} in {name}"))
+        wildcard = next((index for index, token in enumerate(tokens) if token[0] in "*."), None)
+        if len(shape) != len(tokens) if wildcard is None else len(shape) < len(tokens) - 1:
+            raise PatternError(self._mismatch(call, f"{name} is {len(shape)}-D, not {' '.join(tokens) or '()'!r}"))
+        for token, size in _pairs(tokens, shape, wildcard):
+            expected = int(token) if token.isdigit() else bound.setdefault(token, size)
+            if expected != size:
+                raise PatternError(self._mismatch(call, f"{token} is {expected}, but {size} in {name}"))
 
-    def _misfit(self, call: Call, detail: str) -> str:
+    def _mismatch(self, call: Call, detail: str) -> str:
         names = call.operands if self.arguments is None else self.arguments
         shapes = ", ".join(f"{name} {_show(call.arguments.get(name))}" for name in names)
-        return f"{self.text!r} does not fit {shapes}: {detail}"
+        return f"{self.text!r} does not match {shapes}: {detail}"
 
 
-def _pairs(words: tuple[str, ...], shape: tuple[int, ...], wild: int | None) -> Iterable[tuple[str, int]]:
-    if wild is None:
-        return zip(words, shape, strict=True)
-    after = len(words) - wild - 1
-    middle = shape[wild : len(shape) - after]
-    pairs = [*zip(words[:wild], shape, strict=False), *zip(words[wild + 1 :], shape[len(shape) - after :], strict=True)]
-    if words[wild] != "...":
-        pairs.insert(wild, (words[wild][1:], math.prod(middle)))
+def _pairs(tokens: tuple[str, ...], shape: tuple[int, ...], wildcard: int | None) -> Iterable[tuple[str, int]]:
+    if wildcard is None:
+        return zip(tokens, shape, strict=True)
+    after = len(tokens) - wildcard - 1
+    middle = shape[wildcard : len(shape) - after]
+    pairs = [
+        *zip(tokens[:wildcard], shape, strict=False),
+        *zip(tokens[wildcard + 1 :], shape[len(shape) - after :], strict=True),
+    ]
+    if tokens[wildcard] != "...":
+        pairs.insert(wildcard, (tokens[wildcard][1:], math.prod(middle)))
     return pairs
 
 
@@ -118,28 +121,28 @@ def _check_length(text: str) -> None:
 
 def _names(items: Iterable[tuple[str, ...] | None]) -> frozenset[str]:
     return frozenset(
-        word.removeprefix("*") for words in items for word in words or () if not word.isdigit() and word != "..."
+        token.removeprefix("*") for tokens in items for token in tokens or () if not token.isdigit() and token != "..."
     )
 
 
 def _parse_item(item: str, text: str) -> tuple[str, ...] | None:
-    words = tuple(item.split())
-    if words == ("_",):
+    tokens = tuple(item.split())
+    if tokens == ("_",):
         return None
-    if words == ("()",):
+    if tokens == ("()",):
         return ()
-    if not words:
+    if not tokens:
         raise PatternError(f"the pattern {text!r} has an empty item: write _ to skip a tensor, () for no dimensions")
-    for word in words:
-        if not _WORD.fullmatch(word):
-            raise PatternError(f"the pattern {text!r} has {word!r}: a word is a name, a number, *name or ...")
-        if iskeyword(word.removeprefix("*")):
-            raise PatternError(f"the pattern {text!r} has {word!r}, a Python keyword: choose another name")
-        if word.isdigit() and len(word) > MAX_DIGITS:
+    for token in tokens:
+        if not _TOKEN.fullmatch(token):
+            raise PatternError(f"the pattern {text!r} has {token!r}: write a name, a number, *name or ...")
+        if iskeyword(token.removeprefix("*")):
+            raise PatternError(f"the pattern {text!r} has {token!r}, a Python keyword: choose another name")
+        if token.isdigit() and len(token) > MAX_DIGITS:
             raise PatternError(f"the pattern {truncate(text)!r} has a number of more than {MAX_DIGITS} digits")
-    if sum(word[0] in "*." for word in words) > 1:
-        raise PatternError(f"the pattern {text!r} has two words for any number of dimensions in {item.strip()!r}")
-    return words
+    if sum(token[0] in "*." for token in tokens) > 1:
+        raise PatternError(f"the pattern {text!r} may match any number of dimensions only once in {item.strip()!r}")
+    return tokens
 
 
 def _shape_of(value: Value) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""A table of module calls in the order of the run, with the shapes of their tensors and all that ran in them."""
+"""A table of module calls in execution order, with tensor shapes and the cost of everything inside them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fvflops.reports.calls.op_calls import INPUTS, OUTPUTS, data_column
-from fvflops.reports.document import Table, modules, number, words
+from fvflops.reports.document import Table, module_column, number_column, text_column
 from fvflops.trace.calls import ModuleCall
 from fvflops.units import format_parameters, format_thousands
 from fvflops.views.call_rows import list_module_rows
 
 
 def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) -> Table:
-    """Return a row for each module call; `depth` is how many calls around one there are at most, any number if None.
+    """Return a row for each module call with at most `depth` enclosing calls, None for all.
 
     >>> call = ModuleCall(0, "", "ReLU", "forward", 0, ("float32[8]",), ("float32[8]",), 0, 1, 8, 0, 0, 64, 0)
     >>> from fvflops.reports.document import Document
@@ -23,21 +23,23 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
     -  ------  -----  ---  ---  ------  -----  ----  -----
     0  model   ReLU   [8]  [8]       0      8     0     64
     """
-    shown = [call for call in calls if depth is None or call.depth <= depth]
-    headings, rows = list_module_rows(shown)
+    selected = [call for call in calls if depth is None or call.depth <= depth]
+    headings, rows = list_module_rows(selected)
     columns = {
-        "number": number("number", "#", form=str),
-        "module": modules(),
-        "class": words("class"),
-        "phase": replace(words("phase"), optional=1, only="" if len({call.phase for call in calls}) > 1 else "data"),
+        "number": number_column("number", "#", form=str),
+        "module": module_column(),
+        "class": text_column("class"),
+        "phase": replace(
+            text_column("phase"), optional=1, only="" if len({call.phase for call in calls}) > 1 else "data"
+        ),
         "inputs": INPUTS,
         "outputs": OUTPUTS,
-        "parameters": number("parameters", "params", form=format_parameters),
-        "flops": number("flops", "FLOPs", form=format_thousands),
-        "activations": number("activations", "acts", form=format_thousands),
-        "bytes": number("bytes"),
-        "unknown": number(
+        "parameters": number_column("parameters", "params", form=format_parameters),
+        "flops": number_column("flops", "FLOPs", form=format_thousands),
+        "activations": number_column("activations", "acts", form=format_thousands),
+        "bytes": number_column("bytes"),
+        "unknown": number_column(
             "unknown", "unsupported ops", form=str, only="" if any(call.unknown for call in calls) else "data"
         ),
     }
-    return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="line")
+    return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="call")

@@ -1,20 +1,20 @@
-"""A table of the lines of a model's source, with the cost of the op calls that each makes."""
+"""A table of source lines, with the cost of the op calls that each makes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fvflops.reports.calls.op_calls import data_column
-from fvflops.reports.document import Table, number, words
+from fvflops.reports.document import Table, number_column, text_column
 from fvflops.trace.calls import LineCount
 from fvflops.units import format_percent, format_thousands
 from fvflops.views.call_rows import list_line_rows
 
-_OTHER = "(no line of the model's)"
+_NO_LINE = "(outside the model's code)"
 
 
 def line_table(lines: Sequence[LineCount]) -> Table:
-    """Return a row for each line of source, in the order that is given.
+    """Return a row for each source line, in the given order.
 
     >>> lines = [LineCount("net.py:12", 2, 48, 24, 12, 160, 0), LineCount("net.py:9", 1, 16, 8, 4, 80, 0)]
     >>> from fvflops.reports.document import Document
@@ -25,23 +25,26 @@ def line_table(lines: Sequence[LineCount]) -> Table:
     net.py:12         2     48  75.0%    12    160
     net.py:9          1     16  25.0%     4     80
     """
-    whole = sum(line.flops for line in lines)
+    total = sum(line.flops for line in lines)
     headings, rows = list_line_rows(lines)
     columns = {
-        "line": words("line", form=lambda line: line or _OTHER),
-        "calls": number("calls", "op calls", form=format_thousands),
-        "flops": number("flops", "FLOPs", form=format_thousands),
-        "share": number("share", form=lambda flops: format_percent(flops, whole), only="people"),
-        "activations": number("activations", "acts", form=format_thousands),
-        "bytes": number("bytes"),
-        "unknown": number(
+        "line": text_column("line", form=lambda line: line or _NO_LINE),
+        "calls": number_column("calls", "op calls", form=format_thousands),
+        "flops": number_column("flops", "FLOPs", form=format_thousands),
+        "share": number_column("share", form=lambda flops: format_percent(flops, total), only="people"),
+        "activations": number_column("activations", "acts", form=format_thousands),
+        "bytes": number_column("bytes"),
+        "unknown": number_column(
             "unknown", "unsupported ops", form=str, only="" if any(line.unknown for line in lines) else "data"
         ),
     }
-    place = headings.index("flops") + 1
+    after_flops = headings.index("flops") + 1
     return Table(
         "calls",
-        [columns.get(heading, data_column(heading)) for heading in (*headings[:place], "share", *headings[place:])],
-        [[*row[:place], line.flops, *row[place:]] for row, line in zip(rows, lines, strict=True)],
+        [
+            columns.get(heading, data_column(heading))
+            for heading in (*headings[:after_flops], "share", *headings[after_flops:])
+        ],
+        [[*row[:after_flops], line.flops, *row[after_flops:]] for row, line in zip(rows, lines, strict=True)],
         noun="line",
     )

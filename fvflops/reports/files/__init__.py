@@ -1,1 +1,1 @@
-"""Files for other programs: Perfetto, speedscope, flame graphs, Graphviz, Model Explorer."""
+"""Export files for Perfetto, speedscope, flame graphs, Graphviz and Model Explorer."""

@@ -1,4 +1,4 @@
-"""Chrome traces: modules and ops as nested slices, for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
+"""Chrome trace files: modules and ops as nested slices, for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from fvflops.reports.files.frames import UNITS, describe, dump, title
 from fvflops.reports.names import printable
 from fvflops.trace.timeline import PlacedSpan, Span, Timeline
 
-# Readers keep times as doubles of microseconds; so they are exact up to this many nanoseconds.
-_LONGEST = 1 << 53
+# Readers store times as doubles of microseconds, which are exact up to this many nanoseconds.
+_MAX_EXACT = 1 << 53
 
 
 def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
-    """Return the pieces of the text of a trace in Chrome's Trace Event Format, one event to a line.
+    """Yield the text of a file in Chrome's Trace Event Format, one event to a line.
 
-    Each region and each op call is a complete event ("X") on the track of its thread, each rank a process. What
-    autograd runs for a module is on autograd's thread, with the module's name and the phase in its args. The args have
-    module, class, phase, the tensors' shapes and dtypes, MACs, FLOPs, bytes where known, and FLOP/s where time was
-    measured; those of a region are sums over all that ran in it. Allocated memory, where known, is a counter ("C") of
-    each rank.
+    Each region and each op call is a complete event ("X") on the track of its thread, each rank a process. Backward ops
+    of a module are on autograd's thread, with the module's name and the phase in their args. The args have module,
+    class, phase, the tensors' shapes and dtypes, MACs, FLOPs, bytes where known, and FLOP/s where time was measured;
+    those of a region include everything inside it. Allocated memory, where known, is a counter ("C") of each rank.
 
     `weight` is the quantity of the axis: "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes
-    allocated and kept); None is time where it was measured, else flops. Counted work is laid end to end: 1 FLOP is
-    shown as 1 ns, or a power of ten of them where the total would not be exact; "otherData" says so, and names
-    unsupported ops. A slice on an idle thread starts at the present end of its rank's other threads.
+    allocated and not freed); None is time where it was measured, else flops. Counted work is laid end to end: 1 ns is
+    1 FLOP, or a power of ten of them where the total would not be exact; "otherData" has the unit and the unsupported
+    ops. A slice on an idle thread starts where the last op of its rank ends.
 
-    A weight that is not known, or a timeline without spans, raises TraceError; one that does not exist ValueError.
+    A weight that the timeline lacks, or a timeline without spans, raises TraceError; an unknown weight ValueError.
     Source of the format: "Trace Event Format", https://www.chromium.org/developers/how-tos/trace-event-profiling-tool/.
 
     >>> import json
@@ -39,38 +38,38 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     ('aten::mm', 'X', 0.0, 2.4, 2400)
     """
     weight = timeline.choose(weight)
-    timeline.ordered()
+    timeline.require_spans()
     return _write(timeline, weight)
 
 
 def _write(timeline: Timeline, weight: str) -> Iterator[str]:
     scale = _scale(timeline, weight)
-    facts = describe(timeline, weight)
+    metadata = describe(timeline, weight)
     if weight != "time":
-        facts["unit"] = f"1 ns on the axis = {scale} {UNITS[weight]}"
-    yield f'{{"displayTimeUnit":"ns","otherData":{dump(facts)},"traceEvents":[\n'
+        metadata["unit"] = f"1 ns on the axis = {scale} {UNITS[weight]}"
+    yield f'{{"displayTimeUnit":"ns","otherData":{dump(metadata)},"traceEvents":[\n'
     yield ",\n".join(map(dump, _tracks(timeline)))
-    texts = _Texts(timeline)
-    held: dict[int, int] = {}
+    writer = _SliceWriter(timeline)
+    allocated: dict[int, int] = {}  # rank → last value of its memory counter
     for piece in timeline.layout(weight):
-        yield ",\n" + texts.write(piece, scale)
-        yield from _counters(piece, scale, held)
+        yield ",\n" + writer.write(piece, scale)
+        yield from _counters(piece, scale, allocated)
     yield "\n]}\n"
 
 
 def _scale(timeline: Timeline, weight: str) -> int:
-    """Return the units per nanosecond: the least power of ten with which all positions are exact."""
+    """Return the units of weight per nanosecond: the least power of ten with which all positions are exact."""
     scale = 1
     if weight != "time":
         end = max((piece.end for piece in timeline.layout(weight)), default=0)
-        while end // scale > _LONGEST:
+        while end // scale > _MAX_EXACT:
             scale *= 10
     return scale
 
 
 def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Yield the events that name processes and threads; neither has the number 0, which is that of an idle one."""
-    spans = timeline.ordered()
+    """Yield the events that name processes and threads; ids start at 1, as 0 is the idle process."""
+    spans = timeline.require_spans()
     root = next((title(frame) for frame in timeline.frames if frame.kind == "module" and not frame.name), "model")
     ranked = any(span.rank is not None for span in spans)
     tracks = sorted({span.track for span in spans}) or [(0, 0)]
@@ -83,76 +82,79 @@ def _tracks(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield {"name": "thread_name", "ph": "M", "pid": rank + 1, "tid": thread + 1, "args": args}
 
 
-def _counters(piece: PlacedSpan, scale: int, held: dict[int, int]) -> Iterator[str]:
-    """Yield the memory before and after an op, where it differs from the last value of its rank."""
+def _counters(piece: PlacedSpan, scale: int, allocated: dict[int, int]) -> Iterator[str]:
+    """Yield the allocated memory before and after an op, where it differs from the last value of its rank."""
     span, rank = piece.span, piece.span.track[0]
-    for place, count in ((piece.start, span.memory_before), (piece.end, span.memory_after)):
-        if count is not None and held.get(rank) != count:
-            held[rank] = count
-            yield _counter("memory", span, place // scale, count)
+    for position, nbytes in ((piece.start, span.memory_before), (piece.end, span.memory_after)):
+        if nbytes is not None and allocated.get(rank) != nbytes:
+            allocated[rank] = nbytes
+            yield _counter("memory", span, position // scale, nbytes)
     if span.memory_peak is not None:
         yield _counter("peak memory", span, piece.start // scale, span.memory_peak)
 
 
-def _counter(name: str, span: Span, place: int, count: int) -> str:
+def _counter(name: str, span: Span, nanoseconds: int, nbytes: int) -> str:
     rank, thread = span.track
     head = f'"name":"{name}","ph":"C","pid":{rank + 1},"tid":{thread + 1}'
-    return f',\n{{{head},"ts":{_microseconds(place)},"args":{{"bytes":{count}}}}}'
+    return f',\n{{{head},"ts":{_microseconds(nanoseconds)},"args":{{"bytes":{nbytes}}}}}'
 
 
-class _Texts:
-    """Texts of a timeline's slices; what slices of equal calls share is written once."""
+class _SliceWriter:
+    """Write the slices of a timeline; the part that slices of equal calls share is cached."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._heads: dict[tuple[int, int, str], tuple[str, str]] = {}
+        self._shared: dict[tuple[int, int, str], tuple[str, str]] = {}
 
     def write(self, piece: PlacedSpan, scale: int) -> str:
         """Return the event of a slice."""
         span = piece.span
         key = span.callee, span.stack, span.phase
-        head = self._heads.get(key)
-        if head is None:
-            head = self._heads[key] = self._write_head(*key)
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = self._write_shared(*key)
         start = piece.start // scale
         rank, thread = span.track
         return (
-            f'{{{head[0]},"ph":"X","pid":{rank + 1},"tid":{thread + 1},"ts":{_microseconds(start)},'
-            f'"dur":{_microseconds(piece.end // scale - start)},"args":{{{head[1]}{self._write_counts(span)}}}}}'
+            f'{{{shared[0]},"ph":"X","pid":{rank + 1},"tid":{thread + 1},"ts":{_microseconds(start)},'
+            f'"dur":{_microseconds(piece.end // scale - start)},"args":{{{shared[1]}{self._write_counts(span)}}}}}'
         )
 
-    def _write_head(self, item: int, stack: int, phase: str) -> tuple[str, str]:
-        called = self._timeline.callees[item]
+    def _write_shared(self, item: int, stack: int, phase: str) -> tuple[str, str]:
+        """Return the name and category of the slices of a call, and the args that do not differ between them."""
+        callee = self._timeline.callees[item]
         frames = self._timeline.frames
-        inner = self._timeline.stacks[stack] if called.frame is None else (*self._timeline.stacks[stack], called.frame)
-        owner = next((frames[index] for index in reversed(inner) if frames[index].kind == "module"), None)
-        name = printable(called.name) if called.frame is None else title(frames[called.frame])
+        stack_frames = (
+            self._timeline.stacks[stack] if callee.frame is None else (*self._timeline.stacks[stack], callee.frame)
+        )
+        owner = next((frames[index] for index in reversed(stack_frames) if frames[index].kind == "module"), None)
+        name = printable(callee.name) if callee.frame is None else title(frames[callee.frame])
         args: dict[str, Any] = {
             "module": None if owner is None else printable(owner.name),
             "class": None if owner is None else printable(owner.class_name),
             "phase": phase,
-            called.kind: None if called.kind == "module" else printable(called.name),
-            "inputs": list(called.inputs) or None,
-            "outputs": list(called.outputs) or None,
-            "dtype": called.dtype or None,
-            "status": "covered" if (stack, phase) in self._timeline.covered else called.status or None,
+            callee.kind: None if callee.kind == "module" else printable(callee.name),
+            "inputs": list(callee.inputs) or None,
+            "outputs": list(callee.outputs) or None,
+            "dtype": callee.dtype or None,
+            "status": "covered" if (stack, phase) in self._timeline.covered else callee.status or None,
         }
-        if called.kind == "module":
-            args["module"] = printable(called.name)
+        if callee.kind == "module":
+            args["module"] = printable(callee.name)
         args = {key: value for key, value in args.items() if value is not None}
-        return f'"name":{dump(name)},"cat":{dump(f"{called.kind},{phase}")}', dump(args)[1:-1]
+        return f'"name":{dump(name)},"cat":{dump(f"{callee.kind},{phase}")}', dump(args)[1:-1]
 
     def _write_counts(self, span: Span) -> str:
-        called = self._timeline.callees[span.callee]
+        callee = self._timeline.callees[span.callee]
         covered = (span.stack, span.phase) in self._timeline.covered
         counts: dict[str, int | float | str] = {}
-        if not covered and (called.frame is not None or called.flops is not None):
+        if not covered and (callee.frame is not None or callee.flops is not None):
             counts |= {"MACs": span.macs, "FLOPs": span.flops}
             if span.duration:
                 counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.duration)
-        if "bytes" in self._timeline.weights and (called.frame is not None or called.nbytes is not None):
+        if "bytes" in self._timeline.weights and (callee.frame is not None or callee.nbytes is not None):
             counts["bytes"] = span.nbytes
-        if called.frame is not None and span.unknown:
+        if callee.frame is not None and span.unknown:
             counts["unsupported op calls"] = span.unknown
         if span.memory:
             counts["bytes allocated and kept"] = span.memory

@@ -10,13 +10,13 @@ from fvflops.trace.timeline import Timeline
 
 
 def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
-    """Return the lines of the collapsed stacks, as flamegraph.pl, speedscope, inferno and others read them.
+    """Yield the lines of the collapsed stacks, the format of flamegraph.pl, speedscope, inferno and others.
 
-    A line has the frames, outermost first with semicolons between them, a blank and the weight: the phase, then the
-    modules, then the op. `weight` is "time" (nanoseconds), "flops", "macs", "bytes" (read and written) or "memory"
-    (bytes allocated and kept); None is time where it was measured, else flops. The lines add up to the total; those of
-    weight 0 are dropped. Counted weights need no spans in the timeline. A semicolon in a name is written as \\x3b. A
-    weight that is not known raises TraceError, one that does not exist ValueError.
+    A line has the frames (phase, modules, op; outermost first), separated by semicolons, a blank and the weight.
+    `weight` is "time" (nanoseconds), "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and not
+    freed); None is time where it was measured, else flops. The lines add up to the total; those of weight 0 are
+    dropped. Counted weights need no spans in the timeline. A semicolon in a name is written as \\x3b. A weight that the
+    timeline lacks raises TraceError, an unknown one ValueError.
 
     Source of the format: Brendan Gregg, https://github.com/brendangregg/FlameGraph, "2. Fold stacks".
 
@@ -30,7 +30,7 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
 
 
 def _write(timeline: Timeline, weight: str) -> Iterator[str]:
-    # Calls of one op with different shapes have one stack, and names that are shown alike too.
+    # Several keys may have the same text: calls of one op with different shapes, or names that are escaped alike.
     sums: Counter[str] = Counter()
     for key, value in _sums(timeline, weight).items():
         if value > 0:

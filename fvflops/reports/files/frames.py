@@ -1,4 +1,4 @@
-"""Texts of the levels of a flame graph, outermost first, and the units of its widths."""
+"""Texts of stack frames, units of weights, and metadata, for export files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fvflops.reports.names import printable
 from fvflops.trace.timeline import Frame, Timeline
 
-# Weight → its unit, for the reader of the file.
+# Weight → its unit, as written in files.
 UNITS: Mapping[str, str] = {
     "time": "nanosecond, measured",
     "flops": "FLOP, counted and not timed",
@@ -23,9 +23,9 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def title(frame: Frame) -> str:
-    """Return the text of a region: its full name and its class or kind; the root is named by its class.
+    """Return the text of a region: its full name and its class or kind; for the root, its class.
 
-    It does not end with a number, which a reader of collapsed stacks would take for a weight.
+    It does not end with a number, which readers of collapsed stacks would parse as a weight.
 
     >>> title(Frame("module", "layer1.0", "Block")), title(Frame("module", "", "Net")), title(Frame("group", "SGD 0"))
     ('layer1.0 (Block)', 'Net', 'SGD 0 (group)')
@@ -41,23 +41,23 @@ def _title(kind: str, name: str, class_name: str) -> str:
 
 
 def list_frames(timeline: Timeline, item: int, stack: int, phase: str) -> tuple[str, ...]:
-    """Return the frames of the work that one call does itself: its phase, the regions around it, and its op."""
-    called = timeline.callees[item]
-    last = printable(called.name) if called.frame is None else title(timeline.frames[called.frame])
+    """Return the frames of one call: its phase, the enclosing regions, and its op or region."""
+    callee = timeline.callees[item]
+    last = printable(callee.name) if callee.frame is None else title(timeline.frames[callee.frame])
     return (phase, *(title(timeline.frames[index]) for index in timeline.stacks[stack]), last)
 
 
 def describe(timeline: Timeline, weight: str) -> dict[str, str]:
-    """Return facts about an export: its unit, the versions, and what it lacks."""
-    facts = {"exporter": "fvflops", "weight": weight, "unit": f"1 unit = 1 {UNITS[weight]}"}
-    facts |= {key: printable(text) for key, text in timeline.about.items()}
+    """Return metadata of an export: weight, unit, and the metadata of the timeline."""
+    metadata = {"exporter": "fvflops", "weight": weight, "unit": f"1 unit = 1 {UNITS[weight]}"}
+    metadata |= {key: printable(text) for key, text in timeline.about.items()}
     if not timeline.complete:
-        facts["complete"] = "no: the run raised, and this is what ran before"
-    return facts
+        metadata["complete"] = "no: the run raised; this is the part before"
+    return metadata
 
 
 def dump(value: Any) -> str:
-    """Return a value as JSON text that can stand in a page's script too.
+    """Return a value as JSON text that is safe in a script element of a page too.
 
     >>> print(dump({"name": "</script>"}))
     {"name":"\\u003c/script>"}

@@ -1,4 +1,4 @@
-"""Files for Google's Model Explorer: op calls as nodes in collapsible modules, for https://github.com/google-ai-edge/model-explorer."""
+"""Files for Google's Model Explorer (https://github.com/google-ai-edge/model-explorer): op calls in nested modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fvflops.units import format_short
 
 
 def render(graph: OpGraph, *, depth: int | None = None) -> str:
-    """Return the forward pass as a graph in Model Explorer's JSON, in which modules open, so that `depth` is ignored.
+    """Return the forward pass as a graph in Model Explorer's JSON; modules are collapsible, so `depth` is ignored.
 
-    A node is an op call, with its exact counts, its line of source and the shapes of its results; views have no node.
-    A module has its class, and the FLOPs of all ops in it.
+    A node is an op call, with its exact counts, its source line and the shapes of its results; views have no node. A
+    module has its class and the FLOPs of all ops inside it.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
@@ -27,16 +27,16 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
     ('relu', {'key': 'FLOPs', 'value': '8'})
     """
     modules = graph.modules
-    seen = list_computing(graph.calls)
-    shown = {call.number for call in seen}
+    calls = list_computing(graph.calls)
+    numbers = {call.number for call in calls}
     flops: Counter[str] = Counter()
-    for call in seen:
+    for call in calls:
         for name in (*modules_above(call.module), call.module):
             flops[name] += call.flops or 0
     root = printable(modules.root.class_name) or "model"
     record = {
         "id": root,
-        "nodes": [_node(call, shown) for call in seen],
+        "nodes": [_node(call, numbers) for call in calls],
         "groupNodeAttributes": {
             _namespace(name): {"class": printable(modules.by_name[name].class_name), "FLOPs": format_short(total)}
             for name, total in flops.items()
@@ -46,7 +46,7 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
     return json.dumps({"label": root, "graphs": [record]}, separators=(",", ":"))
 
 
-def _node(call: OpCall, shown: set[int]) -> dict[str, Any]:
+def _node(call: OpCall, numbers: set[int]) -> dict[str, Any]:
     attrs = {
         "module": printable(call.module),
         "FLOPs": "unsupported" if call.flops is None else str(call.flops),
@@ -63,17 +63,17 @@ def _node(call: OpCall, shown: set[int]) -> dict[str, Any]:
         "namespace": _namespace(call.module),
         "attrs": [{"key": key, "value": str(value)} for key, value in attrs.items() if value not in (None, "")],
         "incomingEdges": [
-            {"sourceNodeId": str(number), "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
-            for place, number in enumerate(call.after)
-            if number in shown
+            {"sourceNodeId": str(number), "sourceNodeOutputId": "0", "targetNodeInputId": str(index)}
+            for index, number in enumerate(call.after)
+            if number in numbers
         ],
         "outputsMetadata": [
-            {"id": str(place), "attrs": [{"key": "tensor_shape", "value": text}]}
-            for place, text in enumerate(call.outputs)
+            {"id": str(index), "attrs": [{"key": "tensor_shape", "value": text}]}
+            for index, text in enumerate(call.outputs)
         ],
     }
 
 
 def _namespace(name: str) -> str:
-    """Return a module's name with slashes for dots, as Model Explorer wants it; slashes in names are replaced."""
+    """Return a module's name in Model Explorer's format, with slashes for dots; slashes in names are replaced."""
     return "/".join(printable(part).replace("/", "∕") for part in name.split(".")) if name else ""

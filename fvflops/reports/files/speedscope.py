@@ -1,4 +1,4 @@
-"""Files for speedscope: a flame graph in the order of the run, for https://www.speedscope.app."""
+"""Files for speedscope (https://www.speedscope.app): a flame graph in execution order."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _UNITS: Mapping[str, str] = {"time": "nanoseconds", "bytes": "bytes", "memory": 
 
 @dataclass(slots=True)
 class _Profile:
-    """The work of one thread: stack number and weight of each sample."""
+    """Samples of one thread: the number of the stack, and the weight, of each."""
 
     stacks: list[int] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
 
 
 def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
-    """Return the pieces of the text of a speedscope file, one profile for each thread of each rank.
+    """Yield the text of a speedscope file, with one profile for each thread of each rank.
 
-    A sample is the work of one call itself, in the order of the run, with the frames phase, modules, op; the samples of
-    all profiles add up to the total. Time in which nothing was recorded is a sample without frames. `weight` is "time",
-    "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and kept); None is time where it was
-    measured, else flops; counted work is laid end to end. The key `name` has the unit, and its key "fvflops" (which
-    speedscope ignores) what was recorded and which ops are unsupported.
+    A sample is an interval of one call outside of its children, in execution order, with the frames phase, modules, op;
+    the samples of all profiles add up to the total. Time in which nothing was recorded is a sample without frames.
+    `weight` is "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and not freed); None is
+    time where it was measured, else flops. Counted work is laid end to end. The key "name" has the unit; the key
+    "fvflops", which speedscope ignores, has metadata of the run and the unsupported ops.
 
-    A weight that is not known, or a timeline without spans, raises TraceError; one that does not exist ValueError.
+    A weight that the timeline lacks, or a timeline without spans, raises TraceError; an unknown weight ValueError.
     Source of the format: https://www.speedscope.app/file-format-schema.json.
 
     >>> import json
@@ -41,7 +41,7 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     [24]
     """
     weight = timeline.choose(weight)
-    timeline.ordered()
+    timeline.require_spans()
     return _write(timeline, weight)
 
 
@@ -61,16 +61,15 @@ def _write(timeline: Timeline, weight: str) -> Iterator[str]:
         dump([] if key is None else [frames.setdefault(text, len(frames)) for text in list_frames(timeline, *key)])
         for key in stacks
     ]
-    facts = describe(timeline, weight)
     yield (
         f'{{"$schema":{dump(SCHEMA)},"exporter":"fvflops","name":{dump(_name(timeline, weight))},'
-        f'"fvflops":{dump(facts)},"activeProfileIndex":0,'
+        f'"fvflops":{dump(describe(timeline, weight))},"activeProfileIndex":0,'
         f'"shared":{{"frames":{dump([{"name": text} for text in frames])}}},"profiles":['
     )
-    # Speedscope opens no file without a profile.
-    several = len({rank for rank, _ in profiles}) > 1
+    # Speedscope cannot open a file without a profile.
+    several_ranks = len({rank for rank, _ in profiles}) > 1
     for number, ((rank, thread), profile) in enumerate(sorted((profiles or {(0, 0): _Profile()}).items())):
-        name = f"rank {rank}, thread {thread}" if several else f"thread {thread}"
+        name = f"rank {rank}, thread {thread}" if several_ranks else f"thread {thread}"
         yield "," if number else ""
         yield (
             f'{{"type":"sampled","name":{dump(f"{weight}, {name}")},"unit":{dump(_UNITS.get(weight, "none"))},'

@@ -1,4 +1,4 @@
-"""The formats that every report can be written in."""
+"""Formats in which every report can be written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Mapping
 
 from fvflops.reports.document import Document
-from fvflops.text import nearest
+from fvflops.text import suggest
 
-# Format → what it is for; the module of the same name has `write(document, width=None)`.
+# Format → its help text; the module of the same name has `write(document, width=None)`.
 FORMATS: Mapping[str, str] = {
     "text": "for a terminal",
     "markdown": "GitHub's tables",
@@ -21,13 +21,13 @@ DATA_FORMATS = ("csv", "json")
 
 
 def write_document(document: Document, format: str = "text", *, width: int | None = None) -> str:
-    """Return a document as text in a format; `width` is the longest line of plain text, None for any.
+    """Return a document as text in a format; `width` limits the lines of plain text, None for no limit.
 
-    A format that does not exist raises ValueError, which names the nearest.
+    An unknown format raises ValueError with the closest match.
 
     >>> write_document(Document("plan"), "htlm")
     Traceback (most recent call last):
-    ValueError: no format is called 'htlm': take 'html', or another of text, markdown, csv, json, html, latex
+    ValueError: format must be one of text, markdown, csv, json, html, latex; got 'htlm': did you mean 'html'?
     """
     check_format(format)
     backend = importlib.import_module(f"fvflops.reports.formats.{format}")
@@ -36,7 +36,7 @@ def write_document(document: Document, format: str = "text", *, width: int | Non
 
 
 def check_format(name: str, formats: Mapping[str, str] = FORMATS) -> None:
-    """Raise ValueError, naming the nearest, where there is no format of that name."""
+    """Raise ValueError, with the closest match, for an unknown format."""
     if name not in formats:
-        near = nearest(name, formats, cutoff=0)
-        raise ValueError(f"no format is called {name!r}: take {near!r}, or another of {', '.join(formats)}")
+        hint = suggest(name, formats, cutoff=0)
+        raise ValueError(f"format must be one of {', '.join(formats)}; got {name!r}{hint}")

@@ -7,10 +7,11 @@ from fvflops.reports.document import Document
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return the main table as CSV without its total; a value that is not known is an empty cell.
+    """Return the main table as CSV without its total; an unknown value is an empty cell.
 
-    >>> from fvflops.reports.document import Table, modules, number
-    >>> print(write(Document("plan", "Net", [Table("modules", (modules(), number("flops", "FLOPs")), [("", 72)])])))
+    >>> from fvflops.reports.document import Table, module_column, number_column
+    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
+    >>> print(write(Document("plan", "Net", [table])))
     module,flops
     ,72
     <BLANKLINE>

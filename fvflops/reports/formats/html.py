@@ -1,4 +1,4 @@
-"""A page for the browser, in one file and without scripts."""
+"""HTML: a page in one file, without scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem aut
 table {{ border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .2rem .7rem; text-align: right; white-space: pre; border-bottom: 1px solid #8884; }}
 th {{ border-bottom: 2px solid #8888; }}
-.words {{ text-align: left; }}
+.text {{ text-align: left; }}
 tfoot td {{ font-weight: 600; }}
 small {{ display: block; opacity: .8; }}
 </style>
@@ -30,10 +30,10 @@ small {{ display: block; opacity: .8; }}
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return a document as HTML that needs no network.
+    """Return a document as HTML that loads nothing from the network.
 
-    >>> from fvflops.reports.document import modules, number
-    >>> table = Table("modules", (modules(), number("flops", "FLOPs")), [("", 72)])
+    >>> from fvflops.reports.document import module_column, number_column
+    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
     >>> "<td>72</td>" in write(Document("plan", "Net", [table]))
     True
     """
@@ -54,14 +54,16 @@ def _write_part(part: Part) -> str:
 
 def _write_rows(table: Table) -> str:
     rows = [_write_row(table, row, "td") for row in table.indented()]
-    foot = f"\n<tfoot>{rows.pop()}</tfoot>" if table.total is not None else ""
-    heads = _write_row(table, [column.heading for column in table.columns], "th")
-    return f"<thead>{heads}</thead>\n<tbody>\n" + "\n".join(rows) + f"\n</tbody>{foot}"
+    footer = f"\n<tfoot>{rows.pop()}</tfoot>" if table.total is not None else ""
+    header = _write_row(table, [column.heading for column in table.columns], "th")
+    return f"<thead>{header}</thead>\n<tbody>\n" + "\n".join(rows) + f"\n</tbody>{footer}"
 
 
 def _write_row(table: Table, cells: list[str], tag: str) -> str:
-    marks = [' class="words"' if column.words else "" for column in table.columns]
-    joined = "".join(f"<{tag}{mark}>{_escape(cell)}</{tag}>" for cell, mark in zip(cells, marks, strict=True))
+    attributes = [' class="text"' if column.is_text else "" for column in table.columns]
+    joined = "".join(
+        f"<{tag}{attribute}>{_escape(cell)}</{tag}>" for cell, attribute in zip(cells, attributes, strict=True)
+    )
     return f"<tr>{joined}</tr>"
 
 

@@ -1,4 +1,4 @@
-"""JSON: all that a document says, exact."""
+"""JSON: the exact data of a document."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SCHEMA = 1
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return a document as JSON text: `format`, `schema`, and its data, or its tables and sentences.
+    """Return a document as JSON text: `format`, `schema`, and its `data` or else its tables and sentences.
 
-    >>> from fvflops.reports.document import modules, number
-    >>> text = write(Document("plan", "Net", [Table("modules", (modules(), number("flops")), [("", 72)])]))
+    >>> from fvflops.reports.document import module_column, number_column
+    >>> text = write(Document("plan", "Net", [Table("modules", (module_column(), number_column("flops")), [("", 72)])]))
     >>> json.loads(text)["tables"]
     {'modules': {'rows': [{'module': '', 'flops': 72}]}}
     """
-    head = {"format": f"fvflops.{document.kind}", "schema": SCHEMA}
-    return json.dumps({**head, **(document.data or _encode(document))}, indent=2, allow_nan=False, default=str)
+    header = {"format": f"fvflops.{document.kind}", "schema": SCHEMA}
+    return json.dumps({**header, **(document.data or _encode(document))}, indent=2, allow_nan=False, default=str)
 
 
 def _encode(document: Document) -> dict[str, Any]:
@@ -42,11 +42,11 @@ def _encode_table(table: Table) -> dict[str, Any]:
         encoded["total"] = {
             column.key: _encode_value(value)
             for column, value in zip(table.columns, table.total, strict=True)
-            if value is not None and not column.words
+            if value is not None and not column.is_text
         }
     return encoded
 
 
 def _encode_value(value: Value) -> Value:
-    # JSON has no infinity, such as the intensity of an op that moves no bytes.
+    # JSON has no infinity, such as the arithmetic intensity of an op that moves no bytes.
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""LaTeX: tables for the package booktabs."""
+"""LaTeX: tables with the booktabs package."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from fvflops.reports.names import escape_latex
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    r"""Return a document as LaTeX, each table a tabular, the sentences as paragraphs.
+    r"""Return a document as LaTeX: tables as tabular environments, sentences as paragraphs.
 
-    >>> from fvflops.reports.document import modules, number
-    >>> print(write(Document("plan", "", [Table("modules", (modules(), number("flops", "FLOPs")), [("", 72)])])))
+    >>> from fvflops.reports.document import module_column, number_column
+    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
+    >>> print(write(Document("plan", "", [table])))
     % \usepackage{booktabs}
     <BLANKLINE>
     \begin{tabular}{lr}
@@ -44,7 +45,7 @@ def _write_table(table: Table) -> str:
         rows.insert(-1, r"  \midrule")
     return "\n".join(
         [
-            rf"\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in table.columns)}}}",
+            rf"\begin{{tabular}}{{{''.join('l' if column.is_text else 'r' for column in table.columns)}}}",
             r"  \toprule",
             _write_row([escape_latex(column.heading) for column in table.columns]),
             r"  \midrule",

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fvflops.reports.document import Document, Items, Part, Table
+from fvflops.reports.document import Column, Document, Items, Part, Table
 from fvflops.reports.names import printable, printable_short
 from fvflops.reports.text.display_width import display_width, truncate_middle, wrap
 from fvflops.reports.text.text_table import GAP, text_table
-from fvflops.units import format_quantity
 
-_PROSE = 100  # the longest line of a sentence where there is no other limit
-_SHORTEST = 12  # what a column of words is cut to before columns are left out
-_LONG = 20  # what it is cut to before optional columns are left out
+_PROSE_WIDTH = 100  # longest line of a sentence if no width is given
+# Text columns are truncated to the first width before optional columns are dropped, to the second before others are.
+_OPTIONAL_WIDTH = 20
+_MIN_WIDTH = 12
+_TOTAL = "total"
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return a document as text; a table too wide has its words shortened, then loses columns, and says so.
+    """Return a document as text; in a table that is too wide text is truncated and columns are dropped, with a note.
 
-    >>> from fvflops.reports.document import modules, number
+    >>> from fvflops.reports.document import module_column, number_column
     >>> rows = [("", 72, 18), ("fc1", 24, 6), ("fc2", 48, 12)]
-    >>> table = Table("modules", (modules(), number("flops", "FLOPs"), number("bytes")), rows, title="By module")
+    >>> columns = module_column(), number_column("flops", "FLOPs"), number_column("bytes")
+    >>> table = Table("modules", columns, rows, title="By module")
     >>> print(write(Document("plan", "Net", [table, "Counted by exact."])))
     Net
     <BLANKLINE>
@@ -42,37 +44,52 @@ def _write_part(part: Part, width: int | None) -> str:
     if isinstance(part, Table):
         return _write_table(part, width)
     if isinstance(part, Items):
-        heads = [_write_lines(part.heading, width)] if part.heading else []
-        return "\n".join([*heads, *(_write_lines(item, width, "  " if heads else "", "  ") for item in part.items)])
+        heading = [_write_lines(part.heading, width)] if part.heading else []
+        indent = "  " if heading else ""
+        return "\n".join([*heading, *(_write_lines(item, width, indent, "  ") for item in part.items)])
     return _write_lines(part, width)
 
 
 def _write_lines(text: str, width: int | None, indent: str = "", hanging: str = "") -> str:
-    """Return text in lines of at most a width; `hanging` indents all lines of a paragraph but its first."""
-    limit = (width or _PROSE) - len(indent) - len(hanging)
+    """Wrap text to a width; `hanging` indents all lines of a paragraph but its first."""
+    limit = (width or _PROSE_WIDTH) - len(indent) - len(hanging)
     paragraphs = [wrap(printable(paragraph), limit) for paragraph in text.split("\n")]
     return "\n".join(
-        indent + (hanging if place else "") + line for lines in paragraphs for place, line in enumerate(lines)
+        indent + (hanging if index else "") + line for lines in paragraphs for index, line in enumerate(lines)
     )
 
 
 def _write_table(table: Table, width: int | None) -> str:
     rows = [[_show(cell) for cell in row] for row in table.indented()]
-    places = list(range(len(table.columns))) if width is None else _choose_columns(table, rows, width)
-    lines = [[column.heading for column in table.columns], *rows]
-    cells = [[line[place] for place in places] for line in lines]
-    left = [index for index, place in enumerate(places) if table.columns[place].words]
-    kept = [index for index, place in enumerate(places) if table.columns[place].keep]
-    heads, *cells = cells if width is None else _shorten(cells, left, width, kept=kept)
-    dropped = [column.heading for place, column in enumerate(table.columns) if place not in places]
-    missing = [f"No room in {format_quantity(width or 0, 'column')} for {', '.join(dropped)}."] if dropped else []
+    indexes = list(range(len(table.columns))) if width is None else _choose_columns(table, rows, width)
+    columns = [table.columns[index] for index in indexes]
+    lines = [[column.heading for column in columns], *([row[index] for index in indexes] for row in rows)]
+    if table.total is not None and _TOTAL in table.total and _TOTAL not in lines[-1]:
+        lines[-1] = _label_total(lines[-1], columns)
+    headings, *cells = lines if width is None else _shorten(lines, columns, width)
+    hidden = [column.heading for index, column in enumerate(table.columns) if index not in indexes]
     return "\n".join(
         [
             *([_write_lines(table.title, width)] if table.title else []),
-            text_table(heads, cells, left=left),
-            *(_write_lines(note, width) for note in (*table.notes, *missing)),
+            text_table(headings, cells, left=[index for index, column in enumerate(columns) if column.is_text]),
+            *(_write_lines(note, width) for note in (*table.notes, *hidden_columns_note(hidden, width))),
         ]
     )
+
+
+def _label_total(cells: list[str], columns: Sequence[Column]) -> list[str]:
+    """Return the cells of the total with its label, whose column is hidden, in the first text column."""
+    first = next((index for index, column in enumerate(columns) if column.is_text), None)
+    return cells if first is None else [*cells[:first], _TOTAL, *cells[first + 1 :]]
+
+
+def hidden_columns_note(headings: Sequence[str], width: int | None) -> list[str]:
+    """Return a sentence that names the columns hidden at a width, [] for none.
+
+    >>> hidden_columns_note(["bytes", "share"], 40)
+    ['Columns hidden at width 40: bytes, share.']
+    """
+    return [f"Columns hidden at width {width}: {', '.join(headings)}."] if headings else []
 
 
 def _show(text: str) -> str:
@@ -81,47 +98,48 @@ def _show(text: str) -> str:
 
 
 def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the places of the columns that fit with their words cut.
+    """Return the indexes of the columns that fit with truncated text.
 
-    Optional columns go first, then those of numbers, then others, the last of each first. That by which rows are ranked
-    stays.
+    Optional columns are dropped first, then numbers, then text, from the right. The column by which rows are sorted is
+    never dropped.
     """
-    places = list(range(len(table.columns)))
-    needs = _measure(table, rows, width, _LONG)
+    indexes = list(range(len(table.columns)))
+    widths = _measure_columns(table, rows, width, _OPTIONAL_WIDTH)
     optional = sorted(
-        (place for place in places if table.columns[place].optional and table.columns[place].key != table.sort),
-        key=lambda place: (table.columns[place].optional, place),
+        (index for index in indexes if table.columns[index].optional and table.columns[index].key != table.sort),
+        key=lambda index: (table.columns[index].optional, index),
     )
-    while optional and _add_up([needs[place] for place in places]) > width:
-        places.remove(optional.pop())
-    needs = _measure(table, rows, width, _SHORTEST)
-    while len(places) > 1 and _add_up([needs[place] for place in places]) > width:
-        spare = [place for place in places if table.columns[place].key != table.sort]
-        numbers = [place for place in spare if not table.columns[place].words]
-        places.remove(numbers[-1] if len(numbers) > 1 else spare[-1])
-    return places
+    while optional and _total_width([widths[index] for index in indexes]) > width:
+        indexes.remove(optional.pop())
+    widths = _measure_columns(table, rows, width, _MIN_WIDTH)
+    while len(indexes) > 1 and _total_width([widths[index] for index in indexes]) > width:
+        removable = [index for index in indexes if table.columns[index].key != table.sort]
+        numbers = [index for index in removable if not table.columns[index].is_text]
+        indexes.remove(numbers[-1] if len(numbers) > 1 else removable[-1])
+    return indexes
 
 
-def _measure(table: Table, rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int]:
-    """Return the cells that each column needs, those of words cut to the longest."""
-    needs = []
-    for place, column in enumerate(table.columns):
-        need = max((display_width(row[place]) for row in rows), default=0)
-        limit = max(longest, width // 3) if column.keep else longest
-        needs.append(max(min(need, limit) if column.words else need, display_width(column.heading)))
-    return needs
+def _measure_columns(table: Table, rows: Sequence[Sequence[str]], width: int, text_limit: int) -> list[int]:
+    """Return the width of each column in cells, with text truncated to `text_limit`."""
+    widths = []
+    for index, column in enumerate(table.columns):
+        widest = max((display_width(row[index]) for row in rows), default=0)
+        limit = max(text_limit, width // 3) if column.shorten_last else text_limit
+        widths.append(max(min(widest, limit) if column.is_text else widest, display_width(column.heading)))
+    return widths
 
 
-def _add_up(widths: Sequence[int]) -> int:
+def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _shorten(lines: list[list[str]], words: Sequence[int], width: int, *, kept: Sequence[int]) -> list[list[str]]:
-    """Return the lines with the widest of the columns of words cut in their middle until they fit, `kept` ones last."""
-    widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
-    while _add_up(widths) > width and words:
-        first = [place for place in words if place not in kept and widths[place] > width // 3]
-        widest = max(first or words, key=lambda place: widths[place])
+def _shorten(lines: list[list[str]], columns: Sequence[Column], width: int) -> list[list[str]]:
+    """Return the lines with text truncated in the middle, the widest column first, until they fit."""
+    text_columns = [index for index, column in enumerate(columns) if column.is_text]
+    widths = [max(map(display_width, cells)) for cells in zip(*lines, strict=True)]
+    while _total_width(widths) > width and text_columns:
+        first = [index for index in text_columns if not columns[index].shorten_last and widths[index] > width // 3]
+        widest = max(first or text_columns, key=lambda index: widths[index])
         if widths[widest] <= 1:
             break
         widths[widest] -= 1

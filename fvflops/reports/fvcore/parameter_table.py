@@ -1,4 +1,4 @@
-"""A pipe table of a model's parameters, as fvcore's `parameter_count_table` draws it."""
+"""A pipe table of a model's parameters, in the format of fvcore's `parameter_count_table`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fvflops.views.summary_rows import index_children
 def render(modules: ModuleTree, *, depth: int = 3) -> str:
     """Return the elements of each module and the shape of each parameter, `depth` levels of names below the root.
 
-    A parameter that several names share is counted once, under its first. A model without parameters, on which fvcore
-    fails, has the one row "model" with 0.
+    A tied parameter is counted once, under its first name. A model without parameters, on which fvcore fails, has one
+    row, "model" with 0.
 
     >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
     >>> weight = ParameterInfo("weight", TensorSpec((20, 10)), identity=0, trainable=True)
@@ -27,9 +27,9 @@ def render(modules: ModuleTree, *, depth: int = 3) -> str:
     counts = modules.count_parameters()
     children = index_children(counts)
     rows = [("model", format_elements(counts[""]))]
-    waiting = [(child, 1) for child in reversed(children.get("", ()))]
-    while waiting:
-        name, level = waiting.pop()
+    pending = [(child, 1) for child in reversed(children.get("", ()))]
+    while pending:
+        name, level = pending.pop()
         if level > depth:
             continue
         blanks = " " * level
@@ -37,5 +37,5 @@ def render(modules: ModuleTree, *, depth: int = 3) -> str:
             rows.append((blanks + printable_short(name), blanks + format_shape(shapes[name])))
         else:
             rows.append((blanks + printable_short(name), blanks + format_elements(counts[name])))
-            waiting += [(child, level + 1) for child in reversed(children.get(name, ()))]
+            pending += [(child, level + 1) for child in reversed(children.get(name, ()))]
     return pipe_table(["name", "#elements or shape"], rows)

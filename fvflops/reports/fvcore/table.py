@@ -32,42 +32,42 @@ def render(
     sort: str | None = None,
     top: int | None = None,
 ) -> str:
-    """Return the summary as a pipe table; by module it is, byte for byte, that of fvcore's `flop_count_table`,
-    but for names that cannot be printed as they are.
+    """Return the summary as a pipe table; by module it equals that of fvcore's `flop_count_table` byte for byte,
+    except that unprintable names are escaped.
 
-    `depth` is how many levels below the root are shown, 3 if None; by operator it has no meaning and is ignored.
-    `show_param_shapes` adds a row with the shape of each parameter and has a meaning only by module. With `sort`, a
-    heading or "name", or `top` the rows stand in one list of all levels, those with most first and without shapes,
-    and `top` of them are shown; a line below says how many more there are. An unknown view or order raises ValueError.
+    `depth` is the number of levels shown below the root, 3 if None; by operator it is ignored. By module,
+    `show_param_shapes` adds a row with the shape of each parameter. With `sort`, a heading or "name", or `top` the rows
+    of all levels are one list in descending order, without shapes; the first `top` are shown, and a note has the number
+    of the others. An unknown `by` or `sort` raises ValueError.
     """
     check_view(by, report="the table")
     ranked = sort is not None or top is not None
     if by == "operator":
         operators = rank_operators(summary, sort=sort, top=top)
-        table, more = _draw_operators(summary, operators[:top]), truncation_note(operators, top, "operator")
+        table, notes = _draw_operators(summary, operators[:top]), truncation_note(operators, top, "operator")
     elif by == "both":
         rows = rank_operators_by_module(summary, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
-        table, more = _draw_both(summary, rows[:top], ranked), truncation_note(rows, top, "row")
-        more += collapse_note(summary, (row.module for row in rows[:top]))
+        table, notes = _draw_both(summary, rows[:top], ranked), truncation_note(rows, top, "row")
+        notes += collapse_note(summary, (row.module for row in rows[:top]))
     else:
         lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
         table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked)
-        more = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
-    return "\n\n".join([table, "\n".join(more)] if more else [table])
+        notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
+    return "\n\n".join([table, "\n".join(notes)] if notes else [table])
 
 
 def render_covered(summary: Summary, **options: Any) -> str:
-    """Return what `render` does, and below it which op calls are counted."""
+    """Return the table of `render` with the coverage of the count below."""
     return f"{render(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
-def _head(heading: str, show_param_shapes: bool = False) -> str:
+def _label(heading: str, show_param_shapes: bool = False) -> str:
     return f"#{heading} or shape" if heading == "parameters" and show_param_shapes else f"#{heading}"
 
 
 def _draw_modules(summary: Summary, lines: Sequence[Line], show_param_shapes: bool) -> str:
     headings = list(summary.columns)
-    # The prefix that all names share is dropped where the lines are a tree.
+    # In a tree, the prefix common to all names is dropped.
     prefix = f"{lines[0].name}."
     rows = [
         _indent(
@@ -78,7 +78,7 @@ def _draw_modules(summary: Summary, lines: Sequence[Line], show_param_shapes: bo
         )
         for line in lines
     ]
-    return pipe_table(["module", *(_head(heading, show_param_shapes) for heading in headings)], rows)
+    return pipe_table(["module", *(_label(heading, show_param_shapes) for heading in headings)], rows)
 
 
 def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[str]) -> tuple[str, ...]:
@@ -91,25 +91,25 @@ def _draw_operators(summary: Summary, ranked: Sequence[OperatorRow]) -> str:
     totals = [sum(summary.operators[heading].values()) for heading in headings]
     rows = [(printable_short(row.operator), *_format_with_share(row.counts, totals)) for row in ranked]
     rows.append(("total", *_format_with_share(totals, totals)))
-    return pipe_table(["operator", *_head_with_share(headings)], rows)
+    return pipe_table(["operator", *_labels_with_share(headings)], rows)
 
 
 def _draw_both(summary: Summary, ranked: Sequence[OperatorRow], flat: bool) -> str:
     headings = list_operator_headings(summary)
     totals = [sum(summary.operators[heading].values()) for heading in headings]
     rows: list[tuple[str, ...]] = []
-    above: str | None = None
+    previous: str | None = None
     for row in ranked:
-        # In a tree a module is named on the first of its rows.
+        # In a tree only the first row of a module has its name.
         name = printable_short(summary.label(row.module)) or "model"
-        module = name if flat else "" if row.module == above else " " * depth_of(row.module) + name
+        module = name if flat else "" if row.module == previous else " " * depth_of(row.module) + name
         rows.append((module, printable_short(row.operator), *_format_with_share(row.counts, totals)))
-        above = row.module
-    return pipe_table(["module", "operator", *_head_with_share(headings)], rows)
+        previous = row.module
+    return pipe_table(["module", "operator", *_labels_with_share(headings)], rows)
 
 
-def _head_with_share(headings: Sequence[str]) -> list[str]:
-    first, *others = (_head(heading) for heading in headings)
+def _labels_with_share(headings: Sequence[str]) -> list[str]:
+    first, *others = (_label(heading) for heading in headings)
     return [first, "share", *others]
 
 

@@ -1,4 +1,4 @@
-"""An interactive page in one file, with a picture of the module tree that zooms."""
+"""An interactive HTML page in one file, with a zoomable plot of the module tree."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
 SCHEMA = 1
-# JavaScript's numbers are exact up to here; what is larger is written as text, which the page reads exactly.
-_EXACT = 2**53
-_PLACE = re.compile(r"\{\{(\w+)\}\}")
+# JavaScript's numbers are exact up to here; larger ones are written as strings, which the page reads as BigInt.
+_MAX_EXACT = 2**53
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def render(breakdown: Breakdown) -> Iterator[str]:
-    """Yield the pieces of the page, which contains its style, script and data and needs no network.
+    """Yield the text of the page, which contains its style, script and data and needs no network.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> net = ModuleTree({"": ModuleInfo("", "", "</script>")})
@@ -43,16 +43,16 @@ def render(breakdown: Breakdown) -> Iterator[str]:
         "data": write_data(breakdown),
     }
     # One pass over the template: inserted text is not scanned for placeholders.
-    for index, piece in enumerate(_PLACE.split(_read("template.html"))):
+    for index, piece in enumerate(_PLACEHOLDER.split(_read("template.html"))):
         yield parts[piece] if index % 2 else piece
 
 
 def write_data(breakdown: Breakdown) -> str:
-    """Return the data of the page as JSON without any `<`, so that nothing in it can end its script element.
+    """Return the data of the page as JSON without `<`, so that no name can end its script element.
 
-    Names are as `fvflops.reports.names.printable` writes them. Modules are columns: the index of the parent, and
-    indexes into `strings` of name, class and description. `rows` are columns too: indexes of module, phase and
-    operator; each measure has a value for every row, or the rows that it has values for.
+    Names are printable. `modules` is in columns: the index of the parent, and indexes into `strings` of name, class and
+    description. `rows` is in columns too: the indexes of module, phase and operator. Each measure has a value for every
+    row, or the indexes of the rows for which it has a value.
     """
     strings: dict[str, int] = {}
     modules = _write_modules(breakdown, strings)
@@ -80,7 +80,8 @@ def write_data(breakdown: Breakdown) -> str:
         },
         "unknown_elements": {printable(op): _write_number(count) for op, count in breakdown.unknown_elements.items()},
         "unknown_places": {
-            printable(op): [printable(place) for place in places] for op, places in breakdown.unknown_places.items()
+            printable(op): [printable(location) for location in locations]
+            for op, locations in breakdown.unknown_places.items()
         },
         "strings": list(strings),
     }
@@ -90,21 +91,21 @@ def write_data(breakdown: Breakdown) -> str:
 
 
 def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, Any]:
-    """Return the columns of the modules, each under its first name, and the index of each by its name."""
+    """Return the columns of the modules, each listed under its canonical name, and name → index."""
     index: dict[str, int] = {}
     columns: dict[str, list[int]] = {"parent": [], "name": [], "class": [], "about": []}
-    for place in breakdown.modules.modules():
-        parent = next((above for above in reversed(modules_above(place.name)) if above in index), "")
-        leaf = place.name.rpartition(".")[2]
-        index[place.name] = len(index)
-        columns["parent"].append(index.get(parent, 0) if place.name else -1)
-        for column, text in (("name", leaf), ("class", place.class_name), ("about", place.extra_repr)):
+    for module in breakdown.modules.modules():
+        parent = next((name for name in reversed(modules_above(module.name)) if name in index), "")
+        leaf = module.name.rpartition(".")[2]
+        index[module.name] = len(index)
+        columns["parent"].append(index.get(parent, 0) if module.name else -1)
+        for column, text in (("name", leaf), ("class", module.class_name), ("about", module.extra_repr)):
             columns[column].append(strings.setdefault(printable(text), len(strings)))
     return {**columns, "index": index}
 
 
 def _write_measure(key: str, measure: Measure, cells: Iterable[Cell]) -> dict[str, Any]:
-    """Return a measure with its values by row; where few rows have one, with the indexes of these rows."""
+    """Return a measure with a value for each row; if few rows have one, with these values and their indexes."""
     values = [_write_number(measure.values.get(cell, 0)) for cell in cells]
     filled = [index for index, value in enumerate(values) if value]
     record: dict[str, Any] = {"key": key, "title": measure.title, "unit": measure.unit, "note": measure.note}
@@ -117,10 +118,10 @@ def _write_measure(key: str, measure: Measure, cells: Iterable[Cell]) -> dict[st
 
 
 def _write_number(count: Any) -> Any:
-    # A handle that a program set may have returned a number of numpy, or a mean.
+    # A handle of the program may have returned a NumPy integer or a float.
     if isinstance(count, float):
         return count
-    return int(count) if abs(count) <= _EXACT else str(int(count))
+    return int(count) if abs(count) <= _MAX_EXACT else str(int(count))
 
 
 @cache
@@ -129,7 +130,7 @@ def _read(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return what a content security policy calls a script or style that may stand in the page, and no other."""
+    """Return the hash by which a content security policy permits exactly this script or style."""
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -1,11 +1,11 @@
 "use strict";
-// The page of a report. Names come from models and are not trusted: they are only ever put in by textContent.
+// Script of the report page. Names come from models and are untrusted: they are inserted as text only, never as HTML.
 (() => {
   const ROW_HEIGHT = 30;
   const LEVELS = 16;
-  const LETTER = 7; // px; of the font of names, in a cell too narrow for a part of a name to say anything
-  const NARROWEST = 2; // px; what is narrower is drawn together with its neighbours
-  const COLOURS = 11; // those after the last share one more
+  const LETTER = 7; // px; the width of a letter, to hide names that do not fit a narrow cell
+  const MIN_WIDTH = 2; // px; narrower cells are merged with their neighbours
+  const COLOURS = 11; // classes or operators beyond these share one more colour
   const FIRST_ROWS = 50;
   const MORE_ROWS = 500;
   const OTHER = "others";
@@ -27,7 +27,7 @@
 
   const isolate = (text, attributes = {}) => make("bdi", attributes, text);
 
-  // ---- numbers as text
+  // ---- number formats
 
   const PREFIXES = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "K"]];
   const TIMES = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
@@ -44,9 +44,9 @@
     return suffix ? `${number} ${suffix}` : number;
   }
 
-  function percent(part, whole) {
-    if (!whole) return "";
-    const share = (100 * part) / whole;
+  function percent(part, total) {
+    if (!total) return "";
+    const share = (100 * part) / total;
     if (part && Math.abs(share) < 0.05) return "<0.1%";
     return `${share.toFixed(1)}%`;
   }
@@ -54,11 +54,11 @@
   const thousands = (value) => (typeof value === "bigint" || Number.isInteger(value) ? value.toLocaleString("en") : String(value));
   const plural = (count, noun) => `${thousands(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-  // ---- a report, read from its data
+  // ---- the data of a report
 
   class Report {
     constructor(record) {
-      if (record.schema > 1) throw new Error(`this report has schema ${record.schema}, and this page reads up to 1: make it with a newer fvflops`);
+      if (record.schema > 1) throw new Error(`this report has schema ${record.schema}, and this page reads up to 1: open it in a page made by a newer fvflops`);
       const { parent, name, class: classes, about } = record.modules;
       this.record = record;
       this.size = parent.length;
@@ -77,13 +77,13 @@
       this.phases = record.phases.filter(Boolean);
       this.rows = record.rows;
       this.measures = new Map(record.measures.map((measure) => [measure.key, this.readMeasure(measure)]));
-      this.known = new Map();
+      this.totalsCache = new Map();
       this.title = this.classOf(0) || "model";
     }
 
     readMeasure({ key, title, unit, note, rows, values, unknown }) {
       const dense = new Float64Array(this.rows.module.length);
-      const exact = new Map(); // row → text, of what a number cannot hold
+      const exact = new Map(); // row → digits, for values beyond the exact integers of Number
       values.forEach((value, position) => {
         const row = rows ? rows[position] : position;
         dense[row] = Number(value);
@@ -92,36 +92,36 @@
       return { key, title, unit, note, values: dense, exact, unknown: new Map(unknown) };
     }
 
-    /** Whether a row is of the phase and the operator that are looked at; one without a phase always is. */
+    /** Return whether a row has the selected phase and operator; a row without a phase always does. */
     filter(view) {
       const { phase, operator } = this.rows;
-      const wantedPhase = view.phase ? this.record.phases.indexOf(view.phase) : -1;
-      const wantedOperator = view.operator ? this.operators.indexOf(view.operator) : -1;
-      const apart = this.record.phases.indexOf("");
+      const selectedPhase = view.phase ? this.record.phases.indexOf(view.phase) : -1;
+      const selectedOperator = view.operator ? this.operators.indexOf(view.operator) : -1;
+      const noPhase = this.record.phases.indexOf("");
       return (row) =>
-        phase[row] === apart ||
-        ((!view.phase || phase[row] === wantedPhase) && (!view.operator || operator[row] === wantedOperator));
+        phase[row] === noPhase ||
+        ((!view.phase || phase[row] === selectedPhase) && (!view.operator || operator[row] === selectedOperator));
     }
 
-    /** What modules come to by themselves and with all inside them, and the calls of which it is not known. */
+    /** Return each module's value without and with submodules, and its number of unsupported op calls. */
     totals(key, view) {
       const name = JSON.stringify([key, view.phase, view.operator]);
-      if (!this.known.has(name)) {
-        if (this.known.size > 60) this.known.clear();
-        this.known.set(name, this.addUp(this.measures.get(key), this.filter(view)));
+      if (!this.totalsCache.has(name)) {
+        if (this.totalsCache.size > 60) this.totalsCache.clear();
+        this.totalsCache.set(name, this.sumModules(this.measures.get(key), this.filter(view)));
       }
-      return this.known.get(name);
+      return this.totalsCache.get(name);
     }
 
-    addUp(measure, wanted) {
+    sumModules(measure, isSelected) {
       const own = new Float64Array(this.size);
       const unknown = new Float64Array(this.size);
       if (measure) {
         const { module } = this.rows;
         measure.values.forEach((value, row) => {
-          if (value && wanted(row)) own[module[row]] += value;
+          if (value && isSelected(row)) own[module[row]] += value;
         });
-        for (const [row, calls] of measure.unknown) if (wanted(row)) unknown[module[row]] += calls;
+        for (const [row, calls] of measure.unknown) if (isSelected(row)) unknown[module[row]] += calls;
       }
       const total = Float64Array.from(own);
       for (let i = this.size - 1; i > 0; i--) {
@@ -131,21 +131,21 @@
       return { own, total, unknown };
     }
 
-    /** Every digit of what a module comes to. */
+    /** Return the exact value of a module, submodules included. */
     exactly(key, view, module) {
       const measure = this.measures.get(key);
-      const wanted = this.filter(view);
+      const isSelected = this.filter(view);
       const inside = this.inside(module);
-      let whole = 0n;
-      let broken = 0;
+      let sum = 0n;
+      let fractional = 0;
       this.rows.module.forEach((owner, row) => {
-        if (!inside(owner) || !wanted(row)) return;
+        if (!inside(owner) || !isSelected(row)) return;
         const value = measure.values[row];
-        if (measure.exact.has(row)) whole += BigInt(measure.exact.get(row));
-        else if (Number.isInteger(value)) whole += BigInt(value);
-        else broken += value;
+        if (measure.exact.has(row)) sum += BigInt(measure.exact.get(row));
+        else if (Number.isInteger(value)) sum += BigInt(value);
+        else fractional += value;
       });
-      return broken ? Number(whole) + broken : whole;
+      return fractional ? Number(sum) + fractional : sum;
     }
 
     inside(module) {
@@ -155,31 +155,31 @@
       };
     }
 
-    /** Operator, or phase, → what it comes to inside a module. */
+    /** Return pairs of operator (or phase) and its value inside a module, largest first. */
     shares(key, view, module, axis) {
       const measure = this.measures.get(key);
-      const wanted = this.filter(view);
+      const isSelected = this.filter(view);
       const inside = this.inside(module);
       const names = axis === "phase" ? this.record.phases : this.operators;
       const sums = new Map();
-      measure.values.forEach((value, row) => {
-        if (!value || !wanted(row) || !inside(this.rows.module[row])) return;
+      measure?.values.forEach((value, row) => {
+        if (!value || !isSelected(row) || !inside(this.rows.module[row])) return;
         const name = names[this.rows[axis][row]];
         if (name) sums.set(name, (sums.get(name) || 0) + value);
       });
       return [...sums].sort((a, b) => b[1] - a[1]);
     }
 
-    /** For every module what each group of operators, or each phase, comes to inside it: a matrix. */
+    /** Return the value of each group of operators, or each phase, inside each module, as a matrix. */
     matrix(key, view, axis, groups) {
       const measure = this.measures.get(key);
-      const wanted = this.filter(view);
+      const isSelected = this.filter(view);
       const width = groups.count;
       const own = new Float64Array(this.size * width);
       const names = axis === "phase" ? this.record.phases : this.operators;
       const columns = names.map((name) => groups.of(name));
       measure.values.forEach((value, row) => {
-        if (value && wanted(row)) own[this.rows.module[row] * width + columns[this.rows[axis][row]]] += value;
+        if (value && isSelected(row)) own[this.rows.module[row] * width + columns[this.rows[axis][row]]] += value;
       });
       const total = Float64Array.from(own);
       for (let i = this.size - 1; i > 0; i--) {
@@ -195,9 +195,9 @@
     }
 
     ancestors(module) {
-      const found = [];
-      for (let i = module; i >= 0; i = this.parent[i]) found.push(i);
-      return found.reverse();
+      const modules = [];
+      for (let i = module; i >= 0; i = this.parent[i]) modules.push(i);
+      return modules.reverse();
     }
 
     get paths() {
@@ -219,18 +219,18 @@
 
     search(query) {
       if (!query) return null;
-      const hit = new Uint8Array(this.size); // 1: it is one, 2: it lies in one, 4: one lies in it
-      const wanted = query.toLowerCase();
+      const hit = new Uint8Array(this.size); // bits: 1 a match, 2 inside a match, 4 contains a match
+      const lowered = query.toLowerCase();
       this.paths.forEach((_, i) => {
         if (i && hit[this.parent[i]] & 3) hit[i] |= 2;
-        if (this.lowered[i].includes(wanted)) hit[i] |= 1;
+        if (this.lowered[i].includes(lowered)) hit[i] |= 1;
       });
       for (let i = this.size - 1; i > 0; i--) if (hit[i] & 5) hit[this.parent[i]] |= 4;
       return hit;
     }
   }
 
-  // ---- what is looked at, which all parts of the page share
+  // ---- the selected view, shared by all parts of the page
 
   const reports = [];
   const view = { measure: "", phase: "", operator: "", split: "class", query: "" };
@@ -238,7 +238,7 @@
   const widthKey = () => (isRate() ? "time" : view.measure);
   const measureOf = (report = reports[0]) => report.measures.get(widthKey());
 
-  function amount(report, key, module) {
+  function moduleValue(report, key, module) {
     if (key === "rate") {
       const time = report.totals("time", view).total[module];
       return time ? (report.totals("flops", view).total[module] * 1e9) / time : 0;
@@ -246,10 +246,10 @@
     return report.totals(key, view).total[module];
   }
 
-  function tell(report, key, module) {
+  function formatModule(report, key, module) {
     const [counted, unit] = key === "rate" ? ["flops", "FLOP/s"] : [key, report.measures.get(key).unit];
     const unknown = report.totals(counted, view).unknown[module];
-    return (unknown ? "≥ " : "") + short(amount(report, key, module), unit);
+    return (unknown ? "≥ " : "") + short(moduleValue(report, key, module), unit);
   }
 
   function keysOf(report) {
@@ -262,7 +262,7 @@
 
   // ---- colours
 
-  /** Names → one of the colours of the page, those with most first; the rest share the last. */
+  /** Assign colours to names in descending order of value; names beyond the last colour share one more. */
   function group(names) {
     const order = new Map(names.slice(0, COLOURS).map((name, index) => [name, index]));
     return {
@@ -301,7 +301,7 @@
     of: (name) => (name in PHASE_COLOURS ? PHASE_COLOURS[name] : COLOURS),
   };
 
-  /** Return how a report's cells are painted, and what the legend says of it. */
+  /** Return the colours of a report's cells, and the legend. */
   function paint(report) {
     if (isRate()) return paintRate(report);
     if (view.split === "change" && reports.length === 2) return paintChange(report);
@@ -323,27 +323,27 @@
   }
 
   function stripes(matrix, module, width) {
-    let whole = 0;
+    let sum = 0;
     const present = [];
     for (let k = 0; k < width; k++) {
       const value = matrix[module * width + k];
       if (value > 0) present.push([k, value]);
-      whole += Math.max(value, 0);
+      sum += Math.max(value, 0);
     }
     if (present.length === 1) return `var(--c${present[0][0]})`;
-    let at = 0;
+    let position = 0;
     const stops = present.map(([k, value]) => {
-      const from = at;
-      at += (100 * value) / whole;
-      return `var(--c${k}) ${from.toFixed(2)}% ${at.toFixed(2)}%`;
+      const from = position;
+      position += (100 * value) / sum;
+      return `var(--c${k}) ${from.toFixed(2)}% ${position.toFixed(2)}%`;
     });
     return stops.length ? `linear-gradient(to right, ${stops.join(", ")})` : "";
   }
 
   function paintRate(report) {
     let most = 0;
-    for (let i = 0; i < report.size; i++) most = Math.max(most, amount(report, "rate", i));
-    const shade = (i) => (most ? Math.sqrt(amount(report, "rate", i) / most) * 100 : 0);
+    for (let i = 0; i < report.size; i++) most = Math.max(most, moduleValue(report, "rate", i));
+    const shade = (i) => (most ? Math.sqrt(moduleValue(report, "rate", i) / most) * 100 : 0);
     return {
       scale: ["0", "low", "high", short(most, "FLOP/s")],
       note: "width: time, colour: FLOP/s",
@@ -356,10 +356,10 @@
     const other = reports[1 - reports.indexOf(report)];
     const sign = report === reports[0] ? 1 : -1;
     const shade = (i) => {
-      const there = other.find(report.paths[i]);
-      const mine = amount(report, widthKey(), i);
-      const theirs = there === undefined ? 0 : amount(other, widthKey(), there);
-      return mine + theirs ? (sign * (theirs - mine)) / Math.max(mine, theirs) : 0;
+      const match = other.find(report.paths[i]);
+      const value = moduleValue(report, widthKey(), i);
+      const otherValue = match === undefined ? 0 : moduleValue(other, widthKey(), match);
+      return value + otherValue ? (sign * (otherValue - value)) / Math.max(value, otherValue) : 0;
     };
     return {
       scale: ["less in the other", "less", "more", "more in the other"],
@@ -372,7 +372,7 @@
     };
   }
 
-  // ---- the picture
+  // ---- the icicle plot
 
   class Icicle {
     constructor(report, number) {
@@ -396,6 +396,7 @@
     }
 
     draw() {
+      if (!this.report.measures.has(widthKey())) return; // of a comparison, the other report may lack the measure
       const width = this.box.clientWidth || 1000;
       const { report } = this;
       const { own, total } = report.totals(widthKey(), view);
@@ -405,7 +406,7 @@
       const fresh = document.createDocumentFragment();
       let deepest = 0;
       this.levels = [];
-      const place = (key, kind, module, depth, x, w) => {
+      const cellOf = (key, kind, module, depth, x, w) => {
         let cell = this.cells.get(key);
         if (!cell) {
           cell = make("div", { class: `cell ${kind}`, "data-module": module });
@@ -419,22 +420,22 @@
         cell.style.top = `${depth * ROW_HEIGHT}px`;
         return cell;
       };
-      const whole = total[this.zoomed];
+      const sum = total[this.zoomed];
       const stack = [[this.zoomed, 0, 0, 1]];
       while (stack.length) {
         const [module, depth, x, w] = stack.pop();
-        const cell = place(`m${module}`, "module", module, depth, x, w);
+        const cell = cellOf(`m${module}`, "module", module, depth, x, w);
         this.fill(cell, module, depth, w * width, paints, hits);
         (this.levels[depth] ||= []).push(module);
         if (depth + 1 >= LEVELS || !total[module]) continue;
         this.divide(module, x, w, width, own, total, (kind, child, from, span, count) => {
           if (kind === "module") stack.push([child, depth + 1, from, span]);
-          else this.fillSmall(place(`${kind}${child}`, kind, kind === "own" ? module : report.parent[child], depth + 1, from, span), kind, child, span * width, count, paints, hits);
+          else this.fillSmall(cellOf(`${kind}${child}`, kind, kind === "own" ? module : report.parent[child], depth + 1, from, span), kind, child, span * width, count, paints, hits);
         });
       }
       for (const level of this.levels) {
         level.sort((a, b) => a - b);
-        for (const module of level) this.tellOpen(module, seen);
+        for (const module of level) this.markExpanded(module, seen);
       }
       for (const [key, cell] of this.cells) {
         if (!seen.has(key)) {
@@ -443,45 +444,45 @@
         }
       }
       this.box.append(fresh);
-      // Cells stay where they were made, so that they can move: a reader is told their order.
+      // Cells keep their DOM position so that they can be animated; aria-owns gives screen readers their order.
       const order = [...this.cells.values()].filter((cell) => cell.id).sort((a, b) => a.dataset.module - b.dataset.module);
       this.box.setAttribute("aria-owns", order.map((cell) => cell.id).join(" "));
       this.box.style.height = `${(deepest + 1) * ROW_HEIGHT}px`;
-      this.box.classList.toggle("empty", !whole);
+      this.box.classList.toggle("empty", !sum);
       this.markSelected();
     }
 
-    /** Hand each child of a module to `put`, too narrow ones together, and then what the module does itself. */
+    /** Call `put` for each child of a module, with narrow neighbours merged, and for the module without its children. */
     divide(module, x, w, width, own, total, put) {
       const scale = w / total[module];
-      let at = x;
-      let run = null;
+      let left = x;
+      let narrow = null;
       const flush = () => {
-        if (run && (run.to - run.from) * width >= 0.4) put("rest", run.first, run.from, run.to - run.from, run.count);
-        run = null;
+        if (narrow && (narrow.to - narrow.from) * width >= 0.4) put("rest", narrow.first, narrow.from, narrow.to - narrow.from, narrow.count);
+        narrow = null;
       };
       for (const child of this.report.children[module]) {
         const span = total[child] * scale;
         if (span <= 0) continue;
-        if (span * width < NARROWEST) {
-          run ||= { first: child, from: at, count: 0 };
-          run.count += 1;
-          run.to = at + span;
+        if (span * width < MIN_WIDTH) {
+          narrow ||= { first: child, from: left, count: 0 };
+          narrow.count += 1;
+          narrow.to = left + span;
         } else {
           flush();
-          put("module", child, at, span);
+          put("module", child, left, span);
         }
-        at += span;
+        left += span;
       }
       flush();
-      if (at > x && own[module] * scale * width >= 1) put("own", module, at, own[module] * scale);
+      if (left > x && own[module] * scale * width >= 1) put("own", module, left, own[module] * scale);
     }
 
     fill(cell, module, depth, pixels, paints, hits) {
       const { report } = this;
       const key = widthKey();
-      const share = percent(amount(report, key, module), amount(report, key, 0));
-      const text = tell(report, view.measure, module);
+      const share = percent(moduleValue(report, key, module), moduleValue(report, key, 0));
+      const text = formatModule(report, view.measure, module);
       cell.id = `cell-${this.number}-${module}`;
       cell.setAttribute("role", "treeitem");
       cell.setAttribute("aria-level", depth + 1);
@@ -498,7 +499,7 @@
       cell.replaceChildren(...parts);
     }
 
-    tellOpen(module, drawn) {
+    markExpanded(module, drawn) {
       const children = this.report.children[module];
       if (children.length) this.cells.get(`m${module}`).setAttribute("aria-expanded", String(children.some((child) => drawn.has(`m${child}`))));
     }
@@ -508,7 +509,7 @@
       cell.setAttribute("aria-hidden", "true");
       if (kind === "own") {
         const value = report.totals(widthKey(), view).own[module];
-        cell.title = `${report.path(module) || report.title}: itself, beside the modules in it\n${short(value, measureOf(report).unit)}`;
+        cell.title = `${report.path(module) || report.title}: without its submodules\n${short(value, measureOf(report).unit)}`;
         cell.style.background = paints.ofOwn(module);
         cell.replaceChildren(...(pixels > 40 ? [make("span", { class: "label" }, "itself")] : []));
       } else {
@@ -527,9 +528,9 @@
 
     describe(module) {
       const { report } = this;
-      const share = percent(amount(report, widthKey(), module), amount(report, widthKey(), 0));
+      const share = percent(moduleValue(report, widthKey(), module), moduleValue(report, widthKey(), 0));
       const name = report.path(module).slice(-300) || "the whole model";
-      return `${name}, ${report.classOf(module).slice(0, 200)}, ${titleOf(view.measure)} ${tell(report, view.measure, module)}, ${share} of the model`;
+      return `${name}, ${report.classOf(module).slice(0, 200)}, ${titleOf(view.measure)} ${formatModule(report, view.measure, module)}, ${share} of the model`;
     }
 
     select(module, aloud = true) {
@@ -559,7 +560,7 @@
       this.draw();
       this.select(module);
       drawPath(this);
-      followZoom(this);
+      syncZoom(this);
     }
 
     zoomOut() {
@@ -581,8 +582,8 @@
     onKey(event) {
       if (event.altKey || event.ctrlKey || event.metaKey) return;
       const step = {
-        ArrowLeft: () => this.beside(-1),
-        ArrowRight: () => this.beside(1),
+        ArrowLeft: () => this.selectSibling(-1),
+        ArrowRight: () => this.selectSibling(1),
         ArrowDown: () => this.drawn(this.report.children[this.selected].find((child) => this.cells.has(`m${child}`))),
         ArrowUp: () => (this.selected === this.zoomed ? this.zoomOut() : this.drawn(this.report.parent[this.selected])),
         Enter: () => this.zoom(this.selected),
@@ -596,7 +597,7 @@
       step();
     }
 
-    beside(step) {
+    selectSibling(step) {
       const level = this.levels[this.report.depth[this.selected] - this.report.depth[this.zoomed]] || [];
       this.drawn(level[level.indexOf(this.selected) + step]);
     }
@@ -609,7 +610,7 @@
   const pictures = [];
 
   /** Zoom the other picture of a comparison to the module of the same name. */
-  function followZoom(picture) {
+  function syncZoom(picture) {
     for (const other of pictures) {
       const module = other === picture ? undefined : other.report.find(picture.report.path(picture.zoomed));
       if (module !== undefined && module !== other.zoomed) {
@@ -665,8 +666,8 @@
         "tr",
         { class: name === view.measure ? "current" : undefined },
         make("th", { scope: "row" }, titleOf(name)),
-        make("td", {}, tell(report, name, selected)),
-        make("td", { class: "quiet" }, name === "rate" ? "" : percent(amount(report, name, selected), amount(report, name, 0))),
+        make("td", {}, formatModule(report, name, selected)),
+        make("td", { class: "quiet" }, name === "rate" ? "" : percent(moduleValue(report, name, selected), moduleValue(report, name, 0))),
         make("td", { class: "quiet digits" }, exact),
       );
     });
@@ -678,7 +679,7 @@
         {},
         make("h3", { title: report.path(selected) || report.title }, isolate(report.path(selected) || report.title)),
         make("p", { class: "quiet clip", title: about }, isolate(report.classOf(selected) || "no class"), about ? isolate(`(${about})`) : null),
-        unknown ? make("p", { class: "warn" }, `Lower bound: the ${titleOf(key)} of ${plural(unknown, "op call")} inside are not known.`) : null,
+        unknown ? make("p", { class: "warn" }, `Lower bound: the ${titleOf(key)} of ${plural(unknown, "unsupported op call")} inside are not counted.`) : null,
         make("table", { class: "facts" }, make("caption", { class: "hidden" }, "The selected module in every measure"), make("tbody", {}, ...facts)),
       ),
       bars(key === "parameters" ? "By name" : "By operator", report.shares(key, view, selected, "operator"), report),
@@ -688,7 +689,7 @@
   }
 
   function bars(title, shares, report) {
-    const whole = shares.reduce((sum, [, value]) => sum + value, 0);
+    const total = shares.reduce((sum, [, value]) => sum + value, 0);
     const { unit } = measureOf(report);
     const shown = shares.slice(0, 8);
     const rest = shares.slice(8).reduce((sum, [, value]) => sum + value, 0);
@@ -706,8 +707,8 @@
                 "li",
                 { title: name },
                 isolate(name.slice(0, 100)),
-                make("span", { class: "bar", "aria-hidden": "true" }, make("i", { style: { width: `${(100 * value) / whole}%` } })),
-                make("span", { class: "digits" }, `${short(value, unit)} · ${percent(value, whole)}`),
+                make("span", { class: "bar", "aria-hidden": "true" }, make("i", { style: { width: `${(100 * value) / total}%` } })),
+                make("span", { class: "digits" }, `${short(value, unit)} · ${percent(value, total)}`),
               ),
             ),
           )
@@ -715,7 +716,7 @@
     );
   }
 
-  // ---- tables that can be sorted
+  // ---- sortable tables
 
   class Table {
     /** `columns` are {title, value, write, number}; `rows` returns the indexes of rows, `open` is called with one. */
@@ -740,7 +741,7 @@
       const more = left
         ? make("button", { type: "button", class: "button more", on: { click: () => this.showMore() } }, `Show ${thousands(Math.min(left, MORE_ROWS))} more of ${thousands(rows.length)}`)
         : null;
-      const rest = left ? make("p", { class: "hint rest-of-rows" }, `and ${plural(left, "row")} more, shown in the browser`) : null;
+      const rest = left ? make("p", { class: "hint rest-of-rows" }, `and ${plural(left, "more row")}, shown in the browser`) : null;
       const table = make("table", { "aria-rowcount": rows.length + 1 }, make("caption", { class: "hidden" }, this.caption), make("thead", {}, head), body);
       this.box.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.caption }, table), ...(more ? [more, rest] : []));
     }
@@ -804,11 +805,11 @@
       number: true,
       value,
       write: (cell, row) => {
-        const whole = amount(reports[0], widthKey(), 0);
-        const share = whole ? (100 * value(row)) / whole : 0;
+        const total = moduleValue(reports[0], widthKey(), 0);
+        const share = total ? (100 * value(row)) / total : 0;
         cell.classList.add("sharecell");
         cell.style.setProperty("--share", `${Math.min(share, 100).toFixed(2)}%`);
-        cell.append(unknown(row) && !value(row) ? "unsupported" : percent(value(row), whole));
+        cell.append(unknown(row) && !value(row) ? "unsupported" : percent(value(row), total));
       },
     };
   }
@@ -821,10 +822,10 @@
         key,
         title: titleOf(key),
         number: true,
-        value: (i) => amount(report, key, i),
+        value: (i) => moduleValue(report, key, i),
         write: (cell, i) => {
-          const value = amount(report, key, i);
-          cell.append(tell(report, key, i));
+          const value = moduleValue(report, key, i);
+          cell.append(formatModule(report, key, i));
           cell.classList.toggle("zero", !value);
           cell.classList.toggle("current", key === view.measure);
           const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[i];
@@ -836,7 +837,7 @@
       2,
       0,
       shareColumn(
-        (i) => amount(report, widthKey(), i),
+        (i) => moduleValue(report, widthKey(), i),
         (i) => report.totals(widthKey(), view).unknown[i],
       ),
     );
@@ -853,16 +854,16 @@
 
   function sumOperators() {
     const [report] = reports;
-    const apart = report.record.phases.indexOf("");
-    const wanted = report.filter({ phase: view.phase, operator: "" });
+    const noPhase = report.record.phases.indexOf("");
+    const isSelected = report.filter({ phase: view.phase, operator: "" });
     const sums = new Map();
     for (const [key, measure] of report.measures) {
       const sum = (sums[key] = new Float64Array(report.operators.length));
       measure.values.forEach((value, row) => {
-        if (value && report.rows.phase[row] !== apart && wanted(row)) sum[report.rows.operator[row]] += value;
+        if (value && report.rows.phase[row] !== noPhase && isSelected(row)) sum[report.rows.operator[row]] += value;
       });
       const unknown = new Float64Array(report.operators.length);
-      for (const [row, calls] of measure.unknown) if (wanted(row)) unknown[report.rows.operator[row]] += calls;
+      for (const [row, calls] of measure.unknown) if (isSelected(row)) unknown[report.rows.operator[row]] += calls;
       sums.set(key, { sum, unknown });
     }
     return sums;
@@ -882,9 +883,9 @@
       sort: { key: "share", descending: true },
       rows: () => {
         sums = sumOperators();
-        const apart = report.record.phases.indexOf("");
+        const noPhase = report.record.phases.indexOf("");
         const ran = new Set();
-        report.rows.phase.forEach((phase, row) => phase !== apart && ran.add(report.rows.operator[row]));
+        report.rows.phase.forEach((phase, row) => phase !== noPhase && ran.add(report.rows.operator[row]));
         return [...ran].filter((i) => [...sums.values()].some(({ sum, unknown }) => sum[i] || unknown[i]));
       },
       columns: () => {
@@ -929,7 +930,7 @@
       const key = widthKey();
       const of = (report, path) => {
         const module = report.find(path);
-        return module === undefined || !report.measures.has(key) ? null : amount(report, key, module);
+        return module === undefined || !report.measures.has(key) ? null : moduleValue(report, key, module);
       };
       rows = paths.map((path) => ({ path, here: of(here, path), there: of(there, path) })).filter((row) => row.here !== row.there);
     };
@@ -944,7 +945,7 @@
       },
       columns: () => {
         const unit = measureOf().unit;
-        const side = (name) => (i) => (rows[i][name] === null ? "not there" : short(rows[i][name], unit));
+        const side = (name) => (i) => (rows[i][name] === null ? "missing" : short(rows[i][name], unit));
         return [
           text("name", "Module", (i) => rows[i].path || "the whole model"),
           number("here", "This", (i) => rows[i].here || 0, side("here")),
@@ -960,21 +961,21 @@
     });
   }
 
-  /** Return the data of a file that holds a report: the page, or its data alone; another raises Error. */
+  /** Return the report in the text of a page or of a JSON file; any other text raises Error. */
   function readFile(content) {
-    const found = content.match(/<script type="application\/json" id="data">([\s\S]*?)<\/script>/);
+    const match = content.match(/<script type="application\/json" id="data">([\s\S]*?)<\/script>/);
     let record;
     try {
-      record = JSON.parse(found ? found[1] : content);
+      record = JSON.parse(match ? match[1] : content);
     } catch (error) {
-      throw new Error("it holds no report of fvflops, or not a whole one");
+      throw new Error("it is not a complete report of fvflops");
     }
     if (record?.format === "fvflops.summary") return new Report(readSummary(record));
-    if (record?.format !== "fvflops.report") throw new Error("it is no report of fvflops: make one with --format html or json");
+    if (record?.format !== "fvflops.report") throw new Error("it is not a report of fvflops: make one with --format html or json");
     return new Report(record);
   }
 
-  /** What cannot be printed is written as Python writes it, as in the names of a page. */
+  /** Escape unprintable characters as Python does, as in the names of a page. */
   function escapeUnprintable(text) {
     const named = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
     return text.replace(/[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu, (mark) => {
@@ -984,27 +985,27 @@
     });
   }
 
-  /** Return the data of a page from a summary (--format json), which has modules, but neither phases nor operators. */
-  function readSummary({ schema, about, columns, modules: places, ledger, unknown_elements, unknown_places = {} }) {
+  /** Convert a summary (--format json), which has modules but neither phases nor operators, to the data of a page. */
+  function readSummary({ schema, about, columns, modules: moduleInfos, ledger, unknown_elements, unknown_places = {} }) {
     const strings = [];
-    const known = new Map();
+    const indexes = new Map();
     const intern = (text) => {
       const shown = escapeUnprintable(text);
-      if (!known.has(shown)) known.set(shown, strings.push(shown) - 1);
-      return known.get(shown);
+      if (!indexes.has(shown)) indexes.set(shown, strings.push(shown) - 1);
+      return indexes.get(shown);
     };
     const modules = { parent: [], name: [], class: [], about: [] };
     const at = new Map();
     const names = [];
-    for (const place of places.filter(({ name, canonical }) => name === canonical)) {
-      let above = place.name;
+    for (const info of moduleInfos.filter(({ name, canonical }) => name === canonical)) {
+      let above = info.name;
       do above = above.slice(0, Math.max(above.lastIndexOf("."), 0));
       while (above && !at.has(above));
-      modules.parent.push(place.name ? at.get(above) || 0 : -1);
-      modules.name.push(intern(place.name.slice(place.name.lastIndexOf(".") + 1)));
-      modules.class.push(intern(place.class_name));
-      modules.about.push(intern(place.extra_repr));
-      at.set(place.name, names.push(place.name) - 1);
+      modules.parent.push(info.name ? at.get(above) || 0 : -1);
+      modules.name.push(intern(info.name.slice(info.name.lastIndexOf(".") + 1)));
+      modules.class.push(intern(info.class_name));
+      modules.about.push(intern(info.extra_repr));
+      at.set(info.name, names.push(info.name) - 1);
     }
     const measures = Object.entries(columns).map(([key, counts]) => {
       const values = names.map((name) => counts[name] || 0);
@@ -1012,8 +1013,8 @@
       return { key, title: key, unit: "", note: "", values, unknown: [] };
     });
     const rows = { module: names.map((_, i) => i), phase: names.map(() => 0), operator: names.map(() => 0) };
-    const shownPlaces = Object.fromEntries(Object.entries(unknown_places).map(([op, found]) => [op, Object.keys(found).map(escapeUnprintable)]));
-    return { schema, about, modules, phases: [""], operators: [""], rows, measures, ledger, unknown_elements, unknown_places: shownPlaces, strings };
+    const locations = Object.fromEntries(Object.entries(unknown_places).map(([op, calls]) => [op, Object.keys(calls).map(escapeUnprintable)]));
+    return { schema, about, modules, phases: [""], operators: [""], rows, measures, ledger, unknown_elements, unknown_places: locations, strings };
   }
 
   async function compareWith(file) {
@@ -1027,7 +1028,7 @@
       byId("pictures").append(pictures[1].element);
       announce(`Compared with ${file.name}.`, false);
     } catch (error) {
-      announce(`${file.name} cannot be shown beside this report: ${error.message}.`, true);
+      announce(`${file.name} cannot be compared with this report: ${error.message}.`, true);
       return;
     }
     fillControls();
@@ -1053,16 +1054,16 @@
 
   function drawComparison() {
     const both = reports.length === 2;
+    const totalOf = (report) => (report.measures.has(widthKey()) ? formatModule(report, widthKey(), 0) : "unknown");
     byId("comparison").hidden = !both;
     pictures.forEach((picture, index) => {
       picture.heading.hidden = !both;
-      const total = tell(picture.report, widthKey(), 0);
-      picture.heading.firstChild.textContent = `${index ? `Other (${picture.report.file.slice(0, 200)})` : "This"}: ${picture.report.title.slice(0, 200)} · ${measureOf().title} ${picture.report.measures.has(widthKey()) ? total : "not known"}`;
+      picture.heading.firstChild.textContent = `${index ? `Other (${picture.report.file.slice(0, 200)})` : "This"}: ${picture.report.title.slice(0, 200)} · ${measureOf().title} ${totalOf(picture.report)}`;
     });
     if (!both) return;
     const [here, there] = reports;
     const only = (a, b) => a.paths.filter((path) => b.find(path) === undefined).length;
-    byId("compared").textContent = `${measureOf().title}: ${tell(here, widthKey(), 0)} here, ${tell(there, widthKey(), 0)} in the other. Modules are matched by name; ${plural(only(here, there), "module")} only here, ${plural(only(there, here), "module")} only in the other. Equal modules are not listed.`;
+    byId("compared").textContent = `${measureOf().title}: ${totalOf(here)} here, ${totalOf(there)} in the other. Modules are matched by name; ${plural(only(here, there), "module")} only here, ${plural(only(there, here), "module")} only in the other. Equal modules are not listed.`;
     if (!there.phases.length) byId("compared").textContent += " The other file is not split by phase and operator.";
     tables.differences.draw();
   }
@@ -1089,7 +1090,7 @@
           on: { click: () => chooseMeasure(key), keydown: (event) => stepTiles(event, keys) },
         },
         make("span", { class: "tile-title" }, titleOf(key)),
-        make("span", { class: "tile-value" }, tell(report, key, 0).replace(/ ?FLOP\/s$/, "")),
+        make("span", { class: "tile-value" }, formatModule(report, key, 0).replace(/ ?FLOP\/s$/, "")),
         make("span", { class: "tile-note" }, unknown ? `${plural(unknown, "op call")} unsupported` : note),
       );
     });
@@ -1117,8 +1118,8 @@
     };
     options(byId("phase"), "all", report.phases, view.phase);
     byId("phase-label").hidden = report.phases.length < 2;
-    const apart = report.record.phases.indexOf("");
-    const ran = new Set(report.rows.operator.filter((_, row) => report.rows.phase[row] !== apart));
+    const noPhase = report.record.phases.indexOf("");
+    const ran = new Set(report.rows.operator.filter((_, row) => report.rows.phase[row] !== noPhase));
     options(byId("operator"), "all", [...ran].map((i) => report.operators[i]).sort(), view.operator);
     const splits = [["class", "Class"], ["operator", "Operator"]];
     if (report.phases.length > 1) splits.splice(1, 0, ["phase", "Phase"]);
@@ -1146,14 +1147,14 @@
   }
 
   function drawLedger() {
-    const { ledger, unknown_elements: elements, unknown_places: places = {} } = reports[0].record;
-    const says = {
+    const { ledger, unknown_elements: elements, unknown_places: locations = {} } = reports[0].record;
+    const labels = {
       counted: ["counted", "by a formula of this convention"],
       free: ["zero-FLOP", "views, copies, creation of tensors"],
       omitted: ["ignored", "arithmetic that this convention does not count"],
       unknown: ["unsupported", "no formula, so in no total"],
     };
-    const cards = Object.entries(says).map(([status, [name, meaning]]) => {
+    const cards = Object.entries(labels).map(([status, [name, meaning]]) => {
       const ops = ledger[status] || [];
       const calls = ops.reduce((sum, [, count]) => sum + count, 0);
       return make(
@@ -1167,7 +1168,7 @@
               "details",
               { open: status === "unknown" || status === "omitted" || ops.length <= 6 },
               make("summary", {}, plural(ops.length, "operator")),
-              make("ul", {}, ...ops.map(([op, count]) => make("li", {}, isolate(op.slice(0, 300), { title: op }), make("span", { class: "digits" }, `× ${thousands(count)}`), op in elements ? make("span", { class: "warn" }, ` ${short(Number(elements[op]))} output elements`) : null, op in places ? make("div", { class: "quiet" }, "in ", isolate(places[op][0]), places[op].length > 1 ? ` and ${plural(places[op].length - 1, "more place")}` : "") : null))),
+              make("ul", {}, ...ops.map(([op, count]) => make("li", {}, isolate(op.slice(0, 300), { title: op }), make("span", { class: "digits" }, `× ${thousands(count)}`), op in elements ? make("span", { class: "warn" }, ` ${short(Number(elements[op]))} output elements`) : null, op in locations ? make("div", { class: "quiet" }, "in ", isolate(locations[op][0]), locations[op].length > 1 ? ` and ${plural(locations[op].length - 1, "more location")}` : "") : null))),
             )
           : null,
       );
@@ -1185,8 +1186,8 @@
     const first = ["model", "inputs", "table", "multiply_add", "description", "device", "execution", "fvflops", "torch", "python"];
     const keys = [...first.filter((key) => key in about), ...Object.keys(about).filter((key) => !first.includes(key))];
     const OVERHEADS = { overhead_ns: "profiling overhead, subtracted", overhead_ns_per_op: "of that per op" };
-    const says = { table: "convention", multiply_add: "FLOPs per multiply-add", ...OVERHEADS };
-    byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, says[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(key in OVERHEADS ? short(Number(about[key]), "ns") : about[key].slice(0, 2000))))));
+    const labels = { table: "convention", multiply_add: "FLOPs per multiply-add", ...OVERHEADS };
+    byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, labels[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(key in OVERHEADS ? short(Number(about[key]), "ns") : about[key].slice(0, 2000))))));
     const parts = [about.inputs, about.table && `convention ${about.table}`, about.multiply_add && `${about.multiply_add} FLOP${about.multiply_add === "1" ? "" : "s"} per multiply-add`].filter(Boolean);
     byId("title").replaceChildren(isolate(reports[0].title.slice(0, 200), { title: reports[0].title }));
     byId("subtitle").replaceChildren(...parts.flatMap((part, index) => [...(index ? [" · "] : []), isolate(part.slice(0, 300))]));
@@ -1204,14 +1205,14 @@
     for (let i = 0; i < report.size; i++) {
       if (!(hits[i] & 1)) continue;
       count += 1;
-      if (!(hits[i] & 2)) sum += amount(report, widthKey(), i);
+      if (!(hits[i] & 2)) sum += moduleValue(report, widthKey(), i);
     }
-    const share = percent(sum, amount(report, widthKey(), 0));
+    const share = percent(sum, moduleValue(report, widthKey(), 0));
     byId("hits").textContent = count ? `${plural(count, "module")} found, together ${short(sum, measureOf().unit)} (${share}). Enter zooms to the first.` : "No module has this in its name or class.";
   }
 
   function drawPictures() {
-    for (const picture of pictures) if (picture.report.measures.has(widthKey())) picture.draw();
+    for (const picture of pictures) picture.draw();
     drawLegend();
     drawPath(pictures[0]);
     drawDetail(pictures[0]);
@@ -1230,8 +1231,8 @@
     tables.modules.draw();
     tables.operators.draw();
     const [report] = reports;
-    byId("module-hint").textContent = `${plural(report.size, "module")}; with all that is inside. A name zooms the picture.`;
-    byId("operator-hint").textContent = "A name shows that operator alone in the picture.";
+    byId("module-hint").textContent = `${plural(report.size, "module")}; submodules are included. Click a name to zoom to it.`;
+    byId("operator-hint").textContent = "Click a name to show only that operator in the plot.";
     byId("operator-label").classList.toggle("active", Boolean(view.operator));
     byId("phase-label").classList.toggle("active", Boolean(view.phase));
   }
@@ -1283,16 +1284,16 @@
     window.addEventListener("resize", () => {
       if (width === window.innerWidth) return;
       width = window.innerWidth;
-      for (const picture of pictures) if (picture.report.measures.has(widthKey())) picture.draw();
+      for (const picture of pictures) picture.draw();
     });
   }
 
   // ---- light and dark
 
-  const THEMES = { "": ["◐ Auto", "as the system has them"], light: ["☀ Light", "light"], dark: ["☾ Dark", "dark"] };
+  const THEMES = { "": ["◐ Auto", "system setting"], light: ["☀ Light", "light"], dark: ["☾ Dark", "dark"] };
 
-  function remember(theme) {
-    // A page opened from a disk may not be allowed to keep anything.
+  function themePreference(theme) {
+    // Storage may be blocked for pages opened from disk.
     try {
       if (theme === undefined) return localStorage.getItem("fvflops-theme") || "";
       localStorage.setItem("fvflops-theme", theme);
@@ -1305,17 +1306,17 @@
   function setTheme(theme) {
     const chosen = theme in THEMES ? theme : "";
     document.documentElement.dataset.theme = chosen;
-    const [label, says] = THEMES[chosen];
+    const [label, description] = THEMES[chosen];
     byId("theme").textContent = label;
-    byId("theme").setAttribute("aria-label", `Colours: ${says}; press to change`);
+    byId("theme").setAttribute("aria-label", `Colours: ${description}; press to change`);
   }
 
   function start() {
-    setTheme(remember());
+    setTheme(themePreference());
     byId("theme").addEventListener("click", () => {
       const order = Object.keys(THEMES);
       const next = order[(order.indexOf(document.documentElement.dataset.theme) + 1) % order.length];
-      remember(next);
+      themePreference(next);
       setTheme(next);
     });
     const report = new Report(JSON.parse(byId("data").textContent));
@@ -1325,7 +1326,7 @@
     pictures.push(new Icicle(report, 0));
     byId("pictures").append(pictures[0].element);
     tables.modules = new Table(byId("module-table"), {
-      caption: "Modules, each with all that is inside it",
+      caption: "Modules, submodules included",
       sort: { key: "share", descending: true },
       columns: moduleColumns,
       rows: moduleRows,

@@ -1,4 +1,4 @@
-"""A LaTeX table of the booktabs package with the columns that papers have."""
+"""A LaTeX table, with the booktabs package, in the units of papers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fvflops.counting.metrics import METRICS
-from fvflops.reports.document import Document, Items, Table, number, words
+from fvflops.reports.document import Document, Items, Table, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import escape_latex
 from fvflops.reports.paper.paper_rows import list_paper_rows
@@ -21,11 +21,11 @@ def render(
 ) -> str:
     r"""Return a tabular of parameters in 10^6, FLOPs in 10^9 and activations in 10^6.
 
-    There is one row for the model, and with `depth` one for each module down to so many levels below the root, those
-    with most first where `sort` or `top` is given; cells have three figures. Comments above, for the caption, name the
-    convention, the inputs, what is not counted and the versions; a line below the table names the unsupported ops. By
-    "operator" and "both" the rows are those of the CSV report. The document needs the package booktabs, and one with
-    names in other scripts XeLaTeX or LuaLaTeX. Another view raises ValueError.
+    There is one row for the model and, with `depth`, one for each module down to that level below the root, in
+    descending order if `sort` or `top` is given; numbers have three significant digits. Comments above the table, for
+    the caption, name the convention, the inputs, the ops that are not counted and the versions; a line below the table
+    names the unsupported ops. By "operator" and "both" the rows are those of the CSV report. The document needs the
+    package booktabs, and XeLaTeX or LuaLaTeX for names in other scripts. An unknown `by` raises ValueError.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}
@@ -43,20 +43,20 @@ def render(
     check_view(by, report="the LaTeX report")
     if by != "module":
         return _write_operators(summary, by, depth, sort, top)
-    heads, rows, notes = list_paper_rows(summary, by=by, depth=depth, report="the LaTeX report", sort=sort, top=top)
+    headings, rows, notes = list_paper_rows(summary, by=by, depth=depth, report="the LaTeX report", sort=sort, top=top)
     first, *others = [_write_row([escape_latex(name), *cells]) for name, cells in rows]
     return "\n".join(
         [
             *(f"% {note}" for note in notes),
             r"% Needs \usepackage{booktabs}.",
-            rf"\begin{{tabular}}{{l{'r' * len(heads)}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(headings)}}}",
             r"  \toprule",
-            _write_row(["Module" if depth else "Model", *heads]),
+            _write_row(["Module" if depth else "Model", *headings]),
             r"  \midrule",
             first,
             *([r"  \midrule", *others] if others else []),
             r"  \bottomrule",
-            *_note_unsupported(summary, 1 + len(heads)),
+            *_note_unsupported(summary, 1 + len(headings)),
             r"\end{tabular}",
         ]
     )
@@ -64,10 +64,13 @@ def render(
 
 def _write_operators(summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None) -> str:
     headings, rows = list_rows(summary, by=by, depth=depth, sort=sort, top=top)
-    names = 1 if by == "operator" else 2
+    name_columns = 1 if by == "operator" else 2
     columns = [
-        *(replace(words(heading), form=lambda name: name or "model") for heading in headings[:names]),
-        *(number(heading, METRICS[heading].short if heading in METRICS else heading) for heading in headings[names:]),
+        *(replace(text_column(heading), form=lambda name: name or "model") for heading in headings[:name_columns]),
+        *(
+            number_column(heading, METRICS[heading].short if heading in METRICS else heading)
+            for heading in headings[name_columns:]
+        ),
     ]
     notes = op_coverage_notes(summary, escape=str)
     document = Document("summary", parts=[Table("operators", columns, rows, noun="row"), Items("", notes)])
@@ -75,10 +78,10 @@ def _write_operators(summary: Summary, by: str, depth: int | None, sort: str | N
 
 
 def _note_unsupported(summary: Summary, width: int) -> list[str]:
-    unknown = [op for op, calls in summary.ledger.get("unknown", {}).items() if calls]
-    if not unknown:
+    unsupported = [op for op, calls in summary.ledger.get("unknown", {}).items() if calls]
+    if not unsupported:
         return []
-    listed = ", ".join(escape_latex(op) for op in sorted(unknown))
+    listed = ", ".join(escape_latex(op) for op in sorted(unsupported))
     return [rf"  \multicolumn{{{width}}}{{l}}{{\footnotesize Unsupported, so not counted: {listed}.}} \\"]
 
 

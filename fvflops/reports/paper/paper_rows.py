@@ -1,4 +1,4 @@
-"""Rows of a summary in the units that papers use, for a table of a model or of its modules."""
+"""Rows of a summary in the units of papers: a model, and optionally its modules."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _UNCALLED = "not called"
 
 
 class PaperRows(NamedTuple):
-    """The heads of the number columns, and rows of a name with a cell for each; the first row is the model.
+    """The headings of the number columns, and rows of a name and its cells; the first row is the model.
 
-    `notes` are sentences: the convention, the inputs, what is not counted, the versions. Names are as they are, in the
-    notes as `printable` writes them.
+    `notes` are sentences: the convention, the inputs, the ops that are not counted, the versions. Names in `rows` are
+    not escaped; those in `notes` are printable.
     """
 
-    heads: list[str]
+    headings: list[str]
     rows: list[tuple[str, list[str]]]
     notes: list[str]
 
@@ -37,11 +37,11 @@ def list_paper_rows(
     sort: str | None = None,
     top: int | None = None,
 ) -> PaperRows:
-    """Return a row for the model, and with `depth` one for each module down to so many levels below the root.
+    """Return a row for the model and, with `depth`, one for each module down to that level below the root.
 
-    Modules without any count, and columns that are no metrics, are dropped. With `sort`, a heading or "name", or `top`
-    the modules with most come first, and there are `top` of them beside the model. `report` is named where the view is
-    another than "module", which raises ValueError.
+    Modules without any count, and columns that are not metrics, are dropped. With `sort`, a heading or "name", or `top`
+    the modules are in descending order, and the first `top` follow the model. A `by` other than "module" raises
+    ValueError with `report` as the subject of the message.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}
@@ -54,21 +54,21 @@ def list_paper_rows(
     counts = drop_zeros(group_by_name({heading: summary.columns[heading] for heading in headings}), keep_parents=True)
     model = summary.about.get("model") or summary.modules.root.class_name or "model"
     ranked = rank_modules(summary, depth=depth or 0, sort=sort, top=top)
-    shown = [place.name for place in ranked if place.name and place.name in counts]
+    shown = [module.name for module in ranked if module.name and module.name in counts]
     rows = [
-        (summary.label(name) or model, [_say(summary, heading, name) for heading in headings])
+        (summary.label(name) or model, [_format(summary, heading, name) for heading in headings])
         for name in ("", *shown[:top])
     ]
     notes = [*_write_notes(summary, model), *truncation_note(shown, top, "module")]
-    return PaperRows(list(map(_head, headings)), rows, notes)
+    return PaperRows(list(map(_format_heading, headings)), rows, notes)
 
 
-def _head(heading: str) -> str:
+def _format_heading(heading: str) -> str:
     metric = METRICS[heading]
     return f"{metric.short} ({_UNITS[metric.paper]})"
 
 
-def _say(summary: Summary, heading: str, module: str) -> str:
+def _format(summary: Summary, heading: str, module: str) -> str:
     if module in summary.uncalled.get(heading, ()):
         return _UNCALLED
     return format_in(summary.columns[heading].get(module, 0), METRICS[heading].paper)
@@ -76,5 +76,5 @@ def _say(summary: Summary, heading: str, module: str) -> str:
 
 def _write_notes(summary: Summary, model: str) -> list[str]:
     versions = [f"{name} {summary.about[name]}" for name in ("fvflops", "torch") if name in summary.about]
-    made = [f"Made with {printable(' and '.join(versions))}."] if versions else []
-    return [f"Model: {printable(model)}.", *op_coverage.op_coverage_notes(summary), *made]
+    footer = [f"Made with {printable(' and '.join(versions))}."] if versions else []
+    return [f"Model: {printable(model)}.", *op_coverage.op_coverage_notes(summary), *footer]

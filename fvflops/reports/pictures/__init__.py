@@ -1,1 +1,1 @@
-"""Pictures for papers, as SVG or PNG."""
+"""Plots for papers, as SVG or PNG files."""

@@ -1,4 +1,4 @@
-"""Colours of pictures: those of the HTML page in light mode, read from its style sheet."""
+"""Colours of plots: those of the HTML report in light mode, read from its style sheet."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from importlib.resources import files
 from typing import NamedTuple
 
 _COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}),")
-_NAMED = 11  # names with a colour of their own; the others share one more
+_DISTINCT = 11  # names with distinct colours; all others share one more
 
 
 class Groups(NamedTuple):
-    """Names with a colour of their own, in the order of the legend; `others` is that of every other name."""
+    """Names with distinct colours, in the order of the legend; `others` is the colour of all other names."""
 
     named: dict[str, str]
     others: str
@@ -24,13 +24,13 @@ class Groups(NamedTuple):
 
 
 def group(names: Iterable[str]) -> Groups:
-    """Return the colours of names, those with most first.
+    """Return the colours of names in order of importance, as only the first have distinct ones.
 
     >>> group(["Linear", "Conv2d"]).of("Conv2d")
     '#8ddcc6'
     """
-    first = list(dict.fromkeys(names))[:_NAMED]
-    return Groups({name: colour(f"c{place}") for place, name in enumerate(first)}, colour(f"c{_NAMED}"))
+    first = list(dict.fromkeys(names))[:_DISTINCT]
+    return Groups({name: colour(f"c{index}") for index, name in enumerate(first)}, colour(f"c{_DISTINCT}"))
 
 
 def colour(name: str) -> str:

@@ -1,4 +1,4 @@
-"""An icicle plot of the module tree, in which a module is as wide as its share of a measure."""
+"""An icicle plot of the module tree, in which the width of a module is its share of a measure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _ROW = 0.24
 _HEAD = 0.44
 _LEGEND_ROW = 0.17
 _PADDING = 0.04
-_NARROWEST = 0.014  # narrower boxes are merged with their neighbours
-_NARROWEST_TEXT = 0.06
-_NARROWEST_CUT = 0.25  # in less room a name is written whole or not at all
+_MIN_WIDTH = 0.014  # narrower boxes are merged with their neighbours
+_MIN_TEXT_WIDTH = 0.06
+_MIN_TRUNCATED_WIDTH = 0.25  # in a narrower box a name that does not fit is dropped
 _LEVELS = 16
 _NAME, _SHARE, _TITLE, _SMALL = 7.0, 6.5, 9.0, 6.5
 
 
 class Box(NamedTuple):
-    """One rectangle: its start and width as shares of the whole, its level, and its module.
+    """One rectangle: its start and width as fractions of the total, its level, and its module.
 
-    `kind` is "module", "own" for the work that a module does itself, or "rest" for `modules` neighbours that are each
-    too narrow.
+    `kind` is "module", "self" for a module without its submodules, or "rest" for `modules` neighbours that are too
+    narrow to draw.
     """
 
     module: str
@@ -44,26 +44,25 @@ class Box(NamedTuple):
 
 
 def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> Any:
-    """Return a Figure, 7 inches wide, in one measure of a breakdown, down to `depth` levels below the root.
+    """Return a Figure, 7 inches wide, of one measure of a breakdown, down to `depth` levels below the root.
 
-    The label of a rectangle is the name of its module. A measure that the breakdown does not have raises ValueError,
-    and PlotError says that matplotlib, the extra `plot`, is not there.
+    Rectangles are labelled with module names. A measure that the breakdown lacks raises ValueError; without matplotlib,
+    the extra `plot`, PlotError is raised.
     """
     if measure not in breakdown.measures:
-        raise ValueError(f"there is no measure {measure!r}: there are {', '.join(breakdown.measures)}")
-    chosen = breakdown.measures[measure]
-    layout = _Layout(breakdown, chosen)
+        raise ValueError(f"measure must be one of {', '.join(breakdown.measures)}; got {measure!r}")
+    layout = _Layout(breakdown, breakdown.measures[measure])
     boxes = list(layout.boxes(_LEVELS if depth is None else depth))
     paints = colours.group(layout.rank_classes(boxes))
     entries = _list_legend(layout, boxes, paints)
     lines = _wrap_legend(entries)
-    notes = _note_unsupported(chosen)
+    notes = _note_unsupported(layout.measure)
     levels = 1 + max(box.level for box in boxes)
     below = _LEGEND_ROW * (len(lines) + len(notes)) + 2 * _MARGIN
     height = _HEAD + _ROW * levels + below
     figure = make_figure(WIDTH, height)
     figure.patch.set_facecolor("white")
-    _write_head(figure, breakdown, chosen, layout)
+    _write_title(figure, breakdown, layout)
     axes = figure.add_axes(
         (_MARGIN / WIDTH, below / height, 1 - 2 * _MARGIN / WIDTH, _ROW * levels / height),
         xlim=(0, 1),
@@ -77,12 +76,12 @@ def draw_icicle(breakdown: Breakdown, *, measure: str = "flops", depth: int | No
 
 
 def render_svg(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
-    """Return what `draw_icicle` draws as the bytes of an SVG file."""
+    """Return the plot of `draw_icicle` as the bytes of an SVG file."""
     return encode(draw_icicle(breakdown, measure=measure, depth=depth), "svg")
 
 
 def render_png(breakdown: Breakdown, *, measure: str = "flops", depth: int | None = None) -> bytes:
-    """Return what `draw_icicle` draws as the bytes of a PNG file."""
+    """Return the plot of `draw_icicle` as the bytes of a PNG file."""
     return encode(draw_icicle(breakdown, measure=measure, depth=depth), "png")
 
 
@@ -91,22 +90,22 @@ class _Layout:
 
     def __init__(self, breakdown: Breakdown, measure: Measure) -> None:
         self.measure = measure
-        self.by_name: dict[str, ModuleInfo] = {place.name: place for place in breakdown.modules.modules()}
+        self.by_name: dict[str, ModuleInfo] = {module.name: module for module in breakdown.modules.modules()}
         self.total = sum_measures(measure.values)
         self.unknown = sum_measures(measure.unknown)
         self.children: dict[str, list[str]] = {}
-        self._own: Counter[str] = Counter()
+        self._self_values: Counter[str] = Counter()
         for cell, value in measure.values.items():
-            self._own[cell.module] += value
+            self._self_values[cell.module] += value
         for name in self.by_name:
             if name:
                 self.children.setdefault(self._parent(name), []).append(name)
 
     def _parent(self, name: str) -> str:
-        return next((above for above in reversed(modules_above(name)) if above in self.by_name), "")
+        return next((parent for parent in reversed(modules_above(name)) if parent in self.by_name), "")
 
     def boxes(self, depth: int) -> Iterator[Box]:
-        """Yield the boxes, a module before those in it."""
+        """Yield the boxes, modules before their submodules."""
         stack = [Box("", "module", 0, 0.0, 1.0)]
         while stack:
             box = stack.pop()
@@ -115,42 +114,42 @@ class _Layout:
                 stack += self._divide(box)
 
     def _divide(self, parent: Box) -> Iterator[Box]:
-        """Yield the boxes below one: its modules, too narrow neighbours merged, and the work that it does itself."""
-        scale, level, at = parent.width / self.total[parent.module], parent.level + 1, parent.start
+        """Yield the boxes below a module: its submodules, merged where too narrow, and the module without them."""
+        scale, level, left = parent.width / self.total[parent.module], parent.level + 1, parent.start
         if not self.children.get(parent.module):
             return
-        run: Box | None = None
+        rest: Box | None = None
         for name in self.children[parent.module]:
             width = self.total[name] * scale
             if width <= 0:
                 continue
-            if width * WIDTH < _NARROWEST:
-                first = run or Box(name, "rest", level, at, 0.0, 0)
-                run = first._replace(width=at + width - first.start, modules=first.modules + 1)
+            if width * WIDTH < _MIN_WIDTH:
+                rest = rest or Box(name, "rest", level, left, 0.0, 0)
+                rest = rest._replace(width=left + width - rest.start, modules=rest.modules + 1)
             else:
-                if run is not None:
-                    yield run
-                    run = None
-                yield Box(name, "module", level, at, width)
-            at += width
-        if run is not None:
-            yield run
-        own = self._own[parent.module] * scale
-        if at > parent.start and own * WIDTH >= _NARROWEST:
-            yield Box(parent.module, "own", level, at, own)
+                if rest is not None:
+                    yield rest
+                    rest = None
+                yield Box(name, "module", level, left, width)
+            left += width
+        if rest is not None:
+            yield rest
+        self_width = self._self_values[parent.module] * scale
+        if left > parent.start and self_width * WIDTH >= _MIN_WIDTH:
+            yield Box(parent.module, "self", level, left, self_width)
 
     def class_of(self, name: str) -> str:
         return self.by_name[name].class_name
 
     def rank_classes(self, boxes: list[Box]) -> list[str]:
-        """Return the classes of the modules drawn below the root, those with most first."""
+        """Return the classes of the modules drawn below the root in descending order of the measure."""
         sums: Counter[str] = Counter()
         for box in boxes:
             if box.kind == "module" and box.module:
                 sums[self.class_of(box.module)] += self.total[box.module]
         return [name for name, _ in sums.most_common()]
 
-    def say(self, name: str) -> str:
+    def format_total(self, name: str) -> str:
         return ("≥ " if self.unknown[name] else "") + format_value(self.measure, self.total[name])
 
 
@@ -159,26 +158,26 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
 
     inches = box.width * (WIDTH - 2 * _MARGIN)
     tint = paints.of(layout.class_of(box.module)) if box.module else colours.colour("cell-none")
-    looks: dict[str, Any] = {
+    fill: dict[str, Any] = {
         "module": {"facecolor": tint},
-        "own": {"facecolor": "white", "hatch": "//////", "edgecolor": colours.colour("cell-none")},
+        "self": {"facecolor": "white", "hatch": "//////", "edgecolor": colours.colour("cell-none")},
         "rest": {"facecolor": tint},
     }[box.kind]
-    axes.add_patch(Rectangle((box.start, box.level), box.width, 1, linewidth=0, label=box.module, **looks))
-    # A border that is as wide as a cell would hide it.
+    axes.add_patch(Rectangle((box.start, box.level), box.width, 1, linewidth=0, label=box.module, **fill))
+    # A border as wide as the box would hide it.
     border = {"color": "white", "linewidth": min(0.8, inches * 18), "clip_on": False}
     end = box.start + box.width
     axes.plot([end, end], [box.level, box.level + 1], **border)
     axes.plot([box.start, end], [box.level + 1, box.level + 1], **{**border, "linewidth": 0.8})
     padding = min(_PADDING, 0.15 * inches)
-    room = inches - 2 * padding
-    if room < _NARROWEST_TEXT:
+    available = inches - 2 * padding
+    if available < _MIN_TEXT_WIDTH:
         return
-    own = {"own": "itself", "rest": f"{box.modules} more"}.get(box.kind)
-    name = plain(own or box.module.rpartition(".")[2] or layout.class_of("") or "model")
-    style = {"style": "italic", "color": colours.colour("quiet")} if own else {"color": colours.colour("ink")}
-    label = fit(name, room, _NAME)
-    if label != name and (own or room < _NARROWEST_CUT):
+    special = {"self": "itself", "rest": f"{box.modules} more"}.get(box.kind)
+    name = plain(special or box.module.rpartition(".")[2] or layout.class_of("") or "model")
+    style = {"style": "italic", "color": colours.colour("quiet")} if special else {"color": colours.colour("ink")}
+    label = fit(name, available, _NAME)
+    if label != name and (special or available < _MIN_TRUNCATED_WIDTH):
         return
     pad = padding / (WIDTH - 2 * _MARGIN)
     middle = box.level + 0.5
@@ -187,8 +186,9 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
     if box.kind != "module":
         return
     share = format_percent(layout.total[box.module], layout.total[""])
-    left = room - width_of(label, _NAME) - 0.08
-    text = next((text for text in (f"{layout.say(box.module)} · {share}", share) if width_of(text, _SHARE) < left), "")
+    remaining = available - width_of(label, _NAME) - 0.08
+    choices = f"{layout.format_total(box.module)} · {share}", share
+    text = next((text for text in choices if width_of(text, _SHARE) < remaining), "")
     if text and share:
         axes.text(
             end - pad,
@@ -202,19 +202,19 @@ def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> N
         )
 
 
-def _write_head(figure: Any, breakdown: Breakdown, measure: Measure, layout: _Layout) -> None:
+def _write_title(figure: Any, breakdown: Breakdown, layout: _Layout) -> None:
     height = figure.get_figheight()
     left = _MARGIN / WIDTH
-    room = WIDTH - 2 * _MARGIN
-    title = f"{measure.title} of {plain(layout.class_of('') or 'the model')}: {layout.say('')}"
+    available = WIDTH - 2 * _MARGIN
+    title = f"{layout.measure.title} of {plain(layout.class_of('') or 'the model')}: {layout.format_total('')}"
     about = breakdown.about
-    facts = [f"convention {about['table']}"] if "table" in about else []
+    details = [f"convention {about['table']}"] if "table" in about else []
     if "multiply_add" in about and layout.measure.title == "FLOPs":
-        facts.append(f"{format_quantity(int(about['multiply_add']), 'FLOP')} per multiply-add")
+        details.append(f"{format_quantity(int(about['multiply_add']), 'FLOP')} per multiply-add")
     if about.get("inputs"):
-        facts.append(f"inputs {about['inputs']}")
-    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(facts), _SMALL, 0.29, "quiet")):
-        shown = fit(plain(text), room * (0.93 if name == "ink" else 1), size)
+        details.append(f"inputs {about['inputs']}")
+    for text, size, top, name in ((title, _TITLE, 0.1, "ink"), (" · ".join(details), _SMALL, 0.29, "quiet")):
+        shown = fit(plain(text), available * (0.93 if name == "ink" else 1), size)
         figure.text(
             left,
             1 - top / height,
@@ -227,7 +227,7 @@ def _write_head(figure: Any, breakdown: Breakdown, measure: Measure, layout: _La
 
 
 def _list_legend(layout: _Layout, boxes: list[Box], paints: colours.Groups) -> list[tuple[str, str]]:
-    """Return (text, colour) of each class that is drawn."""
+    """Return the (text, colour) pairs of the classes drawn."""
     drawn = {layout.class_of(box.module) for box in boxes if box.module and box.kind == "module"}
     entries = [(plain(name) or "(no class)", colour) for name, colour in paints.named.items() if name in drawn]
     return [*entries, ("others", paints.others)] if drawn - paints.named.keys() else entries
@@ -236,15 +236,15 @@ def _list_legend(layout: _Layout, boxes: list[Box], paints: colours.Groups) -> l
 def _wrap_legend(entries: list[tuple[str, str]]) -> list[list[tuple[float, str, str]]]:
     """Return lines of (inches from the left, text, colour)."""
     lines: list[list[tuple[float, str, str]]] = []
-    at = WIDTH
+    left = WIDTH
     for text, colour in entries:
         shown = fit(text, WIDTH / 3, _SMALL)
         needed = 0.16 + width_of(shown, _SMALL) + 0.16
-        if at + needed > WIDTH:
+        if left + needed > WIDTH:
             lines.append([])
-            at = _MARGIN
-        lines[-1].append((at, shown, colour))
-        at += needed
+            left = _MARGIN
+        lines[-1].append((left, shown, colour))
+        left += needed
     return lines
 
 
@@ -255,10 +255,10 @@ def _write_legend(figure: Any, lines: list[list[tuple[float, str, str]]], notes:
     bottom = _MARGIN + _LEGEND_ROW * (len(lines) + len(notes))
     for number, line in enumerate(lines):
         middle = bottom - _LEGEND_ROW * (number + 0.5)
-        for at, text, tint in line:
-            corner = (at / WIDTH, (middle - 0.05) / height)
+        for left, text, tint in line:
+            corner = (left / WIDTH, (middle - 0.05) / height)
             figure.add_artist(Rectangle(corner, 0.1 / WIDTH, 0.1 / height, facecolor=tint, linewidth=0))
-            _write_line(figure, (at + 0.14) / WIDTH, middle / height, text, "ink")
+            _write_line(figure, (left + 0.14) / WIDTH, middle / height, text, "ink")
     for number, note in enumerate(notes):
         middle = bottom - _LEGEND_ROW * (len(lines) + number + 0.5)
         _write_line(figure, _MARGIN / WIDTH, middle / height, fit(plain(note), WIDTH - 2 * _MARGIN, _SMALL), "warn")

@@ -1,4 +1,4 @@
-"""Figures of matplotlib, an optional dependency, as the bytes of an SVG or PNG file."""
+"""Make figures with matplotlib, an optional dependency, and encode them as SVG or PNG."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fvflops import paths
 from fvflops.reports.names import printable
 
 KINDS = ("svg", "png")
-_DOTS = 200  # per inch of a PNG
-_LONGEST = 200  # characters of a name
-# Override the user's matplotlibrc: TeX would run what is in names. The salt makes ids reproducible.
+_DPI = 200  # of a PNG
+_MAX_LENGTH = 200  # characters of a name
+# Override the user's matplotlibrc: TeX would execute commands in names. The salt makes ids reproducible.
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "fvflops", "svg.fonttype": "path", "text.usetex": False}
 
 
@@ -21,48 +21,48 @@ class PlotError(ValueError):
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of picture that a path's ending names; another ending, or no matplotlib, raises PlotError.
+    """Return the file type of a plot from its path; an unsupported type, or missing matplotlib, raises PlotError.
 
     >>> kind_of("scale.pdf")
     Traceback (most recent call last):
-    fvflops.reports.pictures.picture.PlotError: scale.pdf: a plot is written as .svg or .png
+    fvflops.reports.pictures.picture.PlotError: scale.pdf: a plot must be an .svg or .png file
     """
     kind = path.rpartition(".")[2].lower()
     if kind not in KINDS:
-        raise PlotError(f"{path}: a plot is written as {' or '.join('.' + name for name in KINDS)}")
+        raise PlotError(f"{path}: a plot must be an {' or '.join('.' + name for name in KINDS)} file")
     check_drawable()
     return kind
 
 
 def prepare(path: str) -> str:
-    """Return what `kind_of` does; a path that cannot be written raises OSError, before there is anything to draw."""
+    """Return the file type of a plot, after checking that its path can be written, else raising OSError."""
     kind = kind_of(path)
     paths.check_writable(path)
     return kind
 
 
 def check_drawable() -> None:
-    """Raise PlotError where matplotlib, the extra `plot`, cannot be imported."""
+    """Raise PlotError if matplotlib, the extra `plot`, cannot be imported."""
     _import_figure()
 
 
 def make_figure(width: float, height: float, **options: Any) -> Any:
-    """Return an empty Figure of a width and a height in inches, independent of pyplot and windows."""
+    """Return an empty Figure of a size in inches, independent of pyplot and its windows."""
     return _import_figure()(figsize=(width, height), **options)
 
 
 def encode(figure: Any, kind: str) -> bytes:
-    """Return a Figure as the bytes of a file; the same figure gives the same bytes."""
+    """Return a Figure as the bytes of a file, reproducibly."""
     from matplotlib import rc_context
 
-    picture = io.BytesIO()
+    buffer = io.BytesIO()
     with rc_context(_SETTINGS):
-        figure.savefig(picture, format=kind, dpi=_DOTS, **({"metadata": {"Date": None}} if kind == "svg" else {}))
-    return picture.getvalue()
+        figure.savefig(buffer, format=kind, dpi=_DPI, **({"metadata": {"Date": None}} if kind == "svg" else {}))
+    return buffer.getvalue()
 
 
 def as_text(text: str) -> str:
-    """Return a text that a figure shows as it is: no mathematics, no control characters, no missing glyphs.
+    """Return a text escaped for a figure: no math mode, no control characters, no missing glyphs.
 
     >>> print(as_text("a$b$"))
     a\\$b\\$
@@ -71,27 +71,26 @@ def as_text(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text, as `plain` gives it, escaped for a figure."""
-    # Between two dollars matplotlib reads mathematics.
+    """Return a text with escaped dollars, between which matplotlib would parse mathematics."""
     return text.replace("$", r"\$")
 
 
 def plain(text: str) -> str:
-    """Return a text as a picture shows it: cut if it is long, characters without a glyph as their escapes."""
+    """Return a text truncated, and with characters that have no glyph replaced by escapes."""
     glyphs = _load_glyphs()
-    cut = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    shown = text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
     return "".join(
-        mark if ord(mark) in glyphs else mark.encode("unicode_escape").decode("ascii") for mark in printable(cut)
+        char if ord(char) in glyphs else char.encode("unicode_escape").decode("ascii") for char in printable(shown)
     )
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """Return how wide a text, as `plain` gives it, is in inches at a size of the font in points."""
+    """Return the width in inches of a text returned by `plain`, at a font size in points."""
     return _measure_width(text, bold) * size / 72
 
 
 def fit(text: str, inches: float, size: float) -> str:
-    """Return a text, as `plain` gives it, cut to a width; "" where fewer than two characters of it fit."""
+    """Return a text of `plain` truncated to a width; "" if fewer than two characters fit."""
     if width_of(text, size) <= inches:
         return text
     length = len(text)
@@ -102,7 +101,7 @@ def fit(text: str, inches: float, size: float) -> str:
 
 @cache
 def _load_glyphs() -> frozenset[int]:
-    """Return the characters for which the default font has a glyph."""
+    """Return the code points for which the default font has a glyph."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(get_font(findfont(FontProperties())).get_charmap())

@@ -1,14 +1,14 @@
-"""Ranges of names that differ in numbers only, such as those of a model's layers."""
+"""Ranges of names that differ only in numbers, such as those of a model's layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_DIGITS = 18  # of a layer's number; what has more is a name
+_MAX_DIGITS = 18  # a longer number is read as a name
 
 
 def find_pattern(name: str | None) -> str | None:
-    """Return a dotted name with # for each part that is a number; None stays.
+    """Return a dotted name with # for each numeric part; None for None.
 
     >>> find_pattern("layers.10.fc")
     'layers.#.fc'
@@ -17,7 +17,7 @@ def find_pattern(name: str | None) -> str | None:
 
 
 def format_range(names: Sequence[str]) -> str:
-    """Return the common name of several that have one pattern, in which numbers that differ are a range.
+    """Return one name for names of the same pattern, with a range for numbers that differ.
 
     >>> format_range(["layers.0.fc", "layers.1.fc", "layers.2.fc"])
     'layers.0–2.fc'
@@ -38,4 +38,4 @@ def format_range(names: Sequence[str]) -> str:
 
 
 def _is_number(part: str) -> bool:
-    return part.isdecimal() and len(part) <= _DIGITS
+    return part.isdecimal() and len(part) <= _MAX_DIGITS

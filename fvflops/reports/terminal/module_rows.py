@@ -1,4 +1,4 @@
-"""Lines of the table by module: modules and parameters with their levels and cells."""
+"""Rows of the table by module: modules and parameters with their levels and cells."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fvflops.units import format_shape
 from fvflops.views.ranking import rank
 from fvflops.views.summary_rows import drop_zeros, format_cells, group_by_name, index_children, mark_uncalled
 
-_DEPTH = 3  # the max_depth that fvcore's flop_count_table has by default
+_DEFAULT_DEPTH = 3  # the max_depth that fvcore's flop_count_table has by default
 
 Cells = Mapping[str, Mapping[str, str]]
 
 
 class Line(NamedTuple):
-    """A module or parameter of the table, with a text for each heading that it has a value for.
+    """A row for a module or parameter, with heading → text in `cells`.
 
-    `name` is its dotted name, that of the last where a chain of single children shares the line, `chain` the names of
-    all of these; `above` is the name of its parent line, "" for the first line, whose level is 0.
+    A chain of single children with equal cells shares one row: `chain` has the names of all, `name` is the last of
+    them. `above` is the name of the parent row, "" for the first row, whose level is 0.
     """
 
     level: int
@@ -37,10 +37,10 @@ def list_lines(
     sort: str | None = None,
     top: int | None = None,
 ) -> list[Line]:
-    """Return the lines of a summary in the order of the model, `depth` levels below the first, 3 if None.
+    """Return the rows of a summary in the order of the model, `depth` levels below the first, 3 if None.
 
-    Modules without any count are dropped. `show_param_shapes` adds a line with the shape of each parameter. With
-    `sort` or `top`, which `rank` takes, modules of all levels, or of `depth` levels, are one list on level 0.
+    Modules without any count are dropped. `show_param_shapes` adds a row with the shape of each parameter. With `sort`
+    or `top`, which are passed to `rank`, modules of all levels, or of `depth` levels, are one list on level 0.
     """
     if sort is None and top is None:
         return _list_lines(summary, _prepare(summary, show_param_shapes), limit_depth(depth))
@@ -56,12 +56,12 @@ def list_lines(
 
 
 def limit_depth(depth: int | None) -> int:
-    """Return how many levels below the root a tree has, 3 if None."""
-    return _DEPTH if depth is None else depth
+    """Return the number of levels shown below the root, 3 if None."""
+    return _DEFAULT_DEPTH if depth is None else depth
 
 
 def count_line(summary: Summary, line: Line, heading: str) -> int:
-    """Return the exact number of a line: that of whichever module of its chain has one."""
+    """Return the exact count of a row: the largest in its chain, as uncalled modules have none."""
     column = summary.columns[heading]
     return max(column.get(name, 0) for name in line.chain)
 
@@ -86,29 +86,29 @@ def _list_lines(summary: Summary, cells: Cells, depth: int | None) -> list[Line]
     chain, row = _skip_single_children("", cells, children, summary.labels)
     root = chain[-1]
     lines = [Line(0, root, "", row, chain)]
-    waiting = [(child, 1, root) for child in reversed(children.get(root, ()))]
-    while waiting:
-        name, level, above = waiting.pop()
+    pending = [(child, 1, root) for child in reversed(children.get(root, ()))]
+    while pending:
+        name, level, above = pending.pop()
         if depth is not None and level > depth:
             continue
         chain, row = _skip_single_children(name, cells, children, summary.labels)
         name = chain[-1]
         lines.append(Line(level, name, above, row, chain))
-        waiting += [(child, level + 1, name) for child in reversed(children.get(name, ()))]
+        pending += [(child, level + 1, name) for child in reversed(children.get(name, ()))]
     return lines
 
 
 def _skip_single_children(
     name: str, cells: Cells, children: Mapping[str, Sequence[str]], labels: Mapping[str, str]
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    # A module with one child that says the same shares its line, under the child's name; and so on downward, but not
-    # into what a row of several equal modules shows of the first.
+    # A module with one child whose cells are equal shares its row, under the child's name, and so on downward; but a
+    # row of repeated layers does not share the rows of its first layer.
     chain, row = [name], cells[name]
-    while name not in labels and len(below := children.get(name, ())) == 1:
-        combined = _combine(row, cells[below[0]])
+    while name not in labels and len(only := children.get(name, ())) == 1:
+        combined = _combine(row, cells[only[0]])
         if combined is None:
             break
-        name, row = below[0], combined
+        name, row = only[0], combined
         chain.append(name)
     return tuple(chain), row
 

@@ -1,4 +1,4 @@
-"""Sentences on the coverage of a count: its convention, and which op calls it counts, ignores and lacks."""
+"""Sentences on the coverage of a count: its convention, and the op calls counted, ignored and unsupported."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fvflops.reports import names
 from fvflops.trace import Summary
 from fvflops.units import format_quantity, format_thousands
 
-_NAMED = 5  # of the ops that a convention ignores; unsupported ones are all named
+_MAX_IGNORED = 5  # ignored ops that are named; unsupported ones are all named
 
-# Ops that a program gave torch's flop counter a formula for, and how its number is read.
+# Key of `about` → sentence on ops with a formula of torch.utils.flop_counter, and how its result is read.
 _REGISTERED = {
     "registered_halved": "Counted by register_flop_formula, 2 FLOPs as 1 multiply-add",
     "registered": "Counted by register_flop_formula, as FLOPs of elementwise ops",
@@ -19,7 +19,7 @@ _REGISTERED = {
 
 
 def render(summary: Summary) -> str:
-    """Return the coverage as a few lines of plain text, "" if neither the table nor op calls are known.
+    """Return the sentences as lines of plain text, "" if neither the table nor op calls are known.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> print(render(Summary(
@@ -36,7 +36,7 @@ def render(summary: Summary) -> str:
 
 
 class Note(NamedTuple):
-    """A sentence on the coverage, and whether it is about an assumed number ("doubt") or a missing one ("gap")."""
+    """A sentence on the coverage; its `tone`, "assumed" or "unsupported", selects a colour."""
 
     text: str
     tone: str = ""
@@ -58,25 +58,25 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
     if not any(summary.ledger.values()):
         return sentences
     sentences.append(Note(_count_calls(summary.ledger)))
-    omitted = _rank(summary.ledger.get("omitted", {}))
-    if omitted:
-        named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in omitted[:_NAMED]]
-        more = len(omitted) - _NAMED
+    ignored = _sort_by_calls(summary.ledger.get("omitted", {}))
+    if ignored:
+        named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in ignored[:_MAX_IGNORED]]
+        more = len(ignored) - _MAX_IGNORED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
         sentences.append(Note(f"Ignored by this convention: {', '.join(named)}{rest}."))
-    for key, what in _REGISTERED.items():
+    for key, sentence in _REGISTERED.items():
         if key in summary.about:
-            sentences.append(Note(f"{what}: {escape(summary.about[key])}."))
+            sentences.append(Note(f"{sentence}: {escape(summary.about[key])}."))
     if "bounds" in summary.about:
         sentences.append(
-            Note(f"Upper bound: {escape(summary.about['bounds'])} is assumed to keep all of its input.", "doubt")
+            Note(f"Upper bound: {escape(summary.about['bounds'])} is assumed to keep all of its input.", "assumed")
         )
     if "supposed" in summary.about:
-        sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "doubt"))
-    unknown = _rank(summary.ledger.get("unknown", {}))
-    if unknown:
-        named = [f"{escape(op)} ({_measure(summary, op, calls, escape)})" for op, calls in unknown]
-        sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "gap"))
+        sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "assumed"))
+    unsupported = _sort_by_calls(summary.ledger.get("unknown", {}))
+    if unsupported:
+        named = [f"{escape(op)} ({_describe_unsupported(summary, op, calls, escape)})" for op, calls in unsupported]
+        sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
 
 
@@ -89,33 +89,35 @@ def _explain_multiply_add(summary: Summary) -> str:
 
 def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
     calls = {status: sum(ops.values()) for status, ops in ledger.items()}
-    counted, free, omitted, unknown = (calls.get(name, 0) for name in ("counted", "free", "omitted", "unknown"))
+    counted, zero_flop, ignored, unsupported = (
+        calls.get(name, 0) for name in ("counted", "free", "omitted", "unknown")
+    )
     return (
         f"{format_quantity(sum(calls.values()), 'op call')}: {format_thousands(counted)} counted, "
-        f"{format_thousands(free)} zero-FLOP, {format_thousands(omitted)} ignored by this convention, "
-        f"{format_thousands(unknown)} unsupported."
+        f"{format_thousands(zero_flop)} zero-FLOP, {format_thousands(ignored)} ignored by this convention, "
+        f"{format_thousands(unsupported)} unsupported."
     )
 
 
-def _rank(ops: Mapping[str, int]) -> list[tuple[str, int]]:
+def _sort_by_calls(ops: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(((op, calls) for op, calls in ops.items() if calls), key=lambda item: (-item[1], item[0]))
 
 
-def _measure(summary: Summary, op: str, calls: int, escape: Callable[[str], str]) -> str:
+def _describe_unsupported(summary: Summary, op: str, calls: int, escape: Callable[[str], str]) -> str:
     text = format_quantity(calls, "call")
     if op in summary.unknown_elements:
         text += ", " + format_quantity(summary.unknown_elements[op], "output element")
-    places = summary.unknown_places.get(op)
-    if places:
-        text += f"; in {format_locations(places, escape=escape)}"
+    locations = summary.unknown_places.get(op)
+    if locations:
+        text += f"; in {format_locations(locations, escape=escape)}"
     return text
 
 
-def format_locations(places: Iterable[str], *, escape: Callable[[str], str] = names.printable) -> str:
-    """Return the first of some places, and how many more there are.
+def format_locations(locations: Iterable[str], *, escape: Callable[[str], str] = names.printable) -> str:
+    """Return the first location and the number of the others.
 
     >>> print(format_locations(["'scan' at net.py:42", "'head'"]))
-    'scan' at net.py:42 and 1 more place
+    'scan' at net.py:42 and 1 more location
     """
-    first, *more = places
-    return escape(first) + (f" and {format_quantity(len(more), 'more place')}" if more else "")
+    first, *others = locations
+    return escape(first) + (f" and {format_quantity(len(others), 'more location')}" if others else "")

@@ -1,4 +1,4 @@
-"""A table for a terminal, fitted to its width, with colours and a bar for each share, and the coverage below."""
+"""A table for a terminal, fitted to its width, with colours, a bar for each share, and the coverage below."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from fvflops.reports.formats.text import hidden_columns_note
 from fvflops.reports.names import printable
 from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
@@ -14,7 +15,7 @@ from fvflops.reports.terminal.op_coverage import Note
 from fvflops.reports.text.display_width import display_width, pad, truncate_middle, wrap
 from fvflops.reports.text.text_table import GAP, text_table
 from fvflops.trace import Summary
-from fvflops.units import format_parameters, format_percent, format_quantity, format_short
+from fvflops.units import format_parameters, format_percent, format_short
 from fvflops.views.ranking import choose_measure, truncation_note
 from fvflops.views.summary import name_heading
 from fvflops.views.summary_rows import (
@@ -26,43 +27,51 @@ from fvflops.views.summary_rows import (
     rank_operators_by_module,
 )
 
-_BAR = 24  # cells of a bar for the whole, where there is room
-_SHORTEST_BAR = 4
-_NAMES = (20, 8)  # cells that names need before figures are given up for them; then, where that is not enough
+_MAX_BAR = 24  # cells
+_MIN_BAR = 4
+# Columns of numbers are hidden before names are truncated to fewer cells; the second width is tried last.
+_NAME_WIDTHS = (20, 8)
 _INDENT = 2
 _GAP = len(GAP)
 _BOLD, _DIM, _BARS = "1", "2", "36"
-_TONES = {"gap": "31", "doubt": "33"}  # red, yellow
+_TONES = {"unsupported": "31", "assumed": "33"}  # red, yellow
 
 Paint = Callable[[str, str], str]
 
 
-class Marks(NamedTuple):
-    """Characters that a terminal can show: `bars` are the fractions of a cell, the whole one last."""
+class Characters(NamedTuple):
+    """Characters that a terminal can show; `bars` are blocks that fill a fraction of a cell, the full one last."""
 
     ellipsis: str
     bars: str
 
 
-_MARKS = Marks("…", "▏▎▍▌▋▊▉█")
-_ASCII = Marks("..", "#")
-_PLAIN = str.maketrans({"–": "-", "×": "x", "…": "..."})
+_UNICODE = Characters("…", "▏▎▍▌▋▊▉█")
+_ASCII = Characters("..", "#")
+_TO_ASCII = str.maketrans({"–": "-", "×": "x", "…": "..."})
 
 
 class _Row(NamedTuple):
-    """A row: its names, how deep the first is indented, a text for each figure, and the amount that its bar shows."""
+    """A row: a cell for each column of names, the first indented by `level`, and one for each column of numbers.
+
+    `value` is the count that its bar shows; `is_total` rows are bold.
+    """
 
     names: tuple[str, ...]
     level: int
-    figures: tuple[str, ...]
-    amount: float
-    whole: bool = False
+    numbers: tuple[str, ...]
+    value: float
+    is_total: bool = False
 
 
 class _Grid(NamedTuple):
-    """A table before it is fitted: `measure` is the place of the heading that shares are of, `total` its whole."""
+    """A table before it is fitted to a width.
 
-    heads: tuple[str, ...]
+    `name_headings` are those of the columns of names, `headings` those of the numbers. Shares are fractions of `total`,
+    the total of the heading with the index `measure`.
+    """
+
+    name_headings: tuple[str, ...]
     headings: tuple[str, ...]
     measure: int
     total: float
@@ -71,10 +80,13 @@ class _Grid(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Cells for each column of names, places of the figures shown, whether percentages are shown, cells of a bar."""
+    """Widths of the columns of names and of the bar in cells, and which columns of numbers are shown.
+
+    `numbers` are indexes of headings, `percent` is whether shares are shown; without bars `bar` is 0.
+    """
 
     names: tuple[int, ...]
-    figures: tuple[int, ...]
+    numbers: tuple[int, ...]
     percent: bool
     bar: int
 
@@ -90,33 +102,33 @@ def render(
     colour: bool = False,
     encoding: str = "utf-8",
 ) -> str:
-    """Return the summary as a table of at most `width` cells a line (4 or more; None is any), and the coverage below.
+    """Return the summary as a table of at most `width` cells (4 or more; None is no limit), with the coverage below.
 
-    The rows are those of `fvflops.reports.fvcore.table`, without parameters' shapes; names are relative to the row
-    above them, and cut in the middle where there is no room. Shares and bars are of the FLOPs, or of the column of
-    `sort`. A terminal too narrow for all loses bars first, then columns from the right, and a note names them. `colour`
-    adds the escape sequences of a terminal; what `encoding` lacks is written in ASCII. An unknown view or order raises
+    The rows are those of `fvflops.reports.fvcore.table`, without parameter shapes; names are relative to the parent
+    row, and truncated in the middle where the table is too wide. Shares and bars are of the FLOPs, or of the column of
+    `sort`. In a narrow terminal first bars are hidden, then columns from the right, with a note. `colour` adds ANSI
+    escape sequences; characters that `encoding` lacks are written in ASCII. An unknown `by` or `sort` raises
     ValueError.
     """
     check_view(by, report="the table")
-    fit = _find_fit(encoding)
+    to_printable = _printable_in(encoding)
     grid = _VIEWS[by](summary, depth, sort, top)
-    grid = grid._replace(rows=[row._replace(names=tuple(map(fit, row.names))) for row in grid.rows])
+    grid = grid._replace(rows=[row._replace(names=tuple(map(to_printable, row.names))) for row in grid.rows])
     layout = _lay_out(grid, width)
     paint: Paint = _paint if colour else lambda text, code: text
-    sentences = [*map(Note, [*grid.notes, *_note_dropped(grid, layout, width)])]
-    blocks = [_draw(grid, layout, _MARKS if fit is printable else _ASCII, paint)]
-    for group in (sentences, op_coverage.list_notes(summary)):
-        if group:
-            blocks.append("\n".join(_write(fit(sentence.text), sentence.tone, width, paint) for sentence in group))
+    table_notes = [*map(Note, [*grid.notes, *hidden_columns_note(_list_hidden(grid, layout), width)])]
+    blocks = [_draw(grid, layout, _UNICODE if to_printable is printable else _ASCII, paint)]
+    for notes in (table_notes, op_coverage.list_notes(summary)):
+        if notes:
+            blocks.append("\n".join(_write(to_printable(note.text), note.tone, width, paint) for note in notes))
     return "\n\n".join(blocks)
 
 
-def _find_fit(encoding: str) -> Callable[[str], str]:
+def _printable_in(encoding: str) -> Callable[[str], str]:
     """Return a function that makes a text printable in an encoding."""
     if codecs.lookup(encoding).name.startswith("utf"):
         return printable
-    return lambda text: printable(text).translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    return lambda text: printable(text).translate(_TO_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _paint(text: str, code: str) -> str:
@@ -133,21 +145,21 @@ def _write(sentence: str, tone: str, width: int | None, paint: Paint) -> str:
 
 def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: int | None) -> _Grid:
     headings = list(summary.columns)
-    chosen = choose_measure(headings, sort)
+    measure = choose_measure(headings, sort)
     lines = list_lines(summary, depth=depth, show_param_shapes=False, sort=sort, top=top)
     rows = [
         _Row(
             (_name(summary, line) or "model",),
             line.level,
             tuple(_format(summary, line, heading) for heading in headings),
-            count_line(summary, line, chosen),
+            count_line(summary, line, measure),
             line.chain[0] == "",
         )
         for line in lines[:top]
     ]
-    total = summary.columns[chosen].get("", 0)
+    total = summary.columns[measure].get("", 0)
     notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
-    return _Grid(("module",), tuple(headings), headings.index(chosen), total, rows, notes)
+    return _Grid(("module",), tuple(headings), headings.index(measure), total, rows, notes)
 
 
 def _format(summary: Summary, line: Line, heading: str) -> str:
@@ -158,9 +170,9 @@ def _format(summary: Summary, line: Line, heading: str) -> str:
 
 
 def _name(summary: Summary, line: Line) -> str:
-    """Return a line's name relative to the line above; below a row of equal modules it begins with the first."""
-    above = line.above.rpartition(".")[0] if line.above in summary.labels else line.above
-    return summary.label(line.name).removeprefix(f"{above}." if above else "")
+    """Return a row's name relative to its parent row; below repeated layers, relative to the parent of the layers."""
+    parent = line.above.rpartition(".")[0] if line.above in summary.labels else line.above
+    return summary.label(line.name).removeprefix(f"{parent}." if parent else "")
 
 
 def _list_operators(summary: Summary, depth: int | None, sort: str | None, top: int | None) -> _Grid:
@@ -175,23 +187,28 @@ def _list_both(summary: Summary, depth: int | None, sort: str | None, top: int |
     flat = sort is not None or top is not None
     ranked = rank_operators_by_module(summary, depth=depth if flat else limit_depth(depth), sort=sort, top=top)
     rows: list[tuple[tuple[str, ...], int, OperatorRow]] = []
-    above: str | None = None
+    previous: str | None = None
     for row in ranked[:top]:
-        module = "" if row.module == above and not flat else summary.label(row.module) or "model"
+        module = "" if row.module == previous and not flat else summary.label(row.module) or "model"
         rows.append(((module, row.operator), 0 if flat else depth_of(row.module), row))
-        above = row.module
+        previous = row.module
     notes = [*truncation_note(ranked, top, "row"), *collapse_note(summary, (row.module for row in ranked[:top]))]
     return _list_operator_rows(summary, ("module", "operator"), rows, sort)._replace(notes=notes)
 
 
 def _list_operator_rows(
-    summary: Summary, heads: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], int, OperatorRow]], sort: str | None
+    summary: Summary,
+    name_headings: tuple[str, ...],
+    rows: Sequence[tuple[tuple[str, ...], int, OperatorRow]],
+    sort: str | None,
 ) -> _Grid:
     headings = list_operator_headings(summary)
-    place = headings.index(choose_measure(headings, sort))
-    total = sum(summary.operators[headings[place]].values())
-    found = [_Row(names, level, tuple(map(format_short, row.counts)), row.counts[place]) for names, level, row in rows]
-    return _Grid(heads, tuple(headings), place, total, found, [])
+    measure = headings.index(choose_measure(headings, sort))
+    total = sum(summary.operators[headings[measure]].values())
+    formatted = [
+        _Row(names, level, tuple(map(format_short, row.counts)), row.counts[measure]) for names, level, row in rows
+    ]
+    return _Grid(name_headings, tuple(headings), measure, total, formatted, [])
 
 
 _VIEWS = {"module": _list_modules, "operator": _list_operators, "both": _list_both}
@@ -201,101 +218,99 @@ _VIEWS = {"module": _list_modules, "operator": _list_operators, "both": _list_bo
 
 
 def _lay_out(grid: _Grid, width: int | None) -> _Layout:
-    natural = [
+    full_widths = [
         max(
-            display_width(head),
-            *(_INDENT * row.level * (not place) + display_width(row.names[place]) for row in grid.rows),
+            display_width(heading),
+            *(_INDENT * row.level * (not index) + display_width(row.names[index]) for row in grid.rows),
             1,
         )
-        for place, head in enumerate(grid.heads)
+        for index, heading in enumerate(grid.name_headings)
     ]
-    everything = tuple(range(len(grid.headings)))
+    indexes = tuple(range(len(grid.headings)))
     if width is None:
-        return _Layout(tuple(natural), everything, True, _BAR)
-    others = [place for place in everything if place != grid.measure]
-    kept = [tuple(sorted([*others[:count], grid.measure])) for count in range(len(others), -1, -1)]
-    for need in _NAMES:
-        for figures, percent in [*((places, True) for places in kept), ((grid.measure,), False)]:
-            room = width - sum(map(_GAP.__add__, _measure_figures(grid, figures, percent)))
-            if _add_up([min(cells, need) for cells in natural]) <= room:
-                spare = room - _add_up([min(cells, need) for cells in natural]) - _GAP
-                bar = min(_BAR, max(room - _add_up(natural) - _GAP, min(spare, 2 * _SHORTEST_BAR)))
-                bar = bar if percent and bar >= _SHORTEST_BAR else 0
-                return _Layout(_share_out(natural, room - (bar + _GAP if bar else 0)), figures, percent, bar)
-    return _Layout(_share_out(natural, max(width, len(natural))), (), False, 0)
+        return _Layout(tuple(full_widths), indexes, True, _MAX_BAR)
+    others = [index for index in indexes if index != grid.measure]
+    choices = [(tuple(sorted([*others[:count], grid.measure])), True) for count in range(len(others), -1, -1)]
+    for name_width in _NAME_WIDTHS:
+        for numbers, percent in [*choices, ((grid.measure,), False)]:
+            available = width - sum(map(_GAP.__add__, _measure_numbers(grid, numbers, percent)))
+            needed = _total_width([min(cells, name_width) for cells in full_widths])
+            if needed <= available:
+                remaining = available - needed - _GAP
+                bar = min(_MAX_BAR, max(available - _total_width(full_widths) - _GAP, min(remaining, 2 * _MIN_BAR)))
+                bar = bar if percent and bar >= _MIN_BAR else 0
+                names = _narrow(full_widths, available - (bar + _GAP if bar else 0))
+                return _Layout(names, numbers, percent, bar)
+    return _Layout(_narrow(full_widths, max(width, len(full_widths))), (), False, 0)
 
 
-def _add_up(columns: Sequence[int]) -> int:
+def _total_width(columns: Sequence[int]) -> int:
     return sum(columns) + _GAP * (len(columns) - 1)
 
 
-def _share_out(natural: Sequence[int], room: int) -> tuple[int, ...]:
-    """Return the cells for each column of names; the widest are narrowed first."""
-    widths = [min(cells, room) for cells in natural]
-    while _add_up(widths) > room and max(widths) > 1:
+def _narrow(full_widths: Sequence[int], available: int) -> tuple[int, ...]:
+    """Return the widths of the columns of names, the widest narrowed until all fit."""
+    widths = [min(cells, available) for cells in full_widths]
+    while _total_width(widths) > available and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
     return tuple(widths)
 
 
-def _measure_figures(grid: _Grid, figures: Sequence[int], percent: bool) -> list[int]:
+def _measure_numbers(grid: _Grid, numbers: Sequence[int], percent: bool) -> list[int]:
+    """Return the widths of the columns of numbers and, with `percent`, of the shares."""
     widths = [
-        max(len(name_heading(grid.headings[place])), *(len(row.figures[place]) for row in grid.rows), 0)
-        for place in figures
+        max(len(name_heading(grid.headings[index])), *(len(row.numbers[index]) for row in grid.rows), 0)
+        for index in numbers
     ]
-    return [*widths, len(_head_of_shares(grid))] if percent else widths
+    return [*widths, len(_share_heading(grid))] if percent else widths
 
 
-def _head_of_shares(grid: _Grid) -> str:
+def _share_heading(grid: _Grid) -> str:
     return f"% {name_heading(grid.headings[grid.measure])}"
 
 
-def _note_dropped(grid: _Grid, layout: _Layout, width: int | None) -> list[str]:
-    missing = [name_heading(heading) for place, heading in enumerate(grid.headings) if place not in layout.figures]
-    missing += [] if layout.percent else [_head_of_shares(grid)]
-    missing += [] if layout.bar else ["bars"]
-    return [f"No room in {format_quantity(width or 0, 'column')} for {', '.join(missing)}."] if missing else []
+def _list_hidden(grid: _Grid, layout: _Layout) -> list[str]:
+    hidden = [name_heading(heading) for index, heading in enumerate(grid.headings) if index not in layout.numbers]
+    hidden += [] if layout.percent else [_share_heading(grid)]
+    return hidden if layout.bar else [*hidden, "bars"]
 
 
-def _draw(grid: _Grid, layout: _Layout, marks: Marks, paint: Paint) -> str:
-    heads = [
-        truncate_middle(head, cells, ellipsis=marks.ellipsis)
-        for head, cells in zip(grid.heads, layout.names, strict=True)
+def _draw(grid: _Grid, layout: _Layout, characters: Characters, paint: Paint) -> str:
+    headings = [
+        truncate_middle(heading, cells, ellipsis=characters.ellipsis)
+        for heading, cells in zip(grid.name_headings, layout.names, strict=True)
     ]
-    heads += [name_heading(grid.headings[place]) for place in layout.figures]
-    heads += [_head_of_shares(grid)] * layout.percent + [""] * bool(layout.bar)
-    bars = [_draw_bar(row.amount, grid.total, layout.bar, marks) for row in grid.rows]
+    headings += [name_heading(grid.headings[index]) for index in layout.numbers]
+    headings += [_share_heading(grid)] * layout.percent + [""] * bool(layout.bar)
+    bars = [_draw_bar(row.value, grid.total, layout.bar, characters) for row in grid.rows]
     cells = []
     for row, bar in zip(grid.rows, bars, strict=True):
-        texts = [*_cut_names(row, layout.names, marks), *(row.figures[place] for place in layout.figures)]
-        texts += [_say_share(row.amount, grid.total)] * layout.percent
+        texts = [*_truncate_names(row, layout.names, characters), *(row.numbers[index] for index in layout.numbers)]
+        texts += [format_percent(row.value, grid.total)] * layout.percent
         cells.append(texts + [pad(bar, layout.bar)] * bool(layout.bar))
-    header, rule, *lines = text_table(heads, cells, left=range(len(layout.names))).split("\n")
+    header, rule, *lines = text_table(headings, cells, left=range(len(layout.names))).split("\n")
     painted = [paint(header, _BOLD), paint(rule, _DIM)]
     for row, bar, line in zip(grid.rows, bars, lines, strict=True):
         text = line.removesuffix(bar)
-        painted.append((paint(text, _BOLD) if row.whole else text) + paint(bar, _BARS))
+        painted.append((paint(text, _BOLD) if row.is_total else text) + paint(bar, _BARS))
     return "\n".join(painted)
 
 
-def _cut_names(row: _Row, widths: Sequence[int], marks: Marks) -> list[str]:
-    # Where the column is cut, half of it is for the name, however deep its level.
+def _truncate_names(row: _Row, widths: Sequence[int], characters: Characters) -> list[str]:
+    # At least half of the first column is for the name, however deep its level.
     indent = min(_INDENT * row.level, max(widths[0] // 2, widths[0] - display_width(row.names[0])))
-    room = [widths[0] - indent, *widths[1:]]
     first, *others = (
-        truncate_middle(name, cells, ellipsis=marks.ellipsis) for name, cells in zip(row.names, room, strict=True)
+        truncate_middle(name, cells, ellipsis=characters.ellipsis)
+        for name, cells in zip(row.names, [widths[0] - indent, *widths[1:]], strict=True)
     )
     return [" " * indent + first, *others]
 
 
-def _say_share(count: float, total: float) -> str:
-    return format_percent(count, total)
-
-
-def _draw_bar(count: float, total: float, width: int, marks: Marks) -> str:
-    """Return a bar as long as the share, in fractions of a cell; a share above zero has at least one."""
-    if not width or total <= 0 or count <= 0:
+def _draw_bar(value: float, total: float, width: int, characters: Characters) -> str:
+    """Return a bar for a share, in fractions of a cell; a share above zero has at least one fraction."""
+    if not width or total <= 0 or value <= 0:
         return ""
-    parts = len(marks.bars)
-    filled = min(max(round(count * width * parts / total), 1), width * parts)
-    whole, rest = divmod(filled, parts)
-    return marks.bars[-1] * whole + (marks.bars[rest - 1] if rest else "")
+    per_cell = len(characters.bars)
+    filled = min(max(round(value * width * per_cell / total), 1), width * per_cell)
+    full, rest = divmod(filled, per_cell)
+    return characters.bars[-1] * full + (characters.bars[rest - 1] if rest else "")

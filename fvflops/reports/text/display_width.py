@@ -1,4 +1,4 @@
-"""Measure, cut, pad and wrap texts by the terminal cells that they take."""
+"""Measure, truncate, pad and wrap text by its width in terminal cells."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _NOTES_WIDTH = 120
-_VARIATION = "\ufe0f"  # makes a narrow sign an emoji, two cells wide
+_VARIATION = "\ufe0f"  # turns a narrow character into an emoji, two cells wide
 
 
 def display_width(text: str) -> int:
-    """Return how many cells a printable text takes: two for a wide character, none for a combining mark.
+    """Return the width of a printable text in cells: two for a wide character, none for a combining mark.
 
     >>> display_width("layer"), display_width("层"), display_width("e\u0301")
     (5, 2, 1)
     """
-    return len(text) if text.isascii() else sum(map(_measure_mark, text))
+    return len(text) if text.isascii() else sum(map(_character_width, text))
 
 
 @lru_cache(maxsize=4096)
-def _measure_mark(mark: str) -> int:
-    if unicodedata.category(mark) in ("Mn", "Me") and mark != _VARIATION:
+def _character_width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me") and character != _VARIATION:
         return 0
-    return 2 if unicodedata.east_asian_width(mark) in ("W", "F") else 1
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
 def truncate_middle(text: str, limit: int, *, ellipsis: str = "…") -> str:
-    """Return a text without its middle, an ellipsis in its place, where it takes more than `limit` cells.
+    """Return a text, with an ellipsis in place of its middle if it is wider than `limit` cells.
 
     >>> truncate_middle("layers.0.self_attn", 12), truncate_middle("fc", 12), truncate_middle("layers", 1)
     ('layers…_attn', 'fc', '…')
     """
     if display_width(text) <= limit:
         return text
-    room = limit - len(ellipsis)
-    if room < 1:
+    available = limit - len(ellipsis)
+    if available < 1:
         return ellipsis[:limit]
-    head = _take(text, (room + 1) // 2)
-    tail = _take(text[::-1], room - display_width(head))[::-1]
-    while tail and _measure_mark(tail[0]) == 0:  # a mark without the letter that it belongs to
+    head = _longest_prefix(text, (available + 1) // 2)
+    tail = _longest_prefix(text[::-1], available - display_width(head))[::-1]
+    while tail and _character_width(tail[0]) == 0:  # a combining mark without its letter
         tail = tail[1:]
     return head + ellipsis + tail
 
 
-def _take(text: str, limit: int) -> str:
-    """Return the longest beginning of a text that takes no more than `limit` cells."""
-    taken = 0
-    for place, mark in enumerate(text):
-        taken += _measure_mark(mark)
-        if taken > limit:
-            return text[:place]
+def _longest_prefix(text: str, limit: int) -> str:
+    """Return the longest prefix of a text that is at most `limit` cells wide."""
+    width = 0
+    for index, character in enumerate(text):
+        width += _character_width(character)
+        if width > limit:
+            return text[:index]
     return text
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """Return a text filled with blanks to a number of cells: behind it or, with `right`, in front of it."""
+    """Return a text padded with blanks to a width in cells; with `right` it is right-aligned."""
     blanks = " " * (width - display_width(text))
     return blanks + text if right else text + blanks
 
 
 def wrap(sentence: str, width: int) -> list[str]:
-    """Return a sentence as lines of at most `width` cells, broken between words, a longer word within.
+    """Return a sentence as lines of at most `width` cells, broken between words or within a longer word.
 
     >>> wrap("counted by the table", 10)
     ['counted by', 'the table']
@@ -76,7 +76,7 @@ def wrap(sentence: str, width: int) -> list[str]:
         if lines[-1]:
             lines.append("")
         while display_width(word) > width:
-            part = _take(word, width) or word[0]
+            part = _longest_prefix(word, width) or word[0]
             lines[-1:] = [part, ""]
             word = word[len(part) :]
         lines[-1] = word
@@ -84,5 +84,5 @@ def wrap(sentence: str, width: int) -> list[str]:
 
 
 def wrap_notes(notes: Sequence[str]) -> str:
-    """Return the notes below a table, each on lines of its own, the second and later ones of a note indented."""
+    """Return notes as wrapped lines, with a hanging indent."""
     return "\n".join(textwrap.fill(note, _NOTES_WIDTH, subsequent_indent="  ") for note in notes)

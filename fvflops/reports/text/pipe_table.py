@@ -1,7 +1,7 @@
-"""Tables in tabulate's "pipe" format, with leading blanks of cells kept.
+"""Tables in tabulate's "pipe" format that preserve leading blanks of cells.
 
-The blanks are the indentation of fvcore's tables. Up to release 0.9 tabulate keeps them only under a setting of its
-module, which other threads see; since 0.10 it has an option of the call and no longer obeys the setting.
+The blanks are the indentation of fvcore's tables. Up to release 0.9 tabulate preserves them only if a global variable
+of its module is set, which other threads would see; since 0.10 `tabulate()` has an argument instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tabulate
 
 
 def pipe_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows below their headers, as tabulate aligns them: left, or at the point if all cells are numbers.
+    """Return a table aligned by tabulate: left, or at the decimal point if all cells are numbers.
 
     >>> print(pipe_table(["module", "#flops"], [("model", "1K"), (" fc", " 1K")]))
     | module   | #flops   |
@@ -26,16 +26,16 @@ def pipe_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     if "preserve_whitespace" in inspect.signature(tabulate.tabulate).parameters:
         return tabulate.tabulate(rows, headers, tablefmt="pipe", preserve_whitespace=True)
-    return str(_load_own_tabulate().tabulate(rows, headers, tablefmt="pipe"))
+    return str(_load_private_tabulate().tabulate(rows, headers, tablefmt="pipe"))
 
 
 @cache
-def _load_own_tabulate() -> Any:
-    # A second copy of the module, known to nobody else, on which the setting can stay without being seen.
+def _load_private_tabulate() -> Any:
+    # A second copy of the module, so that the global variable affects no other user of tabulate.
     spec = find_spec("tabulate")
     if spec is None or spec.loader is None:
-        raise ImportError("tabulate is loaded, but its source cannot be found: install tabulate 0.10 or newer")
-    own = module_from_spec(spec)
-    spec.loader.exec_module(own)
-    own.PRESERVE_WHITESPACE = True  # type: ignore[attr-defined]
-    return own
+        raise ImportError("the source of tabulate was not found: install tabulate 0.10 or newer")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.PRESERVE_WHITESPACE = True  # type: ignore[attr-defined]
+    return module

@@ -1,4 +1,4 @@
-"""Tables of plain text: words aligned left, numbers right."""
+"""Tables of plain text, with left- and right-aligned columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GAP = "  "
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """Return the rows below their headers; the columns at the places `left` are aligned left.
+    """Return a table in which the columns with the indexes `left` are left-aligned, the others right-aligned.
 
     >>> print(text_table(("module", "time"), [("model", "12 ms"), (" fc", "3 ms")]))
     module   time

@@ -1,4 +1,4 @@
-"""Models in channels_last: shape execution takes the branches of real execution, with its layouts, totals and bytes."""
+"""Models in channels_last: shape execution has the op calls, layouts, totals and bytes of real execution."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.support.opinfo import STOPS, calls_noted, storage_table
 
 timm = pytest.importorskip("timm")
 
-QUICK = ("mobilenetv3_small_100", "mobilevit_xxs", "resnest14d")
+QUICK_MODELS = ("mobilenetv3_small_100", "mobilevit_xxs", "resnest14d")
 MODELS = (
     *(
         "coatnet_nano_rw_224",
@@ -27,20 +27,20 @@ MODELS = (
     *("maxvit_rmlp_pico_rw_256", "nfnet_l0", "poolformer_s12", "regnetx_002", "res2net50_26w_4s", "resnet18"),
     *("resnetv2_50x1_bit", "skresnet18", "swin_tiny_patch4_window7_224", "volo_d1_224", "xception41"),
 )
-# Of other models a small image will do.
-OWN_SIZE = frozenset({"coatnet_nano_rw_224", "levit_128s", "maxvit_rmlp_pico_rw_256", "volo_d1_224"})
+# Models that need their default image size.
+DEFAULT_SIZE_ONLY = frozenset({"coatnet_nano_rw_224", "levit_128s", "maxvit_rmlp_pico_rw_256", "volo_d1_224"})
 
 
 def in_channels_last(name: str) -> tuple[nn.Module, torch.Tensor]:
     model = timm.create_model(name).eval()
-    own = name in OWN_SIZE or model.default_cfg.get("fixed_input_size")
-    size = model.default_cfg["input_size"][-1] if own else 96
+    needs_default_size = name in DEFAULT_SIZE_ONLY or model.default_cfg.get("fixed_input_size")
+    size = model.default_cfg["input_size"][-1] if needs_default_size else 96
     image = torch.rand(1, 3, size, size)
     return model.to(memory_format=torch.channels_last), image.to(memory_format=torch.channels_last)
 
 
 def calls(model: nn.Module, image: torch.Tensor, execution: str) -> list[Any]:
-    """Return each op call with the layouts of its results, the storages that it read and wrote, and their bytes."""
+    """Return each op call with the layouts of its results, the storages it read and wrote, and their bytes."""
     with calls_noted() as notes:
         trace = record_call(model, (image,), execution=execution, stops_at=STOPS, quiet=True)
     return list(zip(storage_table(trace), notes, strict=True))
@@ -56,34 +56,34 @@ def assert_same(name: str) -> None:
         assert totals[0] == totals[1] > 0
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_model_in_channels_last_runs_by_shapes_as_for_real(name: str):
+@pytest.mark.parametrize("name", QUICK_MODELS)
+def test_model_in_channels_last_is_recorded_as_in_real_execution(name: str):
     assert_same(name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
-def test_every_kind_of_model_in_channels_last_runs_by_shapes_as_for_real(name: str):
+def test_many_models_in_channels_last_are_recorded_as_in_real_execution(name: str):
     assert_same(name)
 
 
 class Branching(nn.Module):
-    """A model that asks how its images lie in memory."""
+    """A model that branches on the memory format of its images."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.pick = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.conv(x)
         if x.is_contiguous(memory_format=torch.channels_last):
-            return self.pick(x.permute(0, 2, 3, 1).view(-1, 8))
+            return self.head(x.permute(0, 2, 3, 1).view(-1, 8))
         return x.view(len(x), -1)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_branch_on_the_memory_format_is_that_of_a_real_run(memory_format: torch.memory_format):
+def test_branch_on_the_memory_format_is_that_of_real_execution(memory_format: torch.memory_format):
     model = Branching().to(memory_format=memory_format)
     x = torch.rand(2, 3, 6, 6).to(memory_format=memory_format)
     real, shapes = calls(model, x, "real"), calls(model, x, "shapes")

@@ -1,4 +1,4 @@
-"""The strides of gradients by shapes and for real, for inputs and gradients that lie in memory in many ways."""
+"""Compare the strides of gradients in shape execution and real execution, for many layouts of inputs and gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS = (2, 2, 4, 8)
 ROWS = torch.tensor([1, 0])
 FIRST = torch.zeros(2, 2, 6, dtype=torch.long)
 LSTM, GRU = nn.LSTM(6, 3, batch_first=True), nn.GRU(6, 3, batch_first=True)
-YES = torch.ones(LINE, dtype=torch.bool)
+MASK = torch.ones(LINE, dtype=torch.bool)
 
 
 def contiguous(shape: tuple[int, ...]) -> torch.Tensor:
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
         for axes, shape in _POOLS.items()
     },
     **{
-        f"{mode} of an image": (IMAGE, lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode))
+        f"{mode} interpolation": (IMAGE, lambda x, mode=mode: F.interpolate(x, scale_factor=2, mode=mode))
         for mode in ("nearest", "nearest-exact", "area", "bilinear", "bicubic")
     },
     **{
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
             "l1": F.l1_loss,
         }.items()
     },
-    "linear of a signal": (LINE, lambda x: F.interpolate(x, scale_factor=2, mode="linear")),
+    "linear interpolation": (LINE, lambda x: F.interpolate(x, scale_factor=2, mode="linear")),
     "trilinear": (VOLUME, lambda x: F.interpolate(x, scale_factor=2, mode="trilinear")),
     "threshold": (LINE, nn.Threshold(0.1, 0.2)),
     "layer norm": (LINE, nn.LayerNorm(6)),
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "linear": (LINE, nn.Linear(6, 5)),
     "dropout": (LINE, nn.Dropout(0.3)),
     "convolution 1d": (LINE, nn.Conv1d(4, 3, 2)),
-    "convolution by channel": (IMAGE, nn.Conv2d(4, 4, 3, groups=4)),
+    "depthwise convolution": (IMAGE, nn.Conv2d(4, 4, 3, groups=4)),
     "convolution 1 × 1": (IMAGE, nn.Conv2d(4, 3, 1)),
     "convolution 3d": (VOLUME, nn.Conv3d(4, 3, 2)),
     "transposed convolution": (IMAGE, nn.ConvTranspose2d(4, 3, 2, stride=2)),
@@ -120,8 +120,8 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
     "index": (LINE, lambda x: x[:, ROWS]),
     "index_select": (LINE, lambda x: x.index_select(1, ROWS)),
     "scatter": (LINE, lambda x: x.scatter(1, FIRST, x[:, :2] * 2)),
-    "masked_fill": (LINE, lambda x: x.masked_fill(YES, 0)),
-    "where": (LINE, lambda x: torch.where(YES, x, x * 2)),
+    "masked_fill": (LINE, lambda x: x.masked_fill(MASK, 0)),
+    "where": (LINE, lambda x: torch.where(MASK, x, x * 2)),
     "cat": (LINE, lambda x: torch.cat([x, x], 1)),
     "std": (LINE, lambda x: x.std(1)),
     "logsumexp": (LINE, lambda x: x.logsumexp(1)),
@@ -140,31 +140,31 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Any]]] = {
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides over sizes above 1: over others they say nothing."""
+    """Return the strides of dimensions of size above 1; the others are arbitrary."""
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
 def differentiate(execution: str, name: str) -> dict[str, list[tuple[int, ...]]]:
-    """Return, by the layouts of input and gradient, the strides of the gradients of the input and of the parameters."""
+    """Return the strides of the gradients of input and parameters, by the layouts of input and output gradient."""
     shape, function = CASES[name]
-    result = function(contiguous(shape)).shape
+    result_shape = function(contiguous(shape)).shape
     parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
-    found = {}
+    strides = {}
     with record(None, execution=execution):
-        for lay, lay_gradient in itertools.product(INPUTS, GRADIENTS):
-            x = lay(shape).requires_grad_()
-            gradients = torch.autograd.grad(function(x), [x, *parameters], lay_gradient(result))
-            told = f"{lay.__name__} input, {lay_gradient.__name__} gradient"
-            found[told] = [strides_of(item) for item in gradients]
-    return found
+        for make_input, make_gradient in itertools.product(INPUTS, GRADIENTS):
+            x = make_input(shape).requires_grad_()
+            gradients = torch.autograd.grad(function(x), [x, *parameters], make_gradient(result_shape))
+            layouts = f"{make_input.__name__} input, {make_gradient.__name__} gradient"
+            strides[layouts] = [strides_of(item) for item in gradients]
+    return strides
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_lie_in_memory_as_those_of_a_real_run(name: str):
+def test_gradients_have_the_layouts_of_real_execution(name: str):
     assert differentiate("shapes", name) == differentiate("real", name)
 
 
-def test_the_layouts_are_what_they_are_called():
-    assert [lay(LINE).stride() for lay in GRADIENTS] == [(24, 6, 1), (24, 1, 4), (24, 1, 4), (48, 12, 2), (0, 0, 0)]
+def test_layouts_have_the_strides_that_their_names_say():
+    assert [make(LINE).stride() for make in GRADIENTS] == [(24, 6, 1), (24, 1, 4), (24, 1, 4), (48, 12, 2), (0, 0, 0)]
     assert channels_last(IMAGE).is_contiguous(memory_format=torch.channels_last)
     assert strides_of(torch.empty(3, 1, 2)) == (2, 1)

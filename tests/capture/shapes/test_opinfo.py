@@ -1,4 +1,4 @@
-"""Strides and storages of shape execution against real execution: rule by rule, and by torch's samples of its ops."""
+"""Compare strides and storages of shape execution with real execution, by rule and by torch's samples of its ops."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fvflops.capture.shapes.layouts import elementwise, memory_formats, spectra
-from fvflops.capture.shapes.rules import CPU_RULES, RULES
+from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.trace import StopsAt
 from tests.support.layout_cases import LAYOUTS, numbers
@@ -17,8 +17,8 @@ OPS = torch.ops.aten
 if OLDER:
     pytest.skip("the rules follow a newer torch", allow_module_level=True)
 
-# What models use; "reversed" and "sliced" are stranger, and looked at in the long sweep.
-THREE = ("contiguous", "transposed", "channels_last")
+# Formats that models use; "reversed" and "sliced" are rare, and are tested in the long sweep.
+COMMON_FORMATS = ("contiguous", "transposed", "channels_last")
 
 
 def ids(case: Any) -> str:
@@ -27,16 +27,16 @@ def ids(case: Any) -> str:
 
 @pytest.mark.parametrize("stops_at", [STOPS, StopsAt()], ids=["default", "none"])
 @pytest.mark.parametrize(("name", "op", "args"), LAYOUTS, ids=ids)
-def test_results_lie_in_memory_as_those_of_a_real_run(name: str, op: Any, args: tuple[Any, ...], stops_at: StopsAt):
+def test_results_have_the_layouts_of_real_execution(name: str, op: Any, args: tuple[Any, ...], stops_at: StopsAt):
     for memory_format in FORMATS:
         if op is OPS.native_channel_shuffle and stops_at is not STOPS and memory_format != "contiguous":
-            continue  # looked into, it makes a view, which raises
-        given = in_format(args, memory_format)
-        real, shapes = (run(op, given, {}, execution, stops_at=stops_at) for execution in ("real", "shapes"))
+            continue  # its decomposition creates a view, which raises
+        formatted = in_format(args, memory_format)
+        real, shapes = (run(op, formatted, {}, execution, stops_at=stops_at) for execution in ("real", "shapes"))
         assert difference(real, shapes) == "", memory_format
 
 
-def test_every_rule_about_layouts_is_tested():
+def test_every_layout_rule_is_tested():
     rules = {
         name
         for module in (elementwise, memory_formats, spectra)
@@ -46,7 +46,7 @@ def test_every_rule_about_layouts_is_tested():
 
 
 @pytest.mark.parametrize("table", ["rules", "quick"])
-def test_the_comparison_sees_a_result_that_lies_elsewhere(table: str, monkeypatch):
+def test_comparison_detects_a_result_with_another_layout(table: str, monkeypatch):
     if table == "rules":
         op, args, name = OPS.max_pool1d, (numbers(2, 3, 8).mT.contiguous().mT, [2]), "aten::max_pool1d"
         monkeypatch.setitem(CPU_RULES, name, lambda self, *_: self[..., ::2].mT.contiguous().mT)
@@ -60,8 +60,8 @@ def test_the_comparison_sees_a_result_that_lies_elsewhere(table: str, monkeypatc
         clear_cache()
 
 
-# Those whose results lay otherwise than a real run's, or took another number of bytes, and common ones.
-QUICK = frozenset(
+# Ops whose layouts or bytes once differed from real execution, and common ones.
+QUICK_OPS = frozenset(
     """
     __rpow__ add as_strided_scatter bmm cat cdist clone copysign cumsum diag_embed div einsum expand fft.fft2 fft.hfft
     fft.hfft2 fft.irfft fft.irfftn fft.rfft2 floor_divide frexp heaviside index_select inner istft ldexp linalg.lstsq
@@ -78,15 +78,15 @@ QUICK = frozenset(
     unique where
     """.split()  # noqa: SIM905
 )
-MOST = {"contiguous": 1, "transposed": 3, "channels_last": 3}
+MAX_SAMPLES = {"contiguous": 1, "transposed": 3, "channels_last": 3}
 
 
-@pytest.mark.parametrize("memory_format", THREE)
-def test_samples_of_common_ops_lie_in_memory_as_those_of_a_real_run(memory_format: str):
+@pytest.mark.parametrize("memory_format", COMMON_FORMATS)
+def test_samples_of_common_ops_have_the_layouts_of_real_execution(memory_format: str):
     compared, problems = 0, []
     for info in op_infos():
-        if info.name in QUICK:
-            for checked in check_op(info, torch.float32, memory_format, MOST[memory_format]):
+        if info.name in QUICK_OPS:
+            for checked in check_op(info, torch.float32, memory_format, MAX_SAMPLES[memory_format]):
                 compared += 1
                 if checked.problem or checked.refused:
                     problems.append(checked)
@@ -96,62 +96,62 @@ def test_samples_of_common_ops_lie_in_memory_as_those_of_a_real_run(memory_forma
 
 # --- the long sweep ----------------------------------------------------------------------------------------------
 
-# What shape execution cannot run, in any format: it says so, and such a model is run for real.
-REFUSED = {
-    "corrcoef": "it looks whether its weights are positive",
-    "cov": "it looks whether its weights are positive",
-    "linalg.lstsq": "gelsd and gelss give residuals where the rank is full",
-    "linalg.lstsq.grad_oriented": "gelsd and gelss give residuals where the rank is full",
-    "nn.functional.gaussian_nll_loss": "it looks whether the variances are positive",
+# Ops that shape execution does not support in any format; it raises, and execution="auto" uses real execution.
+UNSUPPORTED = {
+    "corrcoef": "it checks whether its weights are positive",
+    "cov": "it checks whether its weights are positive",
+    "linalg.lstsq": "gelsd and gelss return residuals if the rank is full",
+    "linalg.lstsq.grad_oriented": "gelsd and gelss return residuals if the rank is full",
+    "nn.functional.gaussian_nll_loss": "it checks whether the variances are positive",
     "sparse.mm.reduce": "sparse tensors have no shape rules",
     "sparse.sampled_addmm": "sparse tensors have no shape rules",
     "to_sparse": "sparse tensors have no shape rules",
     "view_copy": "torch has no shape rule for its overload with a dtype",
 }
-# Of slices: the kernel copies the whole storage of its argument, also where that ends after the last element.
-WHOLE_STORAGE = frozenset({"as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter"})
+# For slices the kernel copies its argument's full storage, which may end after the last element.
+COPIES_FULL_STORAGE = frozenset({"as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter"})
 
 
 def sweep(info: Any, memory_format: str, **options: Any) -> list[Any]:
     dtype = main_dtype(info)
-    found = [] if dtype is None else list(check_op(info, dtype, memory_format, **options))
-    assert all(item.op in REFUSED for item in found if item.refused), [item for item in found if item.refused]
-    return [item for item in found if item.problem]
+    checks = [] if dtype is None else list(check_op(info, dtype, memory_format, **options))
+    assert all(item.op in UNSUPPORTED for item in checks if item.refused), [item for item in checks if item.refused]
+    return [item for item in checks if item.problem]
 
 
-def named(info: Any) -> str:
+def name_of(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each op, where the long tests are asked for: torch's samples take a second to import."""
+    """Create a test for each op if long tests are selected; importing torch's samples takes a second."""
     if "info" in metafunc.fixturenames:
-        asked = metafunc.config.getoption("markexpr") != "not long"
-        infos = [info for info in op_infos() if not info.name.startswith("jiterator")] if asked else []
-        metafunc.parametrize("info", infos, ids=named)
+        long_selected = metafunc.config.getoption("markexpr") != "not long"
+        infos = [info for info in op_infos() if not info.name.startswith("jiterator")] if long_selected else []
+        metafunc.parametrize("info", infos, ids=name_of)
 
 
 @pytest.mark.long
-def test_every_sample_lies_in_memory_as_that_of_a_real_run(info: Any):
-    for memory_format in THREE:
+def test_every_sample_has_the_layout_of_real_execution(info: Any):
+    for memory_format in COMMON_FORMATS:
         assert sweep(info, memory_format) == []
 
 
 @pytest.mark.long
-def test_samples_in_strange_strides_lie_in_memory_as_those_of_a_real_run(info: Any):
-    for memory_format in set(FORMATS) - set(THREE):
-        assert [item for item in sweep(info, memory_format) if item.op not in WHOLE_STORAGE] == []
+def test_samples_with_unusual_strides_have_the_layouts_of_real_execution(info: Any):
+    for memory_format in set(FORMATS) - set(COMMON_FORMATS):
+        assert [item for item in sweep(info, memory_format) if item.op not in COPIES_FULL_STORAGE] == []
 
 
 @pytest.mark.long
-def test_samples_looked_into_lie_in_memory_as_those_of_a_real_run(info: Any):
-    for memory_format in THREE:
+def test_decomposed_samples_have_the_layouts_of_real_execution(info: Any):
+    for memory_format in COMMON_FORMATS:
         assert sweep(info, memory_format, most=12, stops_at=StopsAt()) == []
 
 
 @pytest.mark.long
-def test_samples_without_numbers_lie_in_memory_as_those_of_a_real_run(info: Any, monkeypatch):
+def test_samples_with_unknown_values_have_the_layouts_of_real_execution(info: Any, monkeypatch):
     monkeypatch.setattr("fvflops.capture.shapes.concrete_tensors.CONCRETE_LIMIT", -1)
     clear_cache()
-    for memory_format in THREE:
+    for memory_format in COMMON_FORMATS:
         assert sweep(info, memory_format, most=6) == []

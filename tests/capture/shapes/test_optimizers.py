@@ -1,4 +1,4 @@
-"""The optimizers: a step by shapes is the real one, belongs to its parameter groups, and changes nothing."""
+"""Optimizer steps: shape execution equals real execution, counts per parameter group, and changes nothing."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.support.recording_checks import (
 )
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
 
-PLAIN = {
+OPTIONS = {
     "SGD": {},
     "SGD nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
-    "SGD maximising": {"momentum": 0.5, "maximize": True},
+    "SGD maximize": {"momentum": 0.5, "maximize": True},
     "Adam": {},
     "Adam amsgrad": {"amsgrad": True, "weight_decay": 0.1},
     "AdamW": {},
@@ -49,15 +49,15 @@ PLAIN = {
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     **{
-        f"{name} {way}": partial(getattr(torch.optim, name.partition(" ")[0]), **options, foreach=way == "foreach")
-        for name, options in PLAIN.items()
-        for way in ("foreach", "for-loop")
+        f"{name} {kind}": partial(getattr(torch.optim, name.partition(" ")[0]), **options, foreach=kind == "foreach")
+        for name, options in OPTIONS.items()
+        for kind in ("foreach", "for-loop")
     },
     **{f"{name} fused": partial(getattr(torch.optim, name), fused=True) for name in FUSED},
     "Muon": lambda parameters: torch.optim.Muon([item for item in parameters if item.ndim == 2]),
     "Adafactor": torch.optim.Adafactor,
 }
-# Adafactor makes a number of a parameter's norm, which changes nothing in what is computed.
+# Adafactor reads the value of a parameter's norm, which does not affect the cost.
 ASSUMED = {"Adafactor": {"aten::_local_scalar_dense": 1.0}}
 
 
@@ -73,20 +73,20 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
-    held = [optimizer.state_dict(), optimizer.param_groups, torch.get_rng_state()]
+    state = [optimizer.state_dict(), optimizer.param_groups, torch.get_rng_state()]
     tensors = [item for parameter in model.parameters() for item in (parameter, parameter.grad)]
-    return [item.clone() if isinstance(item, torch.Tensor) else item for item in tree_leaves([tensors, held])]
+    return [item.clone() if isinstance(item, torch.Tensor) else item for item in tree_leaves([tensors, state])]
 
 
 def is_same(before: list[Any], after: list[Any]) -> bool:
     return len(before) == len(after) and all(
-        torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-        for one, other in zip(before, after, strict=True)
+        torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+        for left, right in zip(before, after, strict=True)
     )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizers_step_by_shapes_is_the_real_one_and_changes_nothing(name):
+def test_optimizer_step_in_shape_execution_equals_the_real_one_and_changes_nothing(name):
     assume = ASSUMED.get(name)
     for steps_before in (0, 2):
         counted = {}
@@ -96,24 +96,25 @@ def test_an_optimizers_step_by_shapes_is_the_real_one_and_changes_nothing(name):
             for _ in range(steps_before):
                 train(model, optimizer)
             before, parameters = contents(model, optimizer), [*model.parameters()]
-            given = {"assume": assume} if execution == "shapes" else {}
-            with record(model, execution=execution, table="exact", **given) as run:
+            options = {"assume": assume} if execution == "shapes" else {}
+            with record(model, execution=execution, table="exact", **options) as run:
                 train(model, optimizer)
             counted[execution] = ops_by_place(run), run.by_module_and_phase(), run.by_parameter_group()
             check_sums(run)
             assert not run.unsupported_ops()
             if execution == "shapes":
                 assert is_same(before, contents(model, optimizer))
-                assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
-                train(model, optimizer)  # as if nothing had been
+                assert all(left is right for left, right in zip(parameters, model.parameters(), strict=True))
+                train(model, optimizer)
         assert counted["real"] == counted["shapes"]
-    # Weights on the meta device, and the optimizer made of them, or to be made.
+    # Weights on the meta device, with an optimizer or a function that creates it.
     model = make_small().to("meta")
     optimizer = OPTIMIZERS[name](model.parameters())
     before = contents(model, optimizer) if not optimizer.state else None
-    first: dict[str, Any] = {"loss": lambda y: y.pow(2).sum(), "table": "exact", "assume": assume}
+    arguments: dict[str, Any] = {"loss": lambda y: y.pow(2).sum(), "table": "exact", "assume": assume}
     steps = [
-        TrainingStepAnalysis(model, X, optimizer=given, **first) for given in (OPTIMIZERS[name], optimizer, [optimizer])
+        TrainingStepAnalysis(model, X, optimizer=value, **arguments)
+        for value in (OPTIMIZERS[name], optimizer, [optimizer])
     ]
     model = make_small()
     with record(model, table="exact") as run:
@@ -123,10 +124,10 @@ def test_an_optimizers_step_by_shapes_is_the_real_one_and_changes_nothing(name):
     assert before is None or not optimizer.state
 
 
-def test_steps_in_exact_by_hand():
-    # Elements of each parameter. SGD: p += -lr * g. With momentum b = m * b + g first, with Nesterov g += m * b too.
-    # Adam: m by lerp (3), v * b2, v += (1 - b2) * g * g (3), a root, its quotient, + eps, p -= lr * m / that (3), and
-    # for each parameter one more for its counter.
+def test_steps_in_exact_equal_hand_counts():
+    # `sizes` are the elements of each parameter. SGD: p += -lr * g, after b = m * b + g with momentum, and also
+    # g += m * b with Nesterov. Adam: m by lerp (3), v * b2, v += (1 - b2) * g * g (3), a square root, a division,
+    # + eps, p -= lr * m / that (3), and one increment of the step counter per parameter.
     sizes = (12, 3, 3, 1)
     cases: list[tuple[Callable[..., torch.optim.Optimizer], Callable[[int], int]]] = [
         (partial(torch.optim.SGD, lr=0.1), lambda n: 2 * n),
@@ -135,26 +136,26 @@ def test_steps_in_exact_by_hand():
         (partial(torch.optim.SGD, lr=0.1, weight_decay=0.1), lambda n: (2 + 2) * n),
         (torch.optim.Adam, lambda n: 13 * n + 1),
     ]
-    for maker, flops in cases:
-        for way in (False, True):
+    for make_optimizer, flops in cases:
+        for foreach in (False, True):
             model = make_small()
-            optimizer = maker([{"params": [item]} for item in model.parameters()], foreach=way)
+            optimizer = make_optimizer([{"params": [item]} for item in model.parameters()], foreach=foreach)
             train(model, optimizer)
             with record(model, table="exact") as run:
                 train(model, optimizer)
             groups = [sum(labels.values()) for labels in run.by_parameter_group().values()]
-            assert groups == list(map(flops, sizes)), (maker, way)
+            assert groups == list(map(flops, sizes)), (make_optimizer, foreach)
             assert sum(run.by_phase()["optimizer"].values()) == sum(groups)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-def test_two_optimizers_groups_with_names_and_a_parameter_of_no_module(execution):
-    generator, critic, stranger = nn.Linear(4, 4), nn.Linear(4, 1), nn.Parameter(torch.ones(3))
+def test_two_optimizers_with_named_groups_and_a_parameter_outside_the_model(execution):
+    generator, critic, outside_parameter = nn.Linear(4, 4), nn.Linear(4, 1), nn.Parameter(torch.ones(3))
     model = nn.ModuleDict({"generator": generator, "critic": critic})
     first = torch.optim.SGD([{"params": [generator.weight], "group_name": "weights"}, {"params": [generator.bias]}])
-    second = torch.optim.SGD([*critic.parameters(), stranger])
+    second = torch.optim.SGD([*critic.parameters(), outside_parameter])
     with record(model, execution=execution, table="exact") as run:
-        (critic(generator(X)).sum() + stranger.sum()).backward()
+        (critic(generator(X)).sum() + outside_parameter.sum()).backward()
         first.step()
         second.step()
     assert {name: sum(labels.values()) for name, labels in run.by_parameter_group().items()} == {
@@ -163,16 +164,16 @@ def test_two_optimizers_groups_with_names_and_a_parameter_of_no_module(execution
         "SGD 2, 0": 2 * (4 + 1 + 3),
     }
     assert run.by_module_and_phase()[OUTSIDE] == {"optimizer": 2 * 3}
-    fourth = torch.optim.SGD([*critic.parameters(), stranger], foreach=True)
+    fourth = torch.optim.SGD([*critic.parameters(), outside_parameter], foreach=True)
     with record(model, execution=execution, table="exact") as run:
         critic(X).sum().backward()
-        stranger.grad = torch.ones(3)
+        outside_parameter.grad = torch.ones(3)
         fourth.step()
     assert run.by_phase()["optimizer"].total() == 2 * (4 + 1 + 3)
-    assert OUTSIDE not in run.by_module()  # one kernel for the model's and for others' is the model's
-    third = torch.optim.Adam([stranger])
+    assert OUTSIDE not in run.by_module()  # a kernel on parameters inside and outside the model is the model's
+    third = torch.optim.Adam([outside_parameter])
     with record(model, execution=execution, table="exact") as run:
-        stranger.sum().backward()
+        outside_parameter.sum().backward()
         third.step()
     assert run.by_module_and_phase()[OUTSIDE] == {"optimizer": 13 * 3 + 1}
     assert run.total(OUTSIDE) == 40
@@ -182,7 +183,7 @@ def test_two_optimizers_groups_with_names_and_a_parameter_of_no_module(execution
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-def test_a_closure_is_no_part_of_the_step_and_its_gradients_have_their_group(execution):
+def test_closure_is_not_part_of_the_step_and_updates_belong_to_their_group(execution):
     model = make_net()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "group_name": "head"}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
@@ -201,10 +202,10 @@ def test_a_closure_is_no_part_of_the_step_and_its_gradients_have_their_group(exe
     for entry in steps:
         calls[entry.group, entry.op] += entry.calls
     assert {group for group, _ in calls} == {"SGD 0", "SGD head"}
-    assert calls["SGD 0", "aten::clone"] == calls["SGD head", "aten::clone"] == 2  # what momentum begins with
+    assert calls["SGD 0", "aten::clone"] == calls["SGD head", "aten::clone"] == 2  # the initial momentum buffers
 
 
-def test_lbfgs_is_recorded_for_real_and_refused_by_shapes():
+def test_lbfgs_is_recorded_in_real_execution_only():
     model = make_net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn=None)
     calls = []
@@ -232,7 +233,7 @@ def test_lbfgs_is_recorded_for_real_and_refused_by_shapes():
         TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=torch.optim.Adafactor).total()
 
 
-def test_a_sparse_step():
+def test_sparse_step():
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
     optimizer = torch.optim.SparseAdam([model[0].weight])
     with record(model, table="exact") as run:
@@ -245,13 +246,13 @@ def test_a_sparse_step():
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_steps_inside_the_backward_pass(execution):
     model = make_net()
-    steppers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
     def step(parameter: torch.Tensor) -> None:
-        steppers[parameter].step()
+        optimizers[parameter].step()
         parameter.grad = None
 
-    hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in steppers]
+    hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in optimizers]
     with record(model, execution=execution, table="exact") as run:
         model(X).sum().backward()
     for hook in hooks:

@@ -1,4 +1,4 @@
-"""The shape rules: each against the op itself, sizes that are assumed, and shapes against numbers op by op."""
+"""Shape rules: each compared with its op, assumed sizes, and shape execution compared with real execution by op."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from fvflops.analysis.table_examples import NotRunnable, bind_example, overloads
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.metadata import metadata_of
-from fvflops.capture.shapes.rules import CPU_RULES, RULES, ShapeRules
+from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES, ShapeRules
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.formulas.language.example import Example
@@ -40,45 +40,51 @@ def to_meta(values: Any) -> Any:
 
 
 def described(values: Any) -> list[Any]:
-    """Return shape, stride and dtype of every tensor; steps over one element or none are not compared."""
+    """Return shape, strides and dtype of every tensor, ignoring strides of dimensions of size 0 or 1."""
     return [describe(item) for item in pytree.tree_leaves(values)]
 
 
 def describe(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    steps = [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1]
-    return tuple(value.shape), () if 0 in value.shape else tuple(steps), value.dtype
+    strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
+    return tuple(value.shape), () if 0 in value.shape else tuple(strides), value.dtype
 
 
-# --- each rule against the op itself -----------------------------------------------------------------------------
+# --- each rule compared with its op ------------------------------------------------------------------------------
 
 
-def grouped(dtype: torch.dtype, left: tuple[int, ...], right: tuple[int, ...], *ends: int) -> tuple[Any, ...]:
-    offsets = torch.tensor(ends, dtype=torch.int32) if ends else None
+def grouped(dtype: torch.dtype, left: tuple[int, ...], right: tuple[int, ...], *group_ends: int) -> tuple[Any, ...]:
+    offsets = torch.tensor(group_ends, dtype=torch.int32) if group_ends else None
     return floats(*left, dtype=dtype), floats(*right, dtype=dtype).mT.contiguous().mT, offsets
 
 
-def recurrent(kind: str, layers: int, both: bool, batch_first: bool, proj: int = 0) -> tuple[Any, ...]:
-    options = {"proj_size": proj} if proj else {}
-    module = getattr(nn, kind)(4, 6, layers, bidirectional=both, batch_first=batch_first, **options)
-    states = layers * (1 + both)
-    hidden = torch.zeros(states, 3, proj or 6)
+def recurrent(kind: str, layers: int, bidirectional: bool, batch_first: bool, proj_size: int = 0) -> tuple[Any, ...]:
+    options = {"proj_size": proj_size} if proj_size else {}
+    module = getattr(nn, kind)(4, 6, layers, bidirectional=bidirectional, batch_first=batch_first, **options)
+    states = layers * (1 + bidirectional)
+    hidden = torch.zeros(states, 3, proj_size or 6)
     state = [hidden, torch.zeros(states, 3, 6)] if kind == "LSTM" else hidden
     data = floats(3, 5, 4) if batch_first else floats(5, 3, 4)
     weights = [weight.detach() for weight in module._flat_weights]
-    return data, state, weights, True, layers, 0.0, False, both, batch_first
+    return data, state, weights, True, layers, 0.0, False, bidirectional, batch_first
 
 
-def packed(kind: str, layers: int, both: bool) -> tuple[Any, ...]:
-    _, state, weights, *rest = recurrent(kind, layers, both, False)
+def packed(kind: str, layers: int, bidirectional: bool) -> tuple[Any, ...]:
+    _, state, weights, *rest = recurrent(kind, layers, bidirectional, False)
     return floats(10, 4), torch.tensor([3, 3, 2, 1, 1]), state, weights, *rest[:-1]
 
 
-def bag(mode: int, last: bool = False, dtype: torch.dtype = torch.float32, **more: Any) -> tuple[Any, ...]:
-    offsets = torch.tensor([0, 3, 6]) if last else torch.tensor([0, 3])
-    weights = more.get("weights")
-    return floats(10, 5, dtype=dtype), torch.arange(6), offsets, False, mode, False, weights, last, more.get("pad", -1)
+def bag(
+    mode: int,
+    include_last: bool = False,
+    dtype: torch.dtype = torch.float32,
+    weights: torch.Tensor | None = None,
+    padding_idx: int | None = -1,
+) -> tuple[Any, ...]:
+    offsets = torch.tensor([0, 3, 6]) if include_last else torch.tensor([0, 3])
+    weight, indices = floats(10, 5, dtype=dtype), torch.arange(6)
+    return weight, indices, offsets, False, mode, False, weights, include_last, padding_idx
 
 
 def normalised(*rest: Any, dtype: torch.dtype, mixed: bool) -> tuple[Any, ...]:
@@ -89,12 +95,12 @@ def normalised(*rest: Any, dtype: torch.dtype, mixed: bool) -> tuple[Any, ...]:
 CTC = (floats(7, 2, 5).log_softmax(2), torch.tensor([[1, 2, 3], [2, 1, 0]]))
 OPTIMIZER: dict[str, Any] = {"weight_decay": 0.0, "eps": 1e-8, "maximize": False}
 
-LIKENESSES = [
+LIKE_OPS = [
     *(OPS.empty_like.default, OPS.zeros_like.default, OPS.ones_like.default),
     *(OPS.rand_like.default, OPS.randn_like.default),
 ]
-# Cut out of wider tensors and dense all the same, and with gaps.
-SLICES = [floats(4, 9)[:1, :3], floats(3, 7, 2)[:, :1].transpose(0, 1), floats(2)[::2], floats(4, 9)[:2, :3]]
+# Slices of wider tensors, dense ones and ones with gaps.
+SLICED = [floats(4, 9)[:1, :3], floats(3, 7, 2)[:, :1].transpose(0, 1), floats(2)[::2], floats(4, 9)[:2, :3]]
 
 CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     *(
@@ -119,17 +125,17 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (OPS.rnn_relu.input, recurrent("RNN", 1, False, False), {}),
     (OPS.rnn_relu.data, packed("RNN", 1, False), {}),
     *(
-        (op, (*bag(mode, last), *()), {})
+        (op, bag(mode, include_last), {})
         for op in (OPS._embedding_bag.default, OPS._embedding_bag_forward_only.default)
         for mode in (0, 1, 2)
-        for last in (False, True)
+        for include_last in (False, True)
     ),
-    (OPS._embedding_bag.default, bag(0, pad=1), {}),
+    (OPS._embedding_bag.default, bag(0, padding_idx=1), {}),
     (OPS._embedding_bag.default, bag(0, dtype=torch.float64), {}),
     (OPS._embedding_bag.default, bag(0, weights=floats(6)), {}),
     (OPS.embedding_bag.default, bag(0)[:-1], {}),
     (OPS.embedding_bag.padding_idx, bag(0), {}),
-    (OPS.embedding_bag.padding_idx, bag(0, pad=None), {}),
+    (OPS.embedding_bag.padding_idx, bag(0, padding_idx=None), {}),
     *(
         (op, normalised(*rest, dtype=dtype, mixed=mixed), {})
         for dtype in (torch.float32, torch.bfloat16)
@@ -278,12 +284,12 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (floats(1, 4, 3, 8, 8), floats(4, 6, 1, 3, 3), [1, 3, 3], None, [1, 2, 2], [0, 0, 0], [0, 1, 1]),
         {},
     ),
-    *((op, (row,), {}) for op in LIKENESSES for row in SLICES),
-    *((OPS.zeros_like.default, (row,), {"memory_format": torch.contiguous_format}) for row in SLICES),
-    (OPS.zeros_like.default, (SLICES[0],), {"dtype": torch.int64}),
-    *((OPS.full_like.default, (row, 2.0), {}) for row in SLICES),
-    *((OPS.randint_like.default, (row, 5), {}) for row in SLICES),
-    *((OPS.randint_like.low_dtype, (row, 2, 5), {}) for row in SLICES),
+    *((op, (row,), {}) for op in LIKE_OPS for row in SLICED),
+    *((OPS.zeros_like.default, (row,), {"memory_format": torch.contiguous_format}) for row in SLICED),
+    (OPS.zeros_like.default, (SLICED[0],), {"dtype": torch.int64}),
+    *((OPS.full_like.default, (row, 2.0), {}) for row in SLICED),
+    *((OPS.randint_like.default, (row, 5), {}) for row in SLICED),
+    *((OPS.randint_like.low_dtype, (row, 2, 5), {}) for row in SLICED),
     (OPS.combinations.default, (floats(5), 3), {}),
     (OPS.combinations.default, (floats(4), 2, True), {}),
     (OPS.nonzero_static.default, (floats(3, 4),), {"size": 5}),
@@ -297,7 +303,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=lambda value: str(value) if callable(value) else "")
-def test_a_rule_gives_what_the_op_gives(op, args, kwargs):
+def test_rule_returns_the_layouts_of_the_op(op, args, kwargs):
     rule = ShapeRules().replacement_for(op.name())
     assert rule is not None
     torch.manual_seed(0)
@@ -306,11 +312,11 @@ def test_a_rule_gives_what_the_op_gives(op, args, kwargs):
     assert described(rule(*to_meta(args), **to_meta(kwargs))) == described(real)
 
 
-@pytest.mark.parametrize("op", LIKENESSES, ids=str)
-def test_what_is_like_a_dense_tensor_has_its_strides_over_sizes_of_one_too(op):
+@pytest.mark.parametrize("op", LIKE_OPS, ids=str)
+def test_tensor_like_a_dense_one_has_its_strides_for_dimensions_of_size_1_too(op):
     rule = ShapeRules().replacement_for(op.name())
     assert rule is not None
-    for row in SLICES:
+    for row in SLICED:
         assert rule(torch.empty_strided(row.shape, row.stride(), device=META)).stride() == op(row).stride()
 
 
@@ -329,8 +335,8 @@ DEFORMED = (
 GATES = torch.empty(5, 9, device=META)
 STATE = torch.empty(5, 3, device=META)
 
-# For ops that no CPU build of torch can run: the shapes that their sources state.
-STATED: list[tuple[str, tuple[Any, ...], list[Any]]] = [
+# For ops that no CPU build of torch can run: the shapes according to their sources.
+SHAPES_FROM_SOURCE: list[tuple[str, tuple[Any, ...], list[Any]]] = [
     ("torchvision::roi_align", (IMAGE, boxes(3), 0.5, 7, 6, 2, True), [(3, 8, 7, 6)]),
     ("torchvision::roi_pool", (IMAGE, boxes(3), 0.5, 7, 6), [(3, 8, 7, 6), (3, 8, 7, 6)]),
     ("torchvision::ps_roi_align", (IMAGE, boxes(3), 0.5, 2, 2, 2), [(3, 2, 2, 2), (3, 2, 2, 2)]),
@@ -449,24 +455,26 @@ STATED: list[tuple[str, tuple[Any, ...], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "args", "shapes"), STATED, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_rule_gives_the_shapes_that_the_source_states(name, args, shapes):
+@pytest.mark.parametrize(
+    ("name", "args", "shapes"), SHAPES_FROM_SOURCE, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_rule_returns_the_shapes_according_to_the_source(name, args, shapes):
     leaves = pytree.tree_leaves(
         ShapeRules(device="cuda").replacement_for(name)(*args), is_leaf=lambda item: item is None
     )
     assert [None if item is None else tuple(item.shape) for item in leaves] == shapes
 
 
-def test_the_comparison_sees_a_wrong_shape_dtype_and_layout():
-    right = described(torch.empty(3, 4))
+def test_comparison_detects_a_different_shape_dtype_and_layout():
+    expected = described(torch.empty(3, 4))
     wrong = [torch.empty(4, 3), torch.empty(3, 4, dtype=torch.float64), torch.empty(4, 3).T, [torch.empty(3, 4)] * 2]
-    assert all(described(other) != right for other in wrong)
+    assert all(described(value) != expected for value in wrong)
     assert described(torch.empty(1, 0)) == described(torch.empty(0, 1).T)
 
 
-# Refused, bounded, looked at as a whole model below, or alike: what is neither in CASES nor in STATED.
-ELSEWHERE = {
-    # Laid out as real gradients are: tests/capture/shapes/test_gradient_layouts.py.
+# Rules neither in CASES nor in SHAPES_FROM_SOURCE: unsupported, bounded, tested in a model below, or like another rule.
+TESTED_ELSEWHERE = {
+    # In tests/capture/shapes/test_gradient_layouts.py.
     "aten::binary_cross_entropy_backward",
     "aten::elu_backward",
     "aten::hardtanh_backward",
@@ -511,26 +519,30 @@ ELSEWHERE = {
 
 
 def test_every_rule_is_tested():
-    tested = {op.name() for op, _, _ in CASES} | {name for name, _, _ in STATED} | {name for name, _, _ in LAYOUTS}
-    assert {*RULES, *CPU_RULES} - tested == ELSEWHERE
+    tested = (
+        {op.name() for op, _, _ in CASES}
+        | {name for name, _, _ in SHAPES_FROM_SOURCE}
+        | {name for name, _, _ in LAYOUTS}
+    )
+    assert {*RULES, *CPU_RULES} - tested == TESTED_ELSEWHERE
 
 
-# --- whole runs --------------------------------------------------------------------------------------------------
+# --- models ------------------------------------------------------------------------------------------------------
 
 
 def calls(trace: Trace) -> list[tuple[Any, ...]]:
-    """Return each op call with its results and which storages it read and wrote, these numbered as they appear."""
-    numbers: dict[int, int] = {}
-    found = []
+    """Return each op call with its results and the storages it read and wrote, numbered by first use."""
+    order: dict[int, int] = {}
+    op_calls = []
     for event in trace.events:
         if event.kind == "op":
             call = trace.signatures[event.item]
             reads, writes = (
-                tuple(dict.fromkeys(numbers.setdefault(index, len(numbers)) for index in indices))
+                tuple(dict.fromkeys(order.setdefault(index, len(order)) for index in indices))
                 for indices in (event.reads, event.writes)
             )
-            found.append((call.op, call.outputs, reads, writes))
-    return found
+            op_calls.append((call.op, call.outputs, reads, writes))
+    return op_calls
 
 
 def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execution: str, **options: Any) -> tuple[Any, Any]:
@@ -549,7 +561,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execution: str, 
 
 
 def differences(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> str:
-    """Return what a run by shapes shows that a real one does not, or '' where it agrees or says that it cannot."""
+    """Return the first difference between shape execution and real execution, or "" for none."""
     real_calls, real_results = run(op, args, kwargs, "real", **options)
     try:
         shape_calls, shape_results = run(op, args, kwargs, "shapes", **options)
@@ -563,7 +575,7 @@ def differences(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **option
     return "" if real_results == shape_results else f"results {real_results} != {shape_results}"
 
 
-def test_the_comparison_of_runs_sees_a_rule_that_is_wrong(monkeypatch):
+def test_comparison_of_runs_detects_a_wrong_rule(monkeypatch):
     clear_cache()
     monkeypatch.setitem(RULES, "aten::cumsum", lambda self, dim: self.new_empty(2, 2))
     try:
@@ -574,16 +586,16 @@ def test_the_comparison_of_runs_sees_a_rule_that_is_wrong(monkeypatch):
     assert differences(torch.cumsum, (floats(3, 4), 1), {}) == ""
 
 
-def test_mixture_of_experts_runs_by_shapes_in_single_precision():
+def test_grouped_matmul_in_single_precision_runs_in_shape_execution():
     args = grouped(torch.float32, (6, 8), (2, 8, 7), 3, 6)
-    assert differences(lambda a, b, ends: OPS._grouped_mm(a * 2, b, ends), args, {}) == ""
+    assert differences(lambda a, b, offsets: OPS._grouped_mm(a * 2, b, offsets), args, {}) == ""
 
 
-def test_a_recurrent_layer_is_one_call_however_many_steps():
+def test_recurrent_layer_is_one_call_for_any_number_of_steps():
     layer = nn.LSTM(4, 6, 2, batch_first=True, bidirectional=True)
     assert differences(layer, (floats(3, 5, 4),), {}) == ""
-    found, (result, *_) = run(layer, (torch.empty(3, 10**7, 4, device=META),), {}, "shapes")
-    assert [call[0] for call in found].count("aten::lstm.input") == 1 and result[0] == (3, 10**7, 12)
+    op_calls, (result, *_) = run(layer, (torch.empty(3, 10**7, 4, device=META),), {}, "shapes")
+    assert [call[0] for call in op_calls].count("aten::lstm.input") == 1 and result[0] == (3, 10**7, 12)
 
 
 class Packed(nn.Module):
@@ -596,19 +608,19 @@ class Packed(nn.Module):
         return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
 
 
-def test_sequences_are_packed_by_lengths_that_are_known():
+def test_sequences_of_known_lengths_are_packed():
     assert differences(Packed(), (floats(3, 5, 4), torch.tensor([5, 2, 3])), {}) == ""
 
 
-def test_quantised_tensors_are_refused_and_not_taken_for_plain_ones():
+def test_quantized_tensors_are_rejected():
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.quantize_per_tensor(x * 2, 0.1, 0, torch.quint8).dequantize()
 
-    with pytest.raises(ExecutionError, match="quantised"):
+    with pytest.raises(ExecutionError, match="quantized"):
         run(model, (floats(3),), {}, "shapes")
 
 
-def test_flex_attention_does_not_call_its_functions():
+def test_flex_attention_does_not_call_the_score_and_mask_functions():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     bias = nn.Parameter(floats(4))
 
@@ -630,7 +642,7 @@ def test_flex_attention_does_not_call_its_functions():
 
 # --- values ------------------------------------------------------------------------------------------------------
 
-CHOOSY = (
+SIZE_CASES = (
     (lambda x: (x > 0).nonzero(), "aten::nonzero", 3, (3, 2)),
     (lambda x: (x > 0).nonzero(), "aten::nonzero", 300, (20, 2)),
     (lambda x: (x > 0).nonzero(), "aten::nonzero", 0.33, (7, 2)),
@@ -658,18 +670,18 @@ CHOOSY = (
 )
 
 
-@pytest.mark.parametrize(("choose", "name", "given", "shape"), CHOOSY)
-def test_a_size_is_assumed(choose, name, given, shape):
+@pytest.mark.parametrize(("select", "name", "size", "shape"), SIZE_CASES)
+def test_output_size_is_assumed(select, name, size, shape):
     args = (floats(4, 5),)
-    doubled = lambda x: choose(x * 2)  # noqa: E731
+    doubled = lambda x: select(x * 2)  # noqa: E731
     with pytest.raises(ExecutionError, match=r"needs values"):
         run(doubled, args, {}, "shapes")
-    _, results = run(doubled, args, {}, "shapes", assume={name: given})
+    _, results = run(doubled, args, {}, "shapes", assume={name: size})
     assert results[0][0] == shape
 
 
 @pytest.mark.parametrize(
-    ("ask", "name", "given", "answer"),
+    ("compute", "name", "value", "expected"),
     [
         (lambda x: x.sum().item(), "aten::_local_scalar_dense", 3, 3.0),
         (lambda x: x.sum().item(), "aten::item", 3, 3.0),
@@ -683,48 +695,48 @@ def test_a_size_is_assumed(choose, name, given, shape):
         (lambda x: torch.allclose(x, x + 1), "aten::_local_scalar_dense", False, False),
     ],
 )
-def test_a_value_is_assumed(ask, name, given, answer):
-    _, (result,) = run(lambda x: ask(x * 2), (floats(4, 5),), {}, "shapes", assume={name: given})
-    assert result == answer and type(result) is type(answer)
+def test_value_is_assumed(compute, name, value, expected):
+    _, (result,) = run(lambda x: compute(x * 2), (floats(4, 5),), {}, "shapes", assume={name: value})
+    assert result == expected and type(result) is type(expected)
 
 
-def test_known_numbers_select_from_a_tensor_without_any():
+def test_known_indices_select_from_a_tensor_with_unknown_values():
     mask = torch.tensor([True, False, True, False, True])
-    weigh = lambda x, ids: torch.bincount(ids, x[0] * 2, minlength=2)  # noqa: E731
+    weighted_counts = lambda x, ids: torch.bincount(ids, x[0] * 2, minlength=2)  # noqa: E731
     assert differences(lambda x, mask: (x * 2).masked_select(mask), (floats(4, 5), mask), {}) == ""
-    assert differences(weigh, (floats(4, 5), torch.tensor([1, 7, 2, 2, 3])), {}) == ""
+    assert differences(weighted_counts, (floats(4, 5), torch.tensor([1, 7, 2, 2, 3])), {}) == ""
     assert differences(lambda x, mask: (x * 2)[:, mask], (floats(4, 5), mask), {}) == ""
 
 
-def test_a_small_mask_that_is_expanded_to_a_large_one_still_selects():
+def test_small_mask_expanded_to_a_large_one_keeps_its_values():
     mask = torch.tensor([True, False, True]).repeat(300)  # expanded to 1,800,000 elements, more than CONCRETE_LIMIT
-    pick = lambda x, mask: (x * 2)[mask[:, None].expand(900, 2000)]  # noqa: E731
+    select = lambda x, mask: (x * 2)[mask[:, None].expand(900, 2000)]  # noqa: E731
     assert concrete_tensors.CONCRETE_LIMIT < 900 * 2000
-    assert differences(pick, (floats(900, 2000), mask), {}) == ""
-    monstrous = mask[:, None].expand(900, concrete_tensors.CONCRETE_LIMIT)
-    assert concrete_tensors.is_small(metadata_of(mask)) and not concrete_tensors.is_small(metadata_of(monstrous))
+    assert differences(select, (floats(900, 2000), mask), {}) == ""
+    too_large = mask[:, None].expand(900, concrete_tensors.CONCRETE_LIMIT)
+    assert concrete_tensors.is_small(metadata_of(mask)) and not concrete_tensors.is_small(metadata_of(too_large))
 
 
-def test_one_hot_of_a_transposed_tensor_is_contiguous_as_for_real(monkeypatch):
+def test_one_hot_of_a_transposed_tensor_is_contiguous_as_in_real_execution(monkeypatch):
     clear_cache()
     monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
-    chosen = torch.arange(60).remainder(10).view(3, 4, 5).transpose(0, 2)
-    assert differences(lambda x: nn.functional.one_hot(x, 10).view(-1, 10), (chosen,), {}) == ""
+    classes = torch.arange(60).remainder(10).view(3, 4, 5).transpose(0, 2)
+    assert differences(lambda x: nn.functional.one_hot(x, 10).view(-1, 10), (classes,), {}) == ""
     clear_cache()
 
 
-def test_all_boxes_are_kept_where_a_bound_will_do():
+def test_nms_selects_all_boxes_as_an_upper_bound():
     boxes, scores = torch.empty(9, 4, device=META), torch.empty(9, device=META)
     rules = ShapeRules()
     assert rules.is_data_dependent("torchvision::nms") and not rules.bounds
     assert rules.assumed_size("torchvision::nms")(boxes, scores, 0.5).shape == (9,)
     assert rules.bounds == {"torchvision::nms"}
-    given = ShapeRules({"torchvision::nms": 4}, exact=True)
-    assert given.assumed_size("torchvision::nms")(boxes, scores, 0.5).shape == (4,) and not given.bounds
+    assumed = ShapeRules({"torchvision::nms": 4}, exact=True)
+    assert assumed.assumed_size("torchvision::nms")(boxes, scores, 0.5).shape == (4,) and not assumed.bounds
     assert ShapeRules(exact=True).assumed_size("torchvision::nms") is None
 
 
-def test_the_length_of_targets_is_needed_and_used():
+def test_ops_that_need_unknown_values_raise():
     rule = ShapeRules().replacement_for("aten::_ctc_loss.Tensor")
     probabilities = floats(7, 2, 5).to(META)
     assert rule(probabilities, None, None, torch.tensor([3, 2]))[1].shape == (2, 7, 7)
@@ -734,7 +746,7 @@ def test_the_length_of_targets_is_needed_and_used():
         ShapeRules().replacement_for("aten::linalg_lstsq")(*to_meta((floats(4, 3), floats(4, 2))), driver="gelsd")
 
 
-def test_only_ops_whose_result_depends_on_numbers_need_them():
+def test_only_ops_that_depend_on_values_are_data_dependent():
     rules = ShapeRules()
     assert rules.is_data_dependent("aten::index.Tensor") and rules.is_data_dependent("aten::_local_scalar_dense")
     assert rules.is_data_dependent("aten::narrow.Tensor") and not rules.is_data_dependent("aten::narrow")
@@ -748,44 +760,44 @@ def test_only_ops_whose_result_depends_on_numbers_need_them():
         ({"aten::nonzer": 3}, "'aten::nonzer' is not an op whose result can be assumed; did you mean 'aten::nonzero'?"),
         ({"aten::mm": 3}, "'aten::mm' is not an op whose result can be assumed"),
         ({3: 3}, "3 is not an op whose result can be assumed"),
-        ({"aten::nonzero": -1}, "a size is not negative"),
-        ({"aten::nonzero": 1.5}, "a fraction is between 0.0 and 1.0"),
-        ({"aten::nonzero": float("nan")}, "a fraction is between 0.0 and 1.0"),
-        ({"aten::nonzero": True}, "give a number of results"),
-        ({"aten::nonzero": "many"}, "give a number of results"),
-        ({"aten::equal": 3}, "the op's result is True or False"),
-        ({"aten::item": "3"}, "the op's result is a number"),
+        ({"aten::nonzero": -1}, "a size must not be negative"),
+        ({"aten::nonzero": 1.5}, "a fraction must be between 0.0 and 1.0"),
+        ({"aten::nonzero": float("nan")}, "a fraction must be between 0.0 and 1.0"),
+        ({"aten::nonzero": True}, "pass a number of results"),
+        ({"aten::nonzero": "many"}, "pass a number of results"),
+        ({"aten::equal": 3}, "the op's result must be True or False"),
+        ({"aten::item": "3"}, "the op's result must be a number"),
     ],
 )
-def test_a_wrong_assumption_is_replayed_in_one_line(assume, message):
-    with pytest.raises(ValueError) as caught:
+def test_invalid_assumption_is_reported_in_one_line(assume, message):
+    with pytest.raises(ValueError) as raised:
         ShapeRules(assume)
-    (name, given), text = next(iter(assume.items())), str(caught.value)
-    assert message in text and f"assume={{{name!r}: {given!r}}}" in text and "\n" not in text
-    if "no op" in message:
+    (name, value), text = next(iter(assume.items())), str(raised.value)
+    assert message in text and f"assume={{{name!r}: {value!r}}}" in text and "\n" not in text
+    if "is not an op" in message:
         assert "aten::nonzero" in text and "torchvision::nms" in text
 
 
-# --- shapes against numbers, op by op ----------------------------------------------------------------------------
+# --- shape execution compared with real execution by op ----------------------------------------------------------
 
 
 def filled(tensor: torch.Tensor) -> torch.Tensor:
-    """Return numbers for a tensor of an example: square matrices are well conditioned, whole numbers are 0."""
+    """Return values for a tensor of an example: well-conditioned square matrices, zeros for integers."""
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    numbers = floats(*tensor.shape)
+    values = floats(*tensor.shape)
     if tensor.ndim >= 2 and tensor.shape[-1] == tensor.shape[-2]:
-        numbers = numbers + 4 * torch.eye(tensor.shape[-1])
-    if tensor.dtype is torch.float4_e2m1fn_x2:  # two numbers in a byte, to which nothing converts
+        values = values + 4 * torch.eye(tensor.shape[-1])
+    if tensor.dtype is torch.float4_e2m1fn_x2:  # two numbers in a byte; no other dtype converts to it
         return torch.zeros(tensor.shape, dtype=torch.uint8).view(tensor.dtype)
-    return numbers.to(tensor.dtype)
+    return values.to(tensor.dtype)
 
 
 def example_calls(row: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the calls that a row's example makes and that this machine can run for real."""
-    found = []
+    """Return the calls in a row's example that real execution supports on this machine."""
+    runnable = []
     if row.name.startswith(("bitsandbytes::", "torchao::")):
-        return []  # their kernels end the process when numbers are not those of a quantised tensor
+        return []  # their kernels crash on values that are not those of a quantized tensor
     try:
         overloads = overloads_of(row.name)
     except NotRunnable:
@@ -795,17 +807,17 @@ def example_calls(row: Any) -> list[tuple[Any, dict[str, Any]]]:
         if values is None:
             continue
         if any(isinstance(value, torch.Tensor) and value.is_quantized for value in values.values()):
-            continue  # such a tensor has a scale too, which an example does not say
+            continue  # an example does not specify its scale
         values = pytree.tree_map_only(torch.Tensor, filled, values)
         try:
             overload(**pytree.tree_map_only(torch.Tensor, torch.clone, values))
         except (RuntimeError, NotImplementedError, ValueError):
             continue
-        found.append((overload, values))
-    return found
+        runnable.append((overload, values))
+    return runnable
 
 
-# Their kernels end the process on the small tensors of the examples.
+# Their kernels crash on the small tensors of the examples.
 UNSAFE = frozenset({"aten::_weight_int8pack_mm"})
 ROWS = [
     row
@@ -814,22 +826,22 @@ ROWS = [
 ]
 
 
-def test_the_examples_of_the_default_table_have_the_shapes_of_a_real_run():
-    problems, ran = {}, 0
+def test_examples_of_the_default_table_have_the_shapes_of_real_execution():
+    problems, runs = {}, 0
     for row in ROWS:
         if row.name.startswith(("higher_order::", "prim::")):
             continue
         for op, values in example_calls(row):
-            ran += 1
+            runs += 1
             problem = differences(lambda op=op, values=values: op(**values), (), {})
             if problem:
                 problems[row.name] = problem
     assert not problems
-    assert ran > 80
+    assert runs > 80
 
 
 def op_infos() -> list[Any]:
-    """Return torch's own samples of its ops; they come with its tests, which import a package that it does not need."""
+    """Return torch's own samples of its ops, with a stub for a package that their module imports without using it."""
     if "expecttest" not in sys.modules:
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
@@ -842,9 +854,11 @@ def total(result: Any) -> Any:
     return sum(part.real if part.is_complex() else part for part in parts)
 
 
-def sweep(dtype: torch.dtype, most: int, names: frozenset[str] | None = None, backward: bool = False) -> dict[str, str]:
-    """Return the first difference of each op between runs by shapes and real ones, on at most so many samples."""
-    found: dict[str, str] = {}
+def sweep(
+    dtype: torch.dtype, max_samples: int, names: frozenset[str] | None = None, backward: bool = False
+) -> dict[str, str]:
+    """Return the first difference between shape execution and real execution of each op."""
+    problems: dict[str, str] = {}
     options = {"loss": total} if backward else {}
     for info in op_infos():
         name = info.name
@@ -853,24 +867,26 @@ def sweep(dtype: torch.dtype, most: int, names: frozenset[str] | None = None, ba
         if not info.supports_dtype(dtype, "cpu") or (backward and not info.supports_autograd):
             continue
         torch.manual_seed(0)
-        for sample, _ in zip(info.sample_inputs("cpu", dtype, requires_grad=backward), range(most), strict=False):
+        for sample, _ in zip(
+            info.sample_inputs("cpu", dtype, requires_grad=backward), range(max_samples), strict=False
+        ):
             args, kwargs = (sample.input, *sample.args), sample.kwargs
             if backward and any(
                 item.numel() < 2 for item in pytree.tree_leaves(args) if isinstance(item, torch.Tensor)
             ):
-                continue  # whether autograd keeps such a gradient or copies it hangs on strides that say nothing
+                continue  # whether autograd copies such a gradient depends on its strides, which are arbitrary
             try:
                 torch.manual_seed(0)
                 run(info.op, args, kwargs, "real", **options)
             except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError):
-                continue  # a sample that raises, or has nothing to go back from, says nothing
+                continue  # a sample that raises or has no gradient
             problem = differences(info.op, args, kwargs, **options)
             if problem:
-                found.setdefault(name, problem)
-    return found
+                problems.setdefault(name, problem)
+    return problems
 
 
-QUICK = frozenset(
+COMMON_OPS = frozenset(
     {
         "add",
         "addmm",
@@ -917,23 +933,23 @@ QUICK = frozenset(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_shapes_of_common_ops_are_those_of_a_real_run(dtype):
-    assert sweep(dtype, 6, QUICK) == {}
+def test_common_ops_have_the_shapes_of_real_execution(dtype):
+    assert sweep(dtype, 6, COMMON_OPS) == {}
 
 
-# What a run by shapes does otherwise, by op and why; one that "raises" is run for real where that is allowed.
-NEEDS_NUMBERS = "raises: "
+# Ops with other results in shape execution, with the reason. Where it raises, execution="auto" uses real execution.
+RAISES = "raises: "
 DIFFERENT = {
-    "combinations": NEEDS_NUMBERS + "under autograd it is looked into, down to masked_select",
-    "corrcoef": NEEDS_NUMBERS + "it looks whether its weights are positive",
-    "cov": NEEDS_NUMBERS + "it looks whether its weights are positive",
-    "nn.functional.gaussian_nll_loss": NEEDS_NUMBERS + "it looks whether the variances are positive",
-    "index_put": NEEDS_NUMBERS + "its backward pass selects with the mask",
-    "linalg.lstsq": NEEDS_NUMBERS + "gelsd and gelss give residuals where the rank is full",
-    "sparse.mm": NEEDS_NUMBERS + "sparse tensors have no shape rules",
-    "sparse.sampled_addmm": NEEDS_NUMBERS + "sparse tensors have no shape rules",
-    "to_sparse": NEEDS_NUMBERS + "sparse tensors have no shape rules",
-    "nn.functional.pad": "autograd makes a view that was written to again by its own op, here, and by as_strided",
+    "combinations": RAISES + "under autograd it decomposes into masked_select",
+    "corrcoef": RAISES + "it checks whether its weights are positive",
+    "cov": RAISES + "it checks whether its weights are positive",
+    "nn.functional.gaussian_nll_loss": RAISES + "it checks whether the variances are positive",
+    "index_put": RAISES + "its backward pass selects by the mask",
+    "linalg.lstsq": RAISES + "gelsd and gelss return residuals if the rank is full",
+    "sparse.mm": RAISES + "sparse tensors have no shape rules",
+    "sparse.sampled_addmm": RAISES + "sparse tensors have no shape rules",
+    "to_sparse": RAISES + "sparse tensors have no shape rules",
+    "nn.functional.pad": "autograd recreates a modified view by its own op here, by as_strided in real execution",
 }
 
 
@@ -949,21 +965,21 @@ DIFFERENT = {
         (torch.bool, False),
     ],
 )
-def test_shapes_are_those_of_a_real_run_or_the_run_says_that_it_cannot(dtype, backward, known, monkeypatch):
+def test_shapes_are_those_of_real_execution_or_shape_execution_raises(dtype, backward, known, monkeypatch):
     clear_cache()
     if not known:
         monkeypatch.setattr(concrete_tensors, "CONCRETE_LIMIT", -1)
     try:
-        found = sweep(dtype, 10 if backward else 40, backward=backward)
+        problems = sweep(dtype, 10 if backward else 40, backward=backward)
     finally:
         clear_cache()
-    silent = {name: problem for name, problem in found.items() if not problem.startswith("raises")}
-    assert {name: text for name, text in found.items() if name not in DIFFERENT} == {}
-    assert not [name for name in silent if DIFFERENT[name].startswith(NEEDS_NUMBERS)]
+    silent = {name: problem for name, problem in problems.items() if not problem.startswith("raises")}
+    assert {name: problem for name, problem in problems.items() if name not in DIFFERENT} == {}
+    assert not [name for name in silent if DIFFERENT[name].startswith(RAISES)]
 
 
 class Where(nn.Module):
-    """Picks rows by torch.where with one argument, beside one with three, and multiplies them."""
+    """Selects rows by torch.where with one argument, after a torch.where with three, and multiplies them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -973,13 +989,13 @@ class Where(nn.Module):
         return self.layer(torch.where(x > 0, x, -x)[torch.where(x[:, 0] > 0)])
 
 
-@pytest.mark.parametrize(("given", "rows"), [(3, 3), (0.4, 2), (50, 5)])
-def test_the_size_of_where_can_be_given(given: float, rows: int) -> None:
-    analysis = FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes", assume={"aten::where": given})
+@pytest.mark.parametrize(("size", "rows"), [(3, 3), (0.4, 2), (50, 5)])
+def test_output_size_of_where_is_assumed(size: float, rows: int) -> None:
+    analysis = FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes", assume={"aten::where": size})
     assert analysis.macs() == rows * 16
 
 
-def test_where_of_three_has_no_size_to_give() -> None:
+def test_where_with_three_arguments_accepts_no_assumed_size() -> None:
     with pytest.raises(ExecutionError, match=r"assume=\{'aten::where': \.\.\.\}"):
         FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes").total()
     with pytest.raises(ValueError, match=r"'aten::where.self' is not an op .* did you mean 'aten::where'"):

@@ -1,4 +1,4 @@
-"""Runs by shapes beside real runs: the same calls and totals, no memory, and the way out where a number is needed."""
+"""Compare shape execution with real execution: calls, totals, memory, and the fallback where values are needed."""
 
 from __future__ import annotations
 
@@ -20,24 +20,36 @@ from torch.utils.checkpoint import checkpoint
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
-from fvflops.capture.shapes.rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import clear_cache, outcomes
+from fvflops.capture.shapes.rules.shape_rules import ShapeRules
+from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import Status, Trace, tensors_in
 from tests.support.models.whole_models import MODELS, build_case
+from tests.support.old_torch import OLDER
 from tests.support.trace_comparison import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences, text_of, totals_of
 
 Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
-# Cases in which torch takes another way for a tensor of a subclass than for a plain one. All of these ops are free.
-OTHER_WAYS: Mapping[str, frozenset[str]] = {
+# Ops that torch calls for a tensor subclass only, or for other tensors only. All of them are zero-FLOP.
+OTHER_OPS: Mapping[str, frozenset[str]] = {
     "in place, through views": WAYS_OF_VIEWS,
-    # A parameter made of a tensor of a subclass is a detached alias of it.
+    # A parameter created from a tensor of a subclass is a detached alias of it.
     "a module made inside": frozenset({"aten::detach"}),
-    # Looks for values that are out of range, and then scatters ones or compares.
+    # Checks for values out of range, and then scatters ones or compares.
     "one_hot": frozenset(
         f"aten::{op}"
-        for op in ("aminmax", "_local_scalar_dense", "zeros", "scatter_", "arange", "eq", "_to_copy", "unsqueeze")
+        for op in (
+            "aminmax",
+            "min",
+            "max",
+            "_local_scalar_dense",
+            "zeros",
+            "scatter_",
+            "arange",
+            "eq",
+            "_to_copy",
+            "unsqueeze",
+        )
     ),
 }
 
@@ -49,7 +61,7 @@ def assert_same(shapes: Trace, real: Trace, *, other_ways: frozenset[str] = froz
 
 
 def run_both(case: Case, *, backward: bool = False, other_ways: frozenset[str] = frozenset()) -> Trace:
-    """Run a case by shapes and for real, compare, and return the trace of the run by shapes."""
+    """Record a case in shape execution and real execution, compare, and return the trace of shape execution."""
     model, args, kwargs = case
     loss = add_up if backward else None
     shapes = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
@@ -59,7 +71,7 @@ def run_both(case: Case, *, backward: bool = False, other_ways: frozenset[str] =
 
 
 def assert_both(shapes: Trace, real: Trace, *, backward: bool, other_ways: frozenset[str] = frozenset()) -> None:
-    """Check that two traces are a run by shapes and a real one, and agree."""
+    """Check that two traces are of shape execution and of real execution, and equal."""
     assert (shapes.about["execution"], real.about["execution"]) == ("shapes", "real")
     assert_same(shapes, real, other_ways=other_ways)
     if backward:
@@ -67,10 +79,10 @@ def assert_both(shapes: Trace, real: Trace, *, backward: bool, other_ways: froze
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model on the meta device, what was tied tied: `Module.to` would take it apart."""
-    twin = copy.deepcopy(model)
+    """Return a copy of a model on the meta device with tied parameters, which `Module.to` would untie."""
+    meta_copy = copy.deepcopy(model)
     moved: dict[int, nn.Parameter] = {}
-    for module in twin.modules():
+    for module in meta_copy.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 moved.setdefault(id(parameter), nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad))
@@ -79,75 +91,75 @@ def on_meta(model: nn.Module) -> nn.Module:
             module._buffers[name] = None if buffer is None else buffer.to("meta")
         if isinstance(module, nn.RNNBase):
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
-    return twin
+    return meta_copy
 
 
-# ---- the models of the zoo
+# ---- models of the zoo
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def zoo_case(request: pytest.FixtureRequest) -> Case:
-    """A model of MODELS: built once for all tests that want it, since a recording leaves it as it was."""
+    """A model of MODELS, built once for all tests, since a recording does not change it."""
     model, args = build_case(request.param)
     return model, args, {}
 
 
 @pytest.fixture(scope="module", params=[None, add_up], ids=["forward", "backward"])
 def zoo_run(zoo_case: Case, request: pytest.FixtureRequest) -> tuple[Any, Trace]:
-    """The loss, if there is one, and the run by shapes that others are laid beside."""
+    """The loss, if any, and the trace of shape execution to compare with."""
     model, args, kwargs = zoo_case
     loss = request.param
     return loss, record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
 
 
-def test_a_model_of_the_zoo_costs_the_same_by_shapes(zoo_case: Case, zoo_run: tuple[Any, Trace]):
+def test_zoo_model_has_the_same_costs_in_shape_execution(zoo_case: Case, zoo_run: tuple[Any, Trace]):
     model, args, kwargs = zoo_case
     loss, shapes = zoo_run
     real = record_call(model, args, kwargs, stops_at=PRICER.stops_at, execution="real", loss=loss)
     assert_both(shapes, real, backward=loss is not None)
 
 
-def test_a_model_of_the_zoo_costs_the_same_on_meta(zoo_case: Case, zoo_run: tuple[Any, Trace]):
+def test_zoo_model_has_the_same_costs_on_the_meta_device(zoo_case: Case, zoo_run: tuple[Any, Trace]):
     model, args, kwargs = zoo_case
     assert isinstance(model, nn.Module)
-    loss, here = zoo_run
-    # There is nothing real to fall back to, so that "auto" is enough here.
-    there = record_call(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, loss=loss)
-    assert there.about["execution"] == "shapes" and there.about["device"] == "cpu"
-    assert not any(spec.device == "meta" for item in there.signatures for spec in tensors_in(item.inputs))
-    assert_same(there, here)
+    loss, expected = zoo_run
+    # "auto" cannot fall back to real execution here.
+    trace = record_call(on_meta(model), args, kwargs, stops_at=PRICER.stops_at, loss=loss)
+    assert trace.about["execution"] == "shapes" and trace.about["device"] == "cpu"
+    assert not any(spec.device == "meta" for item in trace.signatures for spec in tensors_in(item.inputs))
+    assert_same(trace, expected)
 
 
-# ---- small models, one for each thing that could go wrong
+# ---- small models
 
 
 class Applied(nn.Module):
-    """A function with modules, parameters and other things at hand."""
+    """A module whose forward is a function of the module and its inputs."""
 
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+    def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
         super().__init__()
         self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
 
 
 def after_linear(function: Callable[..., Any], *more: Any) -> Case:
-    """Return a model that applies a function to the (2, 4) result of a linear layer and to more arguments."""
+    """Return a model that applies a function to the (2, 4) result of a linear layer and further arguments."""
     model = Applied(lambda self, x, *rest: function(self.fc(x), *rest), fc=nn.Linear(4, 4))
     return model, (torch.randn(2, 4), *more), {}
 
 
 def before_linear(layer: nn.Module, *shape: int) -> Case:
-    """Return a layer on an input that wants a gradient, because a parameter has been multiplied into it."""
+    """Return a layer whose input requires a gradient, since it is multiplied by a parameter."""
     model = Applied(lambda self, x: self.layer(x * self.scale), layer=layer, scale=nn.Parameter(torch.ones(1)))
     return model, (torch.randn(shape),), {}
 
 
 def attend(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, **options: Any) -> Case:
-    """Return a bare scaled dot product attention on query, key and value of these shapes."""
+    """Return a scaled dot product attention on query, key and value of these shapes."""
     model = Applied(
         lambda self, q, k, v, **more: F.scaled_dot_product_attention(q * self.scale, k, v, **more),
         scale=nn.Parameter(torch.ones(1, dtype=dtype)),
@@ -217,7 +229,7 @@ class Swish(torch.autograd.Function):
 
 
 class Doubled(torch.autograd.Function):
-    """Changes its argument in place."""
+    """Writes to its argument."""
 
     @staticmethod
     def forward(ctx, x):
@@ -384,7 +396,7 @@ def each(functions: tuple[Callable[..., Any], ...], x: torch.Tensor) -> list[Any
     return [function(x) for function in functions]
 
 
-# Name → how to build it. In each a parameter bears on the result, so that there is something to go back through.
+# By name. Each result depends on a parameter, so that there is a backward pass.
 CASES: dict[str, Callable[[], Case]] = {
     **{
         f"{kind.__name__}{', bidirectional' * both}{', batch first' * first}": partial(
@@ -464,8 +476,8 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "a module made inside": lambda: after_linear(lambda x: nn.Linear(4, 3)(x)),
     "gradient in forward": lambda: after_linear(lambda x: torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]),
-    "an island without gradients": lambda: after_linear(lambda x: x + torch.no_grad()(torch.sin)(x)),
-    "an island of inference": lambda: after_linear(lambda x: x + torch.inference_mode()(torch.sin)(x).clone()),
+    "no_grad inside": lambda: after_linear(lambda x: x + torch.no_grad()(torch.sin)(x)),
+    "inference_mode inside": lambda: after_linear(lambda x: x + torch.inference_mode()(torch.sin)(x).clone()),
     "custom op": lambda: after_linear(lambda x: thrice(x).sin()),
     "custom op that writes": lambda: after_linear(fill_and_use),
     "in place": lambda: after_linear(lambda x: x.mul_(2).add_(1).relu_()),
@@ -540,20 +552,22 @@ CASES: dict[str, Callable[[], Case]] = {
     "constants": lambda: after_linear(
         lambda x: x * torch.tensor([1.0, 2, 3, 4]) + torch.tensor(2.0) + x.new_tensor([1.0]) + torch.full((4,), 2)
     ),
-    "numpy's numbers": lambda: after_linear(lambda x: x + torch.from_numpy(np.ones(4, dtype="float32"))),
+    "NumPy array": lambda: after_linear(lambda x: x + torch.from_numpy(np.ones(4, dtype="float32"))),
     "autocast": lambda: after_linear(torch.autocast("cpu", torch.bfloat16)(lambda x: F.linear(x, x))),
     "rows in a loop": lambda: after_linear(lambda x: torch.stack([row * n for n, row in enumerate(x)])),
     "lists of tensors": lambda: after_linear(lambda x: torch._foreach_add([x, x * 2], 1.0)),
     "other dtypes": lambda: after_linear(lambda x: (x.double(), x.half().float(), x.type_as(x.double()), x.long())),
-    "bits read as integers": lambda: after_linear(lambda x: x.detach().view(torch.int32).view(torch.float32) + x),
+    "view as another dtype": lambda: after_linear(lambda x: x.detach().view(torch.int32).view(torch.float32) + x),
 }
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_small_model_costs_the_same_by_shapes(name: str, backward: bool):
+def test_small_model_has_the_same_costs_in_shape_execution(name: str, backward: bool):
+    if OLDER and backward and name == "LSTM without biases":
+        pytest.skip(f"torch {torch.__version__}: its meta kernel gives the absent biases other gradients")
     torch.manual_seed(0)
-    run_both(CASES[name](), backward=backward, other_ways=OTHER_WAYS.get(name, frozenset()))
+    run_both(CASES[name](), backward=backward, other_ways=OTHER_OPS.get(name, frozenset()))
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -578,7 +592,7 @@ def test_a_small_model_costs_the_same_by_shapes(name: str, backward: bool):
         "key-value cache",
     ],
 )
-def test_a_small_model_costs_the_same_on_meta(name: str, backward: bool):
+def test_small_model_has_the_same_costs_on_the_meta_device(name: str, backward: bool):
     loss = add_up if backward else None
     model, args, kwargs = CASES[name]()
     assert isinstance(model, nn.Module)
@@ -588,25 +602,25 @@ def test_a_small_model_costs_the_same_on_meta(name: str, backward: bool):
 
 
 @pytest.mark.parametrize("name", ["zoo:llama_tiny", "torchvision:resnet18", "transformers:BertModel"])
-def test_a_model_that_was_built_on_meta_costs_what_it_costs_elsewhere(name: str):
+def test_model_built_on_the_meta_device_has_the_same_costs(name: str):
     with torch.device("meta"):
         model = MODELS[name]()[0].eval()
     real, args = build_case(name)
     for loss in (None, add_up):
-        there = record_call(model, args, stops_at=PRICER.stops_at, loss=loss)
-        assert_same(there, record_call(real, args, stops_at=PRICER.stops_at, execution="real", loss=loss))
+        trace = record_call(model, args, stops_at=PRICER.stops_at, loss=loss)
+        assert_same(trace, record_call(real, args, stops_at=PRICER.stops_at, execution="real", loss=loss))
 
 
-def test_inputs_on_meta_serve_a_model_with_weights():
+def test_inputs_on_the_meta_device_work_with_real_weights():
     model, args = build_case("torchvision:resnet18")
-    here = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
-    there = record_call(model, tuple(tensor.to("meta") for tensor in args), stops_at=PRICER.stops_at)
-    assert there.about["execution"] == "shapes"
-    assert_same(there, here)
+    expected = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
+    trace = record_call(model, tuple(tensor.to("meta") for tensor in args), stops_at=PRICER.stops_at)
+    assert trace.about["execution"] == "shapes"
+    assert_same(trace, expected)
 
 
-def test_forward_mode_derivatives_cost_the_same():
-    """A derivative that is known to be zero is not computed in a real run: the additions of it, which are free."""
+def test_forward_mode_derivatives_have_the_same_costs():
+    """Only totals: real execution omits some additions of zero derivatives, which are zero-FLOP."""
     for derive in (torch.func.jacfwd(torch.sin), lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]):
         shapes, real = (
             record_call(*after_linear(derive)[:2], stops_at=PRICER.stops_at, execution=execution)
@@ -615,7 +629,7 @@ def test_forward_mode_derivatives_cost_the_same():
         assert totals_of(shapes) == totals_of(real)
 
 
-def test_an_op_that_changes_its_argument_shows_what_went_in_and_what_came_out():
+def test_op_that_changes_the_shape_of_its_argument_is_recorded_with_both_shapes():
     def transpose(x: torch.Tensor) -> torch.Tensor:
         return (x + 1).transpose_(0, 1)
 
@@ -628,10 +642,10 @@ def test_an_op_that_changes_its_argument_shows_what_went_in_and_what_came_out():
         )
 
 
-# ---- the comparison above can fail
+# ---- the comparison itself
 
 
-def test_the_comparison_sees_each_difference():
+def test_comparison_detects_each_difference():
     def run(model: nn.Module, x: torch.Tensor, **options: Any) -> Trace:
         return record_call(model, (x,), stops_at=PRICER.stops_at, **options)
 
@@ -639,22 +653,22 @@ def test_the_comparison_sees_each_difference():
     base = run(model, x, execution="shapes")
     assert_same(base, run(model, x, execution="real"))
     assert any("float32[3, 4]" in line for line in differences(base, run(model, torch.ones(3, 4), execution="real")))
-    twice = nn.Sequential(model[0], nn.ReLU(), model[0])
-    assert any(line.startswith("totals") for line in differences(base, run(twice, x, execution="real")))
+    repeated = nn.Sequential(model[0], nn.ReLU(), model[0])
+    assert any(line.startswith("totals") for line in differences(base, run(repeated, x, execution="real")))
     moved = nn.Sequential(nn.Sequential(model[0]), nn.ReLU())
     assert differences(base, run(moved, x, execution="real"))
     assert any("relu" in line for line in differences(base, run(nn.Sequential(model[0]), x, execution="real")))
     assert differences(base, run(model, x, execution="real", loss=add_up))
     double = run(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).double(), x.double(), execution="real")
     assert any("float64" in line for line in differences(base, double))
-    # What may be other ways must be named, and free.
+    # An op in other_ways must be named, and zero-FLOP.
     assert differences(run(nn.ReLU(), x), run(nn.Tanh(), x), other_ways=frozenset({"aten::relu"})) != []
-    assert differences(base, run(twice, x), other_ways=frozenset({"aten::linear"})) != []
+    assert differences(base, run(repeated, x), other_ways=frozenset({"aten::linear"})) != []
 
 
 @pytest.mark.parametrize("op", OPEN)
-def test_what_is_left_open_is_not_priced(op: str):
-    """Otherwise a difference in it would be one in the totals."""
+def test_ops_with_ignored_arguments_are_zero_flop(op: str):
+    """Otherwise a difference in their arguments would be a difference in the totals."""
     inputs, outputs = OPEN[op]
     packet, _, overload_name = op.removeprefix("aten::").partition(".")
     overload = getattr(getattr(torch.ops.aten, packet), overload_name or "default")
@@ -663,12 +677,12 @@ def test_what_is_left_open_is_not_priced(op: str):
     assert all(index < len(overload._schema.returns) for index in outputs)
 
 
-# ---- numbers that are not there
+# ---- unknown values
 
-Question = Callable[[torch.Tensor], Any]
+ReadValue = Callable[[torch.Tensor], Any]
 
-# How a model may ask for a number → what the message may call it.
-QUESTIONS: dict[str, tuple[Question, str]] = {
+# Ways to read values, each with the op names of which the message contains one.
+VALUE_READS: dict[str, tuple[ReadValue, str]] = {
     "item": (lambda y: y.sum().item(), "item|_local_scalar_dense"),
     "bool": (lambda y: bool(y.sum()), "item|_local_scalar_dense|is_nonzero|bool"),
     "if": (lambda y: 1 if y.sum() > 0 else 2, "item|_local_scalar_dense|is_nonzero|bool"),
@@ -699,23 +713,23 @@ QUESTIONS: dict[str, tuple[Question, str]] = {
 }
 
 
-class Asks(nn.Module):
-    """A layer that asks a question of what it is given, and hands it on."""
+class ReadsValue(nn.Module):
+    """A layer that reads values of its input, and returns the input."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, read_value: ReadValue) -> None:
         super().__init__()
-        self.question = question
+        self.read_value = read_value
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
-        self.question(y)
+        self.read_value(y)
         return y
 
 
-def asking(question: Question) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), Asks(question), nn.Linear(4, 3)).eval()
+def make_reader(read_value: ReadValue) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), ReadsValue(read_value), nn.Linear(4, 3)).eval()
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [item.getMessage() for item in caplog.records if item.name == "fvflops"]
 
 
@@ -725,53 +739,53 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
         yield caplog
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_a_model_that_needs_a_number_is_run_for_real_once_and_says_so(name: str, log: pytest.LogCaptureFixture):
-    question, words = QUESTIONS[name]
-    model, x = asking(question), torch.randn(2, 4)
+@pytest.mark.parametrize("name", VALUE_READS)
+def test_model_that_reads_values_falls_back_to_real_execution_with_a_message(name: str, log: pytest.LogCaptureFixture):
+    read_value, ops = VALUE_READS[name]
+    model, x = make_reader(read_value), torch.randn(2, 4)
     trace = record_call(model, (x,), stops_at=PRICER.stops_at)
     assert trace.about["execution"] == "real"
-    (line,) = logged(log)
-    assert any(word in line for word in words.split("|")), line
+    (line,) = messages(log)
+    assert any(op in line for op in ops.split("|")), line
     assert "'1'" in line and "\n" not in line
     assert trace == record_call(model, (x,), stops_at=PRICER.stops_at, execution="real")
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_by_shapes_alone_such_a_model_is_refused_in_words(name: str, log: pytest.LogCaptureFixture):
-    question, words = QUESTIONS[name]
+@pytest.mark.parametrize("name", VALUE_READS)
+def test_model_that_reads_values_raises_in_shape_execution(name: str, log: pytest.LogCaptureFixture):
+    read_value, ops = VALUE_READS[name]
     with pytest.raises(ExecutionError) as caught:
-        record_call(asking(question), (torch.randn(2, 4),), execution="shapes")
+        record_call(make_reader(read_value), (torch.randn(2, 4),), execution="shapes")
     message = str(caught.value)
-    assert any(word in message for word in words.split("|")), message
+    assert any(op in message for op in ops.split("|")), message
     assert "'1'" in message and 'execution="auto"' in message
-    assert logged(log) == []
+    assert messages(log) == []
 
 
 @pytest.mark.parametrize("execution", ["auto", "shapes"])
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_without_weights_the_message_says_what_to_do(name: str, execution: str):
-    question, words = QUESTIONS[name]
+@pytest.mark.parametrize("name", VALUE_READS)
+def test_message_without_weights_names_the_remedy(name: str, execution: str):
+    read_value, ops = VALUE_READS[name]
     with pytest.raises(ExecutionError) as caught:
-        record_call(on_meta(asking(question)), (torch.randn(2, 4),), execution=execution)
+        record_call(on_meta(make_reader(read_value)), (torch.randn(2, 4),), execution=execution)
     message = str(caught.value)
-    assert any(word in message for word in words.split("|")), message
+    assert any(op in message for op in ops.split("|")), message
     assert "'1'" in message and "real weights" in message
     assert ("assume=" in message) == ShapeRules().can_assume(message.partition(" in module ")[0])
 
 
-def test_the_analysis_says_it_too(log: pytest.LogCaptureFixture):
-    model, x = asking(lambda y: y.sum().item()), torch.randn(2, 4)
+def test_analysis_logs_the_fallback_once(log: pytest.LogCaptureFixture):
+    model, x = make_reader(lambda y: y.sum().item()), torch.randn(2, 4)
     flops = FlopCountAnalysis(model, x)
     assert flops.total() == flops.total("0") + flops.total("2") == 2 * 4 * 4 + 2 * 4 * 3
     flops.by_operator()
-    assert len([line for line in logged(log) if "used real execution" in line]) == 1
+    assert len([line for line in messages(log) if "used real execution" in line]) == 1
     assert FlopCountAnalysis(model, x, execution="real").by_module_and_operator() == flops.by_module_and_operator()
     with pytest.raises(ExecutionError):
         FlopCountAnalysis(model, x, execution="shapes").total()
 
 
-def test_the_way_taken_is_the_one_that_the_numbers_say():
+def test_data_dependent_loop_runs_as_often_as_its_values_say():
     class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -790,12 +804,12 @@ def test_the_way_taken_is_the_one_that_the_numbers_say():
     assert totals_of(trace)["body"] == Counter({"linear": 3 * 16})
 
 
-# torch.tensor reads the address of its arguments itself, so that nobody is told when the model swallows the error.
-@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "tensor of tensors"])
-def test_a_model_that_swallows_the_error_is_run_for_real_all_the_same(name: str, log: pytest.LogCaptureFixture):
-    question, _ = QUESTIONS[name]
+# torch.tensor reads the address of its arguments itself, so that an error that the model catches is not recorded.
+@pytest.mark.parametrize("name", [name for name in VALUE_READS if name != "tensor of tensors"])
+def test_model_that_catches_the_error_falls_back_to_real_execution(name: str, log: pytest.LogCaptureFixture):
+    read_value, _ = VALUE_READS[name]
 
-    class Careful(nn.Module):
+    class Catching(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fc, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -803,21 +817,21 @@ def test_a_model_that_swallows_the_error_is_run_for_real_all_the_same(name: str,
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.fc(x)
             try:
-                question(x)
+                read_value(x)
             except Exception:
                 x = self.other(x)
             return x
 
-    model, x = Careful(), torch.randn(2, 4)
+    model, x = Catching(), torch.randn(2, 4)
     trace = record_call(model, (x,), stops_at=PRICER.stops_at)
     assert trace.about["execution"] == "real"
-    assert len(logged(log)) == 1
+    assert len(messages(log)) == 1
     assert trace == record_call(model, (x,), stops_at=PRICER.stops_at, execution="real")
     with pytest.raises(ExecutionError):
         record_call(model, (x,), execution="shapes")
 
 
-KNOWN: dict[str, Callable[..., Any]] = {
+KNOWN_READS: dict[str, Callable[..., Any]] = {
     "item of ids": lambda y, ids, mask: ids.max().item(),
     "list of ids": lambda y, ids, mask: (ids + 1).tolist(),
     "numpy of ids": lambda y, ids, mask: (ids * 2).numpy(),
@@ -835,58 +849,58 @@ KNOWN: dict[str, Callable[..., Any]] = {
     "a mask made here": lambda y, ids, mask: torch.ones(y.shape, dtype=torch.bool, device=y.device).tril().any().item(),
     "a mask sent to a device": lambda y, ids, mask: mask.to(y.device).all().item(),
     "lengths": lambda y, ids, mask: torch.arange(4) < mask.sum(-1)[:, None].max().item(),
-    "ids as numbers, and back": lambda y, ids, mask: y * (ids == 1).sum().item(),
+    "count of ids": lambda y, ids, mask: y * (ids == 1).sum().item(),
 }
 
 
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
-@pytest.mark.parametrize("name", KNOWN)
-def test_numbers_that_the_caller_gave_are_there(name: str, loss: Any, log: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("name", KNOWN_READS)
+def test_values_of_small_integer_inputs_are_known(name: str, loss: Any, log: pytest.LogCaptureFixture):
     def forward(self: Any, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         y = self.fc(x)
-        self.answer(y, ids, mask)
+        self.read_value(y, ids, mask)
         return y
 
-    model = Applied(forward, fc=nn.Linear(4, 4), answer=KNOWN[name])
+    model = Applied(forward, fc=nn.Linear(4, 4), read_value=KNOWN_READS[name])
     args = torch.randn(2, 4), torch.tensor([[3, 1, 2]]), MASK
     trace = record_call(model, args, stops_at=PRICER.stops_at, loss=loss)
     assert trace.about["execution"] == "shapes"
-    assert logged(log) == []
+    assert messages(log) == []
     real = record_call(model, args, stops_at=PRICER.stops_at, loss=loss, execution="real")
     assert_same(trace, real)
 
 
-def test_numbers_that_the_run_was_to_change_are_there_no_more():
-    """A float buffer keeps its numbers in a run by shapes: those that a real run would see there are others."""
+def test_values_of_a_float_buffer_are_unknown_after_a_write():
+    """Shape execution does not update a float buffer, so that its values differ from those of real execution."""
 
     class Counting(nn.Module):
-        def __init__(self, look: Callable[[torch.Tensor], float]) -> None:
+        def __init__(self, read_value: Callable[[torch.Tensor], float]) -> None:
             super().__init__()
             self.fc = nn.Linear(4, 4)
-            self.look = look
+            self.read_value = read_value
             self.register_buffer("steps", torch.zeros(1))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.steps += 3
-            for _ in range(int(self.look(self.steps))):
+            for _ in range(int(self.read_value(self.steps))):
                 x = self.fc(x)
             return x
 
-    looks: tuple[Callable[[torch.Tensor], float], ...] = (
+    reads: tuple[Callable[[torch.Tensor], float], ...] = (
         lambda steps: steps.item(),
         lambda steps: steps.tolist()[0],
         lambda steps: steps.numpy()[0],
         lambda steps: np.asarray(steps)[0],
         lambda steps: memoryview(steps.numpy())[0],
     )
-    for look in looks:
-        model = Counting(look)
+    for read_value in reads:
+        model = Counting(read_value)
         trace = record_call(model, (torch.ones(1, 4),), stops_at=PRICER.stops_at)
         assert totals_of(trace)[""] == Counter({"linear": 3 * 16})
         assert model.steps.tolist() == [0]
 
 
-def test_numbers_in_small_integer_buffers_are_kept_up_to_date():
+def test_values_of_small_integer_buffers_are_updated():
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -932,22 +946,22 @@ def _raise_own_error(x: torch.Tensor) -> None:
     ids=["ValueError", "own error", "linear", "convolution", "view", "add", "attribute", "index"],
 )
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
-def test_the_models_own_errors_come_out_as_they_are(model: nn.Module, loss: Any, log: pytest.LogCaptureFixture):
+def test_errors_of_the_model_are_raised_unchanged(model: nn.Module, loss: Any, log: pytest.LogCaptureFixture):
     x = torch.randn(2, 4)
     with pytest.raises(Exception) as real:
         record_call(model, (x,), execution="real", loss=loss)
     with pytest.raises(Exception) as auto:
         record_call(model, (x,), loss=loss)
     assert (auto.type, str(auto.value)) == (real.type, str(real.value))
-    assert logged(log) == []
+    assert messages(log) == []
     with pytest.raises(Exception) as shapes:
         record_call(model, (x,), execution="shapes", loss=loss)
     assert not isinstance(shapes.value, ExecutionError)
 
 
-def test_an_execution_that_does_not_exist_is_refused():
+def test_invalid_execution_raises():
     for make in (record_call, FlopCountAnalysis):
-        with pytest.raises(ValueError, match="auto, shapes, real, not 'fast'"):
+        with pytest.raises(ValueError, match=r"auto, shapes, real.*'fast'"):
             make(nn.Identity(), (torch.ones(1),), execution="fast")
 
 
@@ -955,7 +969,7 @@ def test_an_execution_that_does_not_exist_is_refused():
 
 
 def count_bytes(function: Callable[[], Any]) -> int:
-    """Return how many bytes of the CPU's memory torch allocates while a function runs, freed ones included."""
+    """Return the bytes of CPU memory that torch allocates while a function runs, including freed ones."""
     with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
         function()
     events = profile.kineto_results.events()
@@ -965,25 +979,27 @@ def count_bytes(function: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:vit_tiny_patch16_224", "timm:mobilevit_xxs"])
-def test_activations_take_no_memory(name: str, training: bool, loss: Any):
+def test_activations_need_no_memory(name: str, training: bool, loss: Any):
     model, args = build_case(name)
     model.train(training)
-    model(*args)  # what torch allocates once in a process is no activation
+    model(*args)  # allocates what torch allocates once per process
     real = count_bytes(lambda: record_call(model, args, execution="real", loss=loss))
-    assert real > 1_000_000  # the count sees them
-    # What is left: the state of the random generators, and position ids.
+    assert real > 1_000_000
+    # The rest: the state of the random generators, and position ids.
     assert count_bytes(lambda: record_call(model, args, execution="shapes", loss=loss)) < 100_000
 
 
-def test_a_batch_that_fits_no_machine_is_no_matter():
+def test_batch_larger_than_memory_is_counted():
     batch = 1 << 36
     model, _ = build_case("torchvision:resnet18")
-    one = FlopCountAnalysis(model, torch.zeros(1, 3, 64, 64)).total()
-    assert FlopCountAnalysis(model, torch.zeros(1).expand(batch, 3, 64, 64), execution="shapes").total() == batch * one
-    assert FlopCountAnalysis(model, torch.empty(batch, 3, 64, 64, device="meta")).total() == batch * one
+    single = FlopCountAnalysis(model, torch.zeros(1, 3, 64, 64)).total()
+    assert (
+        FlopCountAnalysis(model, torch.zeros(1).expand(batch, 3, 64, 64), execution="shapes").total() == batch * single
+    )
+    assert FlopCountAnalysis(model, torch.empty(batch, 3, 64, 64, device="meta")).total() == batch * single
 
 
-def test_masks_that_fit_no_machine_are_no_matter():
+def test_masks_larger_than_memory_are_counted():
     def model(x: torch.Tensor) -> torch.Tensor:
         tokens = x.shape[1]
         positions = torch.arange(tokens)
@@ -996,7 +1012,7 @@ def test_masks_that_fit_no_machine_are_no_matter():
     assert flops.total() == 2 * tokens * tokens * 8
 
 
-def test_weights_that_fit_no_machine_are_no_matter():
+def test_weights_larger_than_memory_are_counted():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(1 << 20, 1 << 21), nn.ReLU(), nn.Linear(1 << 21, 1))
     trace = record_call(model, (torch.zeros(1).expand(3, 1 << 20),), stops_at=PRICER.stops_at, loss=add_up)
@@ -1011,35 +1027,35 @@ def test_weights_that_fit_no_machine_are_no_matter():
     ["zoo:resnet50", "zoo:gpt2", "zoo:llama_tiny", "torchvision:efficientnet_b0", "torchvision:swin_t",
      "timm:levit_128s", "transformers:BertModel", "transformers:LlamaModel"],
 )  # fmt: skip
-def test_a_machine_without_cuda_shows_what_cuda_would_run(name: str):
+def test_device_cuda_is_emulated_without_cuda(name: str):
     model, args = build_case(name)
-    here = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
-    there = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", device="cuda")
-    assert there.about["device"] == "cuda:0"
-    devices = Counter(spec.device for item in there.signatures for spec in tensors_in((item.inputs, item.outputs)))
+    on_cpu = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes")
+    on_cuda = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", device="cuda")
+    assert on_cuda.about["device"] == "cuda:0"
+    devices = Counter(spec.device for item in on_cuda.signatures for spec in tensors_in((item.inputs, item.outputs)))
     assert devices.keys() == {"cuda:0"}
-    assert totals_of(there) == totals_of(here)
+    assert totals_of(on_cuda) == totals_of(on_cpu)
     with pytest.raises(ValueError, match="not 'meta'"):
         record_call(model, args, device="meta")
 
 
-def test_the_device_is_that_of_the_inputs():
+def test_default_device_is_that_of_the_inputs():
     with torch.device("meta"):
         model = nn.Linear(4, 4)
     assert record_call(model, (torch.ones(1, 4),)).about["device"] == "cpu"
     assert record_call(model, (torch.ones(1, 4, device="meta"),)).about["device"] == "cpu"
-    asked: list[Any] = []
-    spy = Applied(lambda self, x: asked.append(self.fc(x).device) or self.fc(x), fc=model)
-    record_call(spy, (torch.ones(1, 4),), device="cuda:1", execution="shapes")
-    assert asked == [torch.device("cuda:1")]
+    devices: list[Any] = []
+    model = Applied(lambda self, x: devices.append(self.fc(x).device) or self.fc(x), fc=model)
+    record_call(model, (torch.ones(1, 4),), device="cuda:1", execution="shapes")
+    assert devices == [torch.device("cuda:1")]
 
 
-# ---- tensors that are spread over machines
+# ---- tensor parallelism
 
 
 @pytest.fixture
 def eight_ranks() -> Iterator[Any]:
-    """Play rank 0 of eight in this process."""
+    """Initialize a fake process group of eight ranks, of which this process is rank 0."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -1069,7 +1085,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
-def spread(model: nn.Module, mesh: Any) -> nn.Module:
+def parallelize(model: nn.Module, mesh: Any) -> nn.Module:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel()) | dict.fromkeys(
@@ -1080,18 +1096,18 @@ def spread(model: nn.Module, mesh: Any) -> nn.Module:
 
 @pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
 @pytest.mark.parametrize("on_meta", [False, True], ids=["weights", "meta"])
-def test_a_rank_counts_its_own_part(eight_ranks: Any, on_meta: bool, loss: Any):
-    # DTensor works out once in a process how to split a call of some shape, by running it: the first analysis is the
-    # one that could differ, so that each of these tests has a shape of its own.
+def test_rank_counts_its_own_shard(eight_ranks: Any, on_meta: bool, loss: Any):
+    # DTensor infers once per process how to split a call of some shape, by running it. Since the first analysis could
+    # therefore differ, each of these tests has its own shape.
     x = torch.randn(2, 6 + 2 * on_meta + (loss is None), 32)
-    whole = record_call(Block(), (x,), stops_at=PRICER.stops_at, loss=loss)
+    unsharded = record_call(Block(), (x,), stops_at=PRICER.stops_at, loss=loss)
     with torch.device("meta" if on_meta else "cpu"):
-        model = spread(Block(), eight_ranks)
+        model = parallelize(Block(), eight_ranks)
     first, second = (
         record_call(model, (x,), stops_at=PRICER.stops_at, loss=loss, execution="shapes") for _ in range(2)
     )
     assert totals_of(first) == totals_of(second)
-    assert count(first, PRICER, "flops").total() * 8 == count(whole, PRICER, "flops").total()
+    assert count(first, PRICER, "flops").total() * 8 == count(unsharded, PRICER, "flops").total()
     ops = {item.packet for item in first.signatures}
     assert any("all_reduce" in op for op in ops)
     if not on_meta:
@@ -1099,27 +1115,27 @@ def test_a_rank_counts_its_own_part(eight_ranks: Any, on_meta: bool, loss: Any):
         assert totals_of(real) == totals_of(first)
 
 
-def test_a_rank_counts_its_own_part_in_a_real_run_too(eight_ranks: Any):
-    model, x = spread(Block(), eight_ranks), torch.randn(3, 7, 32)
+def test_rank_counts_its_own_shard_in_real_execution(eight_ranks: Any):
+    model, x = parallelize(Block(), eight_ranks), torch.randn(3, 7, 32)
     first, second = (record_call(model, (x,), stops_at=PRICER.stops_at, execution="real") for _ in range(2))
     assert totals_of(first) == totals_of(second)
 
 
-# ---- the memo
+# ---- the cache
 
 
 @pytest.mark.parametrize("name", ["zoo:resnet50", "zoo:gpt2", "torchvision:swin_t", "transformers:LlamaModel"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_a_second_analysis_learns_nothing_new(name: str, backward: bool):
+def test_second_analysis_adds_no_outcomes(name: str, backward: bool):
     model, args = build_case(name)
     loss = add_up if backward else None
     first = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
-    known = outcomes()
+    cached = outcome_count()
     second = record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss)
-    assert outcomes() == known > 0
+    assert outcome_count() == cached > 0
     assert second == first
     clear_cache()
-    assert outcomes() == 0
+    assert outcome_count() == 0
     assert_same(record_call(model, args, stops_at=PRICER.stops_at, execution="shapes", loss=loss), first)
 
 
@@ -1154,26 +1170,26 @@ VARIANTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_calls_that_look_alike_are_not_taken_for_each_other(name: str):
+def test_similar_calls_have_different_outcomes(name: str):
     x = torch.randn(2, 4)
     clear_cache()
     for order in (VARIANTS[name], VARIANTS[name][::-1]):
         for model in order:
-            seen: list[list[Any]] = []
+            layouts: list[list[Any]] = []
 
-            def watched(x: torch.Tensor, model: Any = model, seen: Any = seen) -> Any:
+            def store_layouts(x: torch.Tensor, model: Any = model, layouts: Any = layouts) -> Any:
                 out = model(x)
-                seen.append([(t.dtype, t.shape, t.stride()) for t in tensors_of(out)])
+                layouts.append([(t.dtype, t.shape, t.stride()) for t in tensors_of(out)])
                 return out
 
-            shapes = record_call(watched, (x,), stops_at=PRICER.stops_at, execution="shapes")
-            real = record_call(watched, (x,), stops_at=PRICER.stops_at, execution="real")
+            shapes = record_call(store_layouts, (x,), stops_at=PRICER.stops_at, execution="shapes")
+            real = record_call(store_layouts, (x,), stops_at=PRICER.stops_at, execution="real")
             assert_same(shapes, real)
-            # Signatures hold no strides, so that these are looked at where the model sees them.
-            assert seen[0] == seen[1]
+            # Signatures contain no strides, so that these are compared inside the model.
+            assert layouts[0] == layouts[1]
 
 
-def test_another_input_is_another_result():
+def test_costs_depend_on_the_shape_and_dtype_of_the_input():
     model = nn.Linear(4, 3)
     small = record_call(model, (torch.ones(2, 4),), stops_at=PRICER.stops_at, execution="shapes")
     large = record_call(model, (torch.ones(5, 4),), stops_at=PRICER.stops_at, execution="shapes")
@@ -1182,20 +1198,20 @@ def test_another_input_is_another_result():
     assert text_of(double.signatures[0].outputs[0]) == "float64[2, 3]@cpu"
 
 
-def test_a_strange_stride_is_kept():
-    seen = []
-    strange = torch.randn(4, 3, 8, 8).permute(2, 0, 3, 1)
-    model = Applied(lambda self, x: seen.append((x + 1).stride()) or torch.relu(x))
+def test_unusual_strides_are_preserved():
+    strides = []
+    x = torch.randn(4, 3, 8, 8).permute(2, 0, 3, 1)
+    model = Applied(lambda self, x: strides.append((x + 1).stride()) or torch.relu(x))
     for execution in ("shapes", "real"):
-        record_call(model, (strange,), execution=execution)
-    assert seen[0] == seen[1]
+        record_call(model, (x,), execution=execution)
+    assert strides[0] == strides[1]
 
 
-# ---- sizes that are assumed
+# ---- op coverage
 
 
-def test_nothing_is_unknown_that_a_real_run_knows():
-    """Ops of a run by shapes are those of a real one: a rule that ran others in their place would show here."""
+def test_ops_have_the_status_of_real_execution():
+    """A rule that called other ops instead of its op would fail here."""
     model, args = build_case("zoo:gpt2")
     statuses = [
         {status: +Counter(ops) for status, ops in count(trace, PRICER, "flops").ledger().items()}
@@ -1207,7 +1223,7 @@ def test_nothing_is_unknown_that_a_real_run_knows():
 # ---- threads
 
 
-def test_two_analyses_at_once_do_not_see_each_other():
+def test_concurrent_analyses_are_independent():
     cases = [build_case(name) for name in ("torchvision:resnet18", "zoo:llama_tiny")]
     expected = [record_call(*case, stops_at=PRICER.stops_at, execution="shapes") for case in cases]
     clear_cache()

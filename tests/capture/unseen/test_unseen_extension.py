@@ -1,4 +1,4 @@
-"""A compiled extension's work is reported whatever it writes to; torch compiles it, which takes a minute."""
+"""Work of a compiled extension is reported for every kind of output; compiling it takes a minute."""
 
 from __future__ import annotations
 
@@ -43,32 +43,34 @@ def extension(tmp_path_factory):
 
 
 class Scan(nn.Module):
-    def __init__(self, extension, way):
+    def __init__(self, extension, output):
         super().__init__()
         self.extension = extension
-        self.way = way
+        self.output = output
 
     def forward(self, x):
-        if self.way == "in_place":
+        if self.output == "in_place":
             self.extension.in_place(x)
             return x
-        if self.way in ("zeros_like", "empty_like", "clone"):
-            out = getattr(torch, self.way)(x)
+        if self.output in ("zeros_like", "empty_like", "clone"):
+            out = getattr(torch, self.output)(x)
             self.extension.into(x, out)
             return out
-        return getattr(self.extension, self.way)(x)
+        return getattr(self.extension, self.output)(x)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
 @pytest.mark.parametrize("execution", ["auto", "real"])
-@pytest.mark.parametrize("way", ["dispatched", "allocated", "wrapped", "in_place", "zeros_like", "empty_like", "clone"])
-def test_a_compiled_function_is_reported_in_its_module(extension, way, execution, last):
-    model = nn.Sequential(nn.Linear(8, 8), Scan(extension, way), *([] if last else [nn.Linear(8, 8)]))
+@pytest.mark.parametrize(
+    "output", ["dispatched", "allocated", "wrapped", "in_place", "zeros_like", "empty_like", "clone"]
+)
+def test_compiled_function_is_reported_in_its_module(extension, output, execution, is_last):
+    model = nn.Sequential(nn.Linear(8, 8), Scan(extension, output), *([] if is_last else [nn.Linear(8, 8)]))
     x = torch.linspace(-1, 1, 32).reshape(4, 8)
     analysis = FlopCountAnalysis(model, x, execution=execution).unsupported_ops_warnings(False)
-    # torch makes a new storage object each time that it is asked for memory which it does not own.
-    calls = (1, 2) if way == "wrapped" else (1,)
+    # torch creates a new storage object at each access to memory that it does not own.
+    calls = (1, 2) if output == "wrapped" else (1,)
     assert analysis.unsupported_ops("1") in [{"unseen::Scan.forward": count} for count in calls]
     (source,) = {item.source for item in analysis.trace().signatures if item.op == "unseen::Scan.forward"}
     assert source.startswith("tests/capture/unseen/test_unseen_extension.py:")

@@ -1,4 +1,4 @@
-"""Work outside the dispatcher is reported with its module and line, fails --strict, and can be priced by a row."""
+"""Work outside the dispatcher is reported with its module and line, fails --strict, and can get a formula."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.reports import REPORTS
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
 
-MARKS = ("unseen::", "prim::PythonOp.", "triton::")
+PREFIXES = ("unseen::", "prim::PythonOp.", "triton::")
 LINEAR = 512
 
 
@@ -26,13 +26,13 @@ def analyse(model: nn.Module, execution: str = "auto", **options) -> FlopCountAn
 
 
 def unseen(analysis) -> dict[str, int]:
-    return {op: calls for op, calls in analysis.unsupported_ops().items() if op.startswith(MARKS)}
+    return {op: calls for op, calls in analysis.unsupported_ops().items() if op.startswith(PREFIXES)}
 
 
 @pytest.fixture(autouse=True)
 def no_grad():
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy, about torch's own __array_wrap__
+        warnings.simplefilter("ignore", DeprecationWarning)  # from NumPy about torch's __array_wrap__
         yield
 
 
@@ -44,11 +44,11 @@ def test_unseen_work_is_reported_with_its_module_and_line(kind, execution):
     assert analysis.total() == LINEAR
     assert unseen(analysis) == {op: 1}
     trace = analysis.trace()
-    (place,) = find_unsupported_locations(trace, analysis.counts())[op]
-    module, _, line = place.partition(" at ")
+    (location,) = find_unsupported_locations(trace, analysis.counts())[op]
+    module, _, source = location.partition(" at ")
     assert module == "'scan'"
-    path, _, number = line.partition(":")
-    assert path == "tests/support/models/unseen_work.py" and number.isdecimal()
+    path, _, line = source.partition(":")
+    assert path == "tests/support/models/unseen_work.py" and line.isdecimal()
     assert analysis.counts().unknown_elements()[op] == 32
     assert Trace.from_json(trace.to_json()) == trace
 
@@ -63,15 +63,15 @@ def test_unseen_work_is_reported_by_a_recording(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unseen_work_is_priced_by_a_row(kind, tmp_path):
+def test_unseen_work_is_counted_by_a_formula(kind, tmp_path):
     compute, op = KINDS[kind]
     table = tmp_path / "rows.yaml"
     table.write_text(f'extends: default\nops:\n  "{op}": {{flops: 3*numel(out)}}\n')
     analysis = analyse(Net(compute), table=str(table))
     assert analysis.total() == LINEAR + 3 * 32
     assert not unseen(analysis)
-    handled = analyse(Net(compute)).set_op_handle(op, lambda call: 5)
-    assert handled.total() == LINEAR + 5
+    with_handle = analyse(Net(compute)).set_op_handle(op, lambda call: 5)
+    assert with_handle.total() == LINEAR + 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,18 +110,18 @@ def test_unseen_work_in_a_backward_pass_is_reported(function):
     model = Net(function.apply)
     with torch.enable_grad(), record(model) as run:
         model(torch.linspace(-1, 1, 32).reshape(4, 8)).sum().backward()
-    found = unseen(run)
-    assert found == {f"prim::PythonOp.{function.__name__}": 1, f"unseen::{function.__name__}.backward": 1}
-    phases = {entry.op: entry.phase for entry in run.counts().entries if entry.op in found}
+    reported = unseen(run)
+    assert reported == {f"prim::PythonOp.{function.__name__}": 1, f"unseen::{function.__name__}.backward": 1}
+    phases = {entry.op: entry.phase for entry in run.counts().entries if entry.op in reported}
     assert phases[f"unseen::{function.__name__}.backward"] == "backward"
 
 
-def test_each_time_that_it_runs_counts():
+def test_each_call_is_reported():
     model = nn.Sequential(*(Net(KINDS["from_numpy"].compute) for _ in range(3)))
     analysis = analyse(model)
     assert unseen(analysis) == {"unseen::from_numpy": 3}
-    places = find_unsupported_locations(analysis.trace(), analysis.counts())["unseen::from_numpy"]
-    assert [place.partition(" at ")[0] for place in places] == ["'0.scan'", "'1.scan'", "'2.scan'"]
+    locations = find_unsupported_locations(analysis.trace(), analysis.counts())["unseen::from_numpy"]
+    assert [location.partition(" at ")[0] for location in locations] == ["'0.scan'", "'1.scan'", "'2.scan'"]
 
 
 CONSTANT = torch.arange(8.0)
@@ -168,16 +168,16 @@ class _Scale(torch.autograd.Function):
         return grad * 2
 
 
-class _Keeps(nn.Module):
+class _WithTable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.table = torch.linspace(0, 1, 8)  # no buffer
+        self.table = torch.linspace(0, 1, 8)  # not a buffer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.table
 
 
-SEEN = {
+DISPATCHED = {
     "a constant of the program": lambda x: x + CONSTANT,
     "a constant of NumPy": lambda x: x + torch.from_numpy(np.linspace(0, 1, 8, dtype=np.float32)),
     "a constant list": lambda x: x + torch.tensor([1.0] * 8),
@@ -190,11 +190,11 @@ SEEN = {
     "random numbers in place": _random_in_place,
     "an identity": _Identity.apply,
     "a copy": _Scale.apply,
-    "a tensor of the module": _Keeps(),
+    "a tensor of the module": _WithTable(),
     "training batch norm": nn.Sequential(nn.BatchNorm1d(8), nn.Dropout()),
     "a recurrent layer": lambda x: RECURRENT(x)[0],
     "a scripted constant": torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.GELU())),
-    "numbers that only leave": lambda x: (x.detach().numpy(), x)[1],
+    "data that is only exported": lambda x: (x.detach().numpy(), x)[1],
     "in-place ops": lambda x: x.clone().mul_(2).add_(1).relu_(),
     "an out= argument": lambda x: torch.add(x.detach(), 1, out=torch.empty(4, 8)),
     "resized memory": lambda x: torch.mul(x.detach(), 2, out=torch.empty(0)),
@@ -202,20 +202,20 @@ SEEN = {
 
 
 @pytest.mark.parametrize("execution", ["auto", "real"])
-@pytest.mark.parametrize("kind", SEEN)
-def test_what_the_dispatcher_sees_raises_no_alarm(kind, execution):
-    assert unseen(analyse(Net(SEEN[kind]), execution)) == {}
+@pytest.mark.parametrize("kind", DISPATCHED)
+def test_dispatched_work_is_not_reported(kind, execution):
+    assert unseen(analyse(Net(DISPATCHED[kind]), execution)) == {}
 
 
-@pytest.mark.parametrize("kind", SEEN)
-def test_what_the_dispatcher_sees_raises_no_alarm_in_a_training_step(kind):
-    model = Net(SEEN[kind])
+@pytest.mark.parametrize("kind", DISPATCHED)
+def test_dispatched_work_is_not_reported_in_a_training_step(kind):
+    model = Net(DISPATCHED[kind])
     with torch.enable_grad(), record(model) as run:
         model(torch.linspace(-1, 1, 32).reshape(4, 8)).sum().backward()
     assert unseen(run) == {}
 
 
-def test_what_a_program_does_between_calls_of_its_model_is_none_of_its_work():
+def test_work_between_calls_of_the_model_is_not_reported():
     model = nn.Linear(8, 8)
     x = torch.ones(4, 8)
     with record(model) as run:
@@ -227,7 +227,7 @@ def test_what_a_program_does_between_calls_of_its_model_is_none_of_its_work():
     assert unseen(run) == {}
 
 
-def test_a_pause_hides_what_is_written_meanwhile():
+def test_writes_during_a_pause_are_not_reported():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     with record(model) as run:
         x = model(torch.ones(4, 8))

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fvflops.capture.restore.namespaces import attributes_of
+from fvflops.capture.restore.namespaces import dict_getter_of
 
 # `set_up` prepares a model, `keep` returns what its forward adds to its result and keeps tensors while at that.
 _FRAME = """
@@ -122,7 +122,7 @@ def picture(module: ModuleType, model: nn.Module) -> list[Any]:
         slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ()) if base.__module__ == _NAME]
         found = [(name, draw(getattr(item, name, None))) for name in slots]
         if kind.__module__.startswith((_NAME, "torch.nn", "types", "weakref", "queue", "enum")) or kind in _OPEN:
-            attributes = attributes_of(kind)
+            attributes = dict_getter_of(kind)
             found += draw(attributes(item))[1] if attributes is not None and not slots else []
         return found
 

@@ -23,8 +23,8 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 }
 # What needs all ranks in its first step, which is not to be counted then.
 REFUSED = {
-    "static graph": r"static_graph=True.*run one before",
-    "replicate": r"replicate\(model\) does in the first forward pass: run one before",
+    "static graph": r"static_graph=True.*run one step before counting",
+    "replicate": r"replicate\(model\) does in the first forward pass; run one forward pass before counting",
 }
 
 

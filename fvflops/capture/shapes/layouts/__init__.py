@@ -1,1 +1,1 @@
-"""Strides of results, where kernels differ from torch's shape rules."""
+"""Shape rules for results whose strides from kernels differ from those of torch's own rules."""

@@ -1,6 +1,6 @@
-"""Strides of elementwise results, as allocated by TensorIterator, which all such kernels use.
+"""Strides of elementwise results, as allocated by TensorIterator.
 
-torch's own meta rules imitate it, but differ for broadcast operands and for sizes of 0 and 1.
+torch's own meta rules emulate TensorIterator, but differ for broadcast operands and for sizes of 0 and 1.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ import torch
 from fvflops.torch_internals import pytree
 
 _META = torch.device("meta")
-# Replaces a Python scalar among the operands.
+# Operand in place of a Python scalar.
 SCALAR = torch.empty((), device=_META)
 
 
-def iterate(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def elementwise_result(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Return the result that an elementwise kernel allocates for broadcast operands.
 
     >>> flipped = torch.empty(5, 4, device="meta").t()
-    >>> iterate([flipped, torch.empty(1, 5, device="meta")], torch.float32).stride()
+    >>> elementwise_result([flipped, torch.empty(1, 5, device="meta")], torch.float32).stride()
     (1, 4)
     """
     shapes = {tuple(operand.shape) for operand in operands}
     if len(shapes) == 1:
-        known = _of_one_shape(operands, dtype)
-        if known is not None:
-            return known
+        result = _result_of_one_layout(operands, dtype)
+        if result is not None:
+            return result
     shape = _common_shape(shapes)
     strides = [_broadcast(operand, shape) for operand in operands]
     order = _inner_first(shape, strides)
     if order == list(reversed(range(len(shape)))):
         return torch.empty(shape, dtype=dtype, device=_META)
-    laid, step = [0] * len(shape), 1
+    result_strides, step = [0] * len(shape), 1
     for dim in order:
-        laid[dim] = step
+        result_strides[dim] = step
         step *= shape[dim]
-    return torch.empty_strided(shape, laid, dtype=dtype, device=_META)
+    return torch.empty_strided(shape, result_strides, dtype=dtype, device=_META)
 
 
 def _common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Return the broadcast shape; torch.broadcast_shapes would import the compiler's symbolic shapes."""
-    whole: list[int] = []
+    common: list[int] = []
     for shape in shapes:
-        whole = [1] * (len(shape) - len(whole)) + whole
-        for position, size in enumerate(shape, len(whole) - len(shape)):
-            if whole[position] == 1:
-                whole[position] = size
-            elif size not in (1, whole[position]):
+        common = [1] * (len(shape) - len(common)) + common
+        for dim, size in enumerate(shape, len(common) - len(shape)):
+            if common[dim] == 1:
+                common[dim] = size
+            elif size not in (1, common[dim]):
                 raise RuntimeError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
-    return tuple(whole)
+    return tuple(common)
 
 
-def _of_one_shape(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the result if all operands have one layout, ignoring strides of dimensions of size 1."""
+def _result_of_one_layout(operands: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor | None:
+    """Return the result for operands of one shape with equal strides, ignoring dimensions of size 1, or None."""
     first = operands[0]
     if all(operand.is_contiguous() for operand in operands):
         return torch.empty(first.shape, dtype=dtype, device=_META)
@@ -79,11 +79,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
     """Return an operand's strides in the broadcast shape, 0 where it is expanded."""
-    own = [
-        0 if size == 1 and size != whole else stride
-        for size, stride, whole in zip(operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True)
+    strides = [
+        0 if size == 1 and size != common else stride
+        for size, stride, common in zip(
+            operand.shape, operand.stride(), shape[len(shape) - operand.ndim :], strict=True
+        )
     ]
-    return [0] * (len(shape) - len(own)) + own
+    return [0] * (len(shape) - len(strides)) + strides
 
 
 def _inner_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
@@ -91,33 +93,33 @@ def _inner_first(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list
     order = list(reversed(range(len(shape))))
 
     def compare(dim0: int, dim1: int) -> int:
-        for own in strides:
-            if own[dim0] == 0 or own[dim1] == 0:
+        for stride in strides:
+            if stride[dim0] == 0 or stride[dim1] == 0:
                 continue
-            if own[dim0] != own[dim1]:
-                return -1 if own[dim0] < own[dim1] else 1
+            if stride[dim0] != stride[dim1]:
+                return -1 if stride[dim0] < stride[dim1] else 1
             if shape[dim0] > shape[dim1]:
                 return 1
         return 0
 
-    # An insertion sort, as in TensorIterator: the comparison is not transitive, and an undecided pair moves on to the
-    # next.
-    for last in range(1, len(order)):
-        here = last
-        for before in reversed(range(last)):
-            found = compare(order[before], order[here])
-            if found > 0:
-                order[before], order[here] = order[here], order[before]
-                here = before
-            elif found < 0:
+    # An insertion sort as in TensorIterator, since the comparison is not transitive: after a tie it compares with the
+    # next dimension.
+    for start in range(1, len(order)):
+        current = start
+        for previous in reversed(range(start)):
+            comparison = compare(order[previous], order[current])
+            if comparison > 0:
+                order[previous], order[current] = order[current], order[previous]
+                current = previous
+            elif comparison < 0:
                 break
     return order
 
 
 def with_elementwise_strides(func: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule with another's result, new tensors with the strides of an elementwise kernel."""
+    """Return a rule that gives new tensors in another rule's result the strides of an elementwise kernel."""
     arguments = func._schema.arguments
-    wrapped = {
+    operand_indices = {
         index
         for index, argument in enumerate(arguments)
         if str(argument.type) == "Tensor" or (argument.name == "other" and str(argument.type) == "number")
@@ -127,46 +129,50 @@ def with_elementwise_strides(func: Any, rule: Callable[..., Any]) -> Callable[..
         for index, value in enumerate(args):
             if isinstance(value, torch.Tensor):
                 yield value
-            elif index in wrapped and isinstance(value, (int, float, complex)):
+            elif index in operand_indices and isinstance(value, (int, float, complex)):
                 yield SCALAR
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         result = rule(*args, **kwargs)
-        given = [*operands(args), *(value for value in kwargs.values() if isinstance(value, torch.Tensor))]
-        taken = {id(tensor) for tensor in given}
+        tensors = [*operands(args), *(value for value in kwargs.values() if isinstance(value, torch.Tensor))]
+        argument_ids = {id(tensor) for tensor in tensors}
 
-        def lay(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) in taken or tensor.device != _META or not given:
+        def restride(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) in argument_ids or tensor.device != _META or not tensors:
                 return tensor
-            like = iterate(given, tensor.dtype)
+            like = elementwise_result(tensors, tensor.dtype)
             return like if like.shape == tensor.shape and like.stride() != tensor.stride() else tensor
 
-        return pytree.tree_map_only(torch.Tensor, lay, result)
+        return pytree.tree_map_only(torch.Tensor, restride, result)
 
     return apply
 
 
 def glu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Return the result of `glu`, an elementwise op on the two halves of a dimension."""
-    return iterate(self.chunk(2, dim), self.dtype) if self.shape[dim] % 2 == 0 else torch.ops.aten.glu(self, dim)
+    return (
+        elementwise_result(self.chunk(2, dim), self.dtype)
+        if self.shape[dim] % 2 == 0
+        else torch.ops.aten.glu(self, dim)
+    )
 
 
-def scale_by_power(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def ldexp(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the result of `ldexp`, which computes the powers of two first."""
     powers = torch.empty(other.shape, device=_META)
-    return iterate([self, powers], torch.ops.aten.ldexp.Tensor(self, other).dtype)
+    return elementwise_result([self, powers], torch.ops.aten.ldexp.Tensor(self, other).dtype)
 
 
-def raise_number(self: complex, exponent: torch.Tensor) -> torch.Tensor:
+def pow_scalar(self: complex, exponent: torch.Tensor) -> torch.Tensor:
     """Return the powers of a scalar, contiguous."""
     dtype = torch.ops.aten.pow.Scalar(self, exponent).dtype
     return torch.empty(exponent.shape, dtype=dtype, device=_META)
 
 
-def sum_of_gammas(self: torch.Tensor, p: int) -> torch.Tensor:
+def mvlgamma(self: torch.Tensor, p: int) -> torch.Tensor:
     """Return the result of `mvlgamma`, which sums over an added dimension."""
     dtype = torch.ops.aten.mvlgamma(self, p).dtype
-    return iterate([torch.empty(p, device=_META), self.unsqueeze(-1)], dtype).sum(-1)
+    return elementwise_result([torch.empty(p, device=_META), self.unsqueeze(-1)], dtype).sum(-1)
 
 
 def log_sigmoid(self: torch.Tensor) -> torch.Tensor:
@@ -180,12 +186,12 @@ def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result and mask of a dropout."""
-    kept = torch.empty_like(input, dtype=torch.bool)
-    return torch.clone(input) if train is False else iterate([input, kept], input.dtype), kept
+    """Return the result and the mask."""
+    mask = torch.empty_like(input, dtype=torch.bool)
+    return torch.clone(input) if train is False else elementwise_result([input, mask], input.dtype), mask
 
 
-# Tagged pointwise, but allocated differently: like `empty_like`, or a clone written in place.
+# Ops tagged pointwise whose kernels allocate the result otherwise: by `empty_like` or by cloning.
 NOT_ELEMENTWISE = frozenset(
     {"aten::clone", "aten::hardtanh", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::nan_to_num"}
 )
@@ -195,9 +201,9 @@ RULES: dict[str, Callable[..., Any]] = {
         torch.ops.aten.floor_divide.default, torch.ops.aten.floor_divide.default
     ),
     "aten::glu": glu,
-    "aten::ldexp.Tensor": scale_by_power,
-    "aten::mvlgamma": sum_of_gammas,
-    "aten::pow.Scalar": raise_number,
+    "aten::ldexp.Tensor": ldexp,
+    "aten::mvlgamma": mvlgamma,
+    "aten::pow.Scalar": pow_scalar,
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""Shape rules of kernels that choose a memory format, and the format that a tensor's strides suggest."""
+"""Shape rules for kernels that choose a memory format, and the format that a tensor's strides suggest."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ import torch
 _CHANNELS_LAST = {4: (torch.channels_last, (1, 3, 2, 0)), 5: (torch.channels_last_3d, (1, 4, 3, 2, 0))}
 
 
-def suggested(tensor: torch.Tensor) -> torch.memory_format:
-    """Return the memory format that a tensor's strides suggest, also with sizes of 1: torch's suggest_memory_format.
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """Return the memory format that a tensor's strides suggest, as C++'s `Tensor.suggest_memory_format`.
 
-    >>> suggested(torch.empty(1, 2, 3, 3).to(memory_format=torch.channels_last))
+    >>> suggested_format(torch.empty(1, 2, 3, 3).to(memory_format=torch.channels_last))
     torch.channels_last
     """
     if tensor.ndim not in _CHANNELS_LAST:
         return torch.contiguous_format
-    usual = torch.contiguous_format
-    found, order = _CHANNELS_LAST[tensor.ndim]
+    channels_last, inner_first = _CHANNELS_LAST[tensor.ndim]
     shape, stride = tensor.shape, tensor.stride()
-    least = 0
+    min_stride = 0
     if stride[1] == 0:
-        return usual
-    for dim in order:
-        if shape[dim] == 0 or stride[dim] < least or (dim == 0 and least == stride[1]):
-            return usual
-        least = stride[dim] * max(shape[dim], 1)
-    return found
+        return torch.contiguous_format
+    for dim in inner_first:
+        if shape[dim] == 0 or stride[dim] < min_stride or (dim == 0 and min_stride == stride[1]):
+            return torch.contiguous_format
+        min_stride = stride[dim] * max(shape[dim], 1)
+    return channels_last
 
 
-def empty(like: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
-    """Return an empty tensor with the dtype and device of another; a memory format of another rank means contiguous."""
-    formats = {rank: chosen for rank, (chosen, _) in _CHANNELS_LAST.items()}
-    chosen = memory_format if formats.get(len(shape)) is memory_format else torch.contiguous_format
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=chosen)
+def empty_with_format(like: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
+    """Return a tensor with the dtype and device of another, contiguous if the memory format is for another rank."""
+    channels_last, _ = _CHANNELS_LAST.get(len(shape), (None, ()))
+    if memory_format is not channels_last:
+        memory_format = torch.contiguous_format
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def keep_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+def preserve_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
     """Return another rule's result in the memory format that the first argument's strides suggest."""
-    # Called with a contiguous tensor: torch's own rules take views, which other strides may not allow.
+    # Called with a contiguous tensor, since torch's own rules create views, which other strides may not allow.
     result = rule(torch.empty(self.shape, dtype=self.dtype, device=self.device), *rest, **options)
-    return empty(result, result.shape, suggested(self))
+    return empty_with_format(result, result.shape, suggested_format(self))
 
 
-def keep_format_of_second(
+def preserve_format_of_input(
     rule: Callable[..., Any], grad_output: torch.Tensor, self: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
-    """Return a backward rule's result in the memory format that the input's strides suggest."""
+    """Return another backward rule's result in the memory format that the input's strides suggest."""
     result = rule(grad_output, self, *rest)
-    return empty(result, result.shape, suggested(self))
+    return empty_with_format(result, result.shape, suggested_format(self))
 
 
 def make_contiguous(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
@@ -62,7 +62,7 @@ def make_contiguous(rule: Callable[..., Any], *args: Any, **options: Any) -> tor
 
 
 def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
-    """Return another rule's result in a storage of the tensor arguments' broadcast size, if that is larger."""
+    """Return another rule's result, in a storage of the first two arguments' broadcast shape if that is larger."""
     result = rule(*args, **options)
     shape = torch.broadcast_shapes(*(item.shape for item in args[:2] if isinstance(item, torch.Tensor)))
     if math.prod(shape) <= result.numel():
@@ -71,7 +71,7 @@ def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor
 
 
 def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
-    """Return the result of the CPU's kernel, which concatenates two parts for each dimension."""
+    """Return the result of the CPU's kernel, which concatenates two parts per dimension."""
     if not self.numel():
         return torch.clone(self)
     if not dims:
@@ -83,28 +83,28 @@ def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) ->
     return self
 
 
-def _by(change: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]]:
-    """Return rules that apply a change to torch's own, by op name."""
+def _wrap_rules(wrapper: Callable[..., Any], *names: str) -> dict[str, Callable[..., Any]]:
+    """Return rules by op name, each of which wraps torch's own rule."""
     rules: dict[str, Callable[..., Any]] = {}
     for name in names:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        rules[f"aten::{name}"] = partial(change, op)
+        rules[f"aten::{name}"] = partial(wrapper, op)
     return rules
 
 
-# `shrink`: kernels that allocate a larger buffer and resize it to the result.
+# `shrink`: these kernels allocate a larger buffer and resize it to the result's shape.
 RULES: dict[str, Callable[..., Any]] = {
-    **_by(shrink, "binary_cross_entropy", "col2im", "im2col", "mse_loss", "smooth_l1_loss", "soft_margin_loss"),
-    **_by(
+    **_wrap_rules(shrink, "binary_cross_entropy", "col2im", "im2col", "mse_loss", "smooth_l1_loss", "soft_margin_loss"),
+    **_wrap_rules(
         make_contiguous,
         *("_log_softmax_backward_data", "_softmax_backward_data"),
         *("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor"),
         *("_upsample_nearest_exact1d", "linalg_vector_norm", "upsample_linear1d", "upsample_nearest1d"),
         *("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward"),
     ),
-    **_by(
-        keep_format,
+    **_wrap_rules(
+        preserve_format,
         *("replication_pad2d", "replication_pad3d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
         *("upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d", "upsample_nearest3d"),
         *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d"),
@@ -112,12 +112,12 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
-    **_by(
-        keep_format,
+    **_wrap_rules(
+        preserve_format,
         *("channel_shuffle", "max_unpool2d", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
         *("reflection_pad2d", "reflection_pad3d"),
     ),
-    **_by(keep_format_of_second, "reflection_pad2d_backward", "replication_pad2d_backward"),
-    **_by(make_contiguous, "max_pool1d"),
+    **_wrap_rules(preserve_format_of_input, "reflection_pad2d_backward", "replication_pad2d_backward"),
+    **_wrap_rules(make_contiguous, "max_pool1d"),
     "aten::roll": roll,
 }

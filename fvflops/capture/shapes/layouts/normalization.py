@@ -1,4 +1,4 @@
-"""Shape rules of normalisation: batch norm across processes, and the CPU's kernels."""
+"""Shape rules of normalization: synchronized batch norm, and the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.layouts.memory_formats import empty, suggested
+from fvflops.capture.shapes.layouts.memory_formats import empty_with_format, suggested_format
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _HALF = (torch.float16, torch.bfloat16)
@@ -25,7 +25,7 @@ def like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(input)
 
 
-def sums_backward(
+def batch_norm_backward_reduce(
     grad_out: torch.Tensor,
     input: torch.Tensor,
     mean: torch.Tensor,
@@ -45,58 +45,60 @@ def sums_backward(
     )
 
 
-def normalise(name: str, trains: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
-    """Return the normalised input, the statistics saved for backward (empty in evaluation), and the rest."""
+def batch_norm(name: str, is_training: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
+    """Return the normalized input, the statistics saved for backward (empty in evaluation), and other results."""
     input, *rest = args
     # Inferred with twice the batch, which gives the same statistics: torch rejects one element per channel, since it
     # divides by the number of elements minus one.
-    twice = torch.empty((2 * input.shape[0], *input.shape[1:]), dtype=input.dtype, device=input.device)
-    _, *kept = getattr(torch.ops.aten, name)(twice, *rest)
-    tracked = args[3:5] if len(args) > 6 else ()
-    dtype = statistics_dtype(*args[:3], *tracked)
-    size = None if trains(*args) else 0
-    first = (item.new_empty(item.shape if size is None else size, dtype=dtype) for item in kept[:2])
-    running = zip(kept[2:], tracked, strict=False)  # a copy of each running statistic, or the reserve
-    plain = input.is_contiguous() and not trains(*args)
-    output = empty(input, input.shape, torch.contiguous_format if plain else suggested(input))
-    return (output, *first, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
+    doubled = torch.empty((2 * input.shape[0], *input.shape[1:]), dtype=input.dtype, device=input.device)
+    _, *others = getattr(torch.ops.aten, name)(doubled, *rest)
+    running_statistics = args[3:5] if len(args) > 6 else ()
+    dtype = statistics_dtype(*args[:3], *running_statistics)
+    training = is_training(*args)
+    saved = (item.new_empty(item.shape if training else 0, dtype=dtype) for item in others[:2])
+    # A copy of each running statistic, or the reserve.
+    running = zip(others[2:], running_statistics, strict=False)
+    use_contiguous = input.is_contiguous() and not training
+    memory_format = torch.contiguous_format if use_contiguous else suggested_format(input)
+    output = empty_with_format(input, input.shape, memory_format)
+    return (output, *saved, *(torch.empty_like(old if new.shape == old.shape else new) for new, old in running))
 
 
-def normalise_layer(
+def native_layer_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the normalised input, means and inverse standard deviations."""
-    output, *kept = torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    """Return the normalized input, means and inverse standard deviations."""
+    output, *saved = torch.ops.aten.native_layer_norm(input, normalized_shape, weight, bias, eps)
     dtype = statistics_dtype(input, weight, bias)
-    return (output, *(torch.empty_like(item, dtype=dtype) for item in kept))
+    return (output, *(torch.empty_like(item, dtype=dtype) for item in saved))
 
 
-def normalise_groups(input: torch.Tensor, *rest: Any) -> torch.Tensor:
+def group_norm(input: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Return a tensor like the input, in the memory format that its strides suggest."""
     torch.ops.aten.group_norm(input, *rest)  # checks the arguments
-    return empty(input, input.shape, suggested(input))
+    return empty_with_format(input, input.shape, suggested_format(input))
 
 
-def normalise_groups_with_statistics(
+def native_group_norm(
     input: torch.Tensor, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[torch.Tensor, ...]:
-    """Return the normalised input, means and inverse standard deviations of the groups."""
-    _, *kept = torch.ops.aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps)
-    return (empty(input, input.shape, suggested(input)), *kept)
+    """Return the normalized input, and the means and inverse standard deviations of the groups."""
+    _, *saved = torch.ops.aten.native_group_norm(input, weight, bias, N, C, HxW, group, eps)
+    return (empty_with_format(input, input.shape, suggested_format(input)), *saved)
 
 
-def normalise_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+def batch_norm_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
     """Return the gradients of input, weight and bias, the first in the input's memory format."""
     grad_input, *others = getattr(torch.ops.aten, name)(grad_out, input, *rest)
-    chosen = torch.contiguous_format if input.is_contiguous() else suggested(input)
-    return (None if grad_input is None else empty(grad_input, input.shape, chosen), *others)
+    memory_format = torch.contiguous_format if input.is_contiguous() else suggested_format(input)
+    return (None if grad_input is None else empty_with_format(grad_input, input.shape, memory_format), *others)
 
 
-def normalise_layer_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+def native_layer_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of input, weight and bias, contiguous."""
     grads = torch.ops.aten.native_layer_norm_backward(*args)
     return tuple(
@@ -105,42 +107,44 @@ def normalise_layer_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
 
 
 def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
-    """Return the dtype of a CPU kernel's statistics: the input's, or float32 for half with other parameters."""
+    """Return the dtype of a CPU kernel's statistics: the input's, or float32 for mixed half precision."""
     dtypes = {item.dtype for item in parameters if isinstance(item, torch.Tensor)} - {input.dtype}
     return torch.float32 if dtypes and input.dtype in _HALF else input.dtype
 
 
-def _is_training(*args: Any) -> bool:
+def _training_argument(*args: Any) -> bool:
     return bool(args[-3])
 
 
-def _never(*_: Any) -> bool:
+def _evaluation(*_: Any) -> bool:
     return False
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "aten::batch_norm_backward_reduce": sums_backward,
+    "aten::batch_norm_backward_reduce": batch_norm_backward_reduce,
     "aten::batch_norm_elemt": like_input,
     "aten::batch_norm_stats": statistics,
     "aten::batch_norm_update_stats": statistics,
     "aten::batch_norm_gather_stats": statistics,
     "aten::batch_norm_gather_stats_with_counts": statistics,
     "aten::batch_norm_backward_elemt": like_input,
-    "aten::native_layer_norm_backward": normalise_layer_backward,
+    "aten::native_layer_norm_backward": native_layer_norm_backward,
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
-    "aten::_batch_norm_no_update": partial(normalise, "_batch_norm_no_update", _never),
-    "aten::_native_batch_norm_legit": partial(normalise, "_native_batch_norm_legit", _is_training),
-    "aten::_native_batch_norm_legit.no_stats": partial(normalise, "_native_batch_norm_legit", _is_training),
+    "aten::_batch_norm_no_update": partial(batch_norm, "_batch_norm_no_update", _evaluation),
+    "aten::_native_batch_norm_legit": partial(batch_norm, "_native_batch_norm_legit", _training_argument),
+    "aten::_native_batch_norm_legit.no_stats": partial(batch_norm, "_native_batch_norm_legit", _training_argument),
     "aten::_native_batch_norm_legit_functional": partial(
-        normalise, "_native_batch_norm_legit_functional", _is_training
+        batch_norm, "_native_batch_norm_legit_functional", _training_argument
     ),
-    "aten::_native_batch_norm_legit_no_training": partial(normalise, "_native_batch_norm_legit_no_training", _never),
-    "aten::group_norm": normalise_groups,
-    "aten::native_group_norm": normalise_groups_with_statistics,
-    "aten::batch_norm_backward": partial(normalise_backward, "batch_norm_backward"),
-    "aten::native_batch_norm_backward": partial(normalise_backward, "native_batch_norm_backward"),
-    "aten::native_batch_norm": partial(normalise, "native_batch_norm", _is_training),
-    "aten::native_layer_norm": normalise_layer,
+    "aten::_native_batch_norm_legit_no_training": partial(
+        batch_norm, "_native_batch_norm_legit_no_training", _evaluation
+    ),
+    "aten::group_norm": group_norm,
+    "aten::native_group_norm": native_group_norm,
+    "aten::batch_norm_backward": partial(batch_norm_backward, "batch_norm_backward"),
+    "aten::native_batch_norm_backward": partial(batch_norm_backward, "native_batch_norm_backward"),
+    "aten::native_batch_norm": partial(batch_norm, "native_batch_norm", _training_argument),
+    "aten::native_layer_norm": native_layer_norm,
 }

@@ -1,4 +1,4 @@
-"""Shape rules of FFTs on the CPU: the strides of MKL's results, which torch's rules lack."""
+"""Shape rules of FFTs on the CPU, with the strides of MKL's results, which torch's own rules lack."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64, torch.float16: torch.complex32}
 _REAL = {value: key for key, value in _COMPLEX.items()}
-_BY_MKL = torch.backends.mkl.is_available()
+_HAS_MKL = torch.backends.mkl.is_available()
 
 
-def transform_real(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor:
+def fft_r2c(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor:
     """Return the transform of a real tensor; `onesided` halves the last dimension."""
     sizes = list(self.shape)
     if onesided:
@@ -20,31 +20,31 @@ def transform_real(self: torch.Tensor, dim: Sequence[int], normalization: int, o
     return _transform(self, sizes, [*_outer_first(self, dim[:-1]), dim[-1]], _COMPLEX[self.dtype])
 
 
-def transform_to_real(self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> torch.Tensor:
+def fft_c2r(self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> torch.Tensor:
     """Return the real inverse transform; in several dimensions the last one is transformed separately."""
-    inner = transform(self, dim[:-1], normalization, False) if len(dim) > 1 and _BY_MKL else self
+    inner = fft_c2c(self, dim[:-1], normalization, False) if len(dim) > 1 and _HAS_MKL else self
     sizes = list(self.shape)
     sizes[dim[-1]] = last_dim_size
     return _transform(inner, sizes, dim[-1:], _REAL[self.dtype])
 
 
-def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor:
+def fft_c2c(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor:
     """Return the transform of a complex tensor."""
     return _transform(self, self.shape, _outer_first(self, dim), self.dtype) if dim else torch.clone(self)
 
 
 def _outer_first(self: torch.Tensor, dim: Sequence[int]) -> list[int]:
-    return sorted((position % self.ndim for position in dim), key=lambda position: -self.stride()[position])
+    return sorted((axis % self.ndim for axis in dim), key=lambda axis: -self.stride()[axis])
 
 
 def _transform(self: torch.Tensor, sizes: Sequence[int], dim: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a result with the transformed dimensions innermost, the others in the order of their strides."""
-    if not _BY_MKL:
+    """Return a result with the transformed dimensions innermost, and the others in the order of their strides."""
+    if not _HAS_MKL:
         return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
-    inner = [position % self.ndim for position in dim]
-    order = [*sorted(_partition(self.ndim, inner), key=lambda position: -self.stride()[position]), *inner]
-    laid = torch.empty([sizes[position] for position in order], dtype=dtype, device=self.device)
-    return laid.permute([order.index(position) for position in range(self.ndim)])
+    inner = [axis % self.ndim for axis in dim]
+    order = [*sorted(_partition(self.ndim, inner), key=lambda axis: -self.stride()[axis]), *inner]
+    contiguous = torch.empty([sizes[axis] for axis in order], dtype=dtype, device=self.device)
+    return contiguous.permute([order.index(axis) for axis in range(self.ndim)])
 
 
 def _partition(rank: int, inner: Sequence[int]) -> list[int]:
@@ -52,16 +52,16 @@ def _partition(rank: int, inner: Sequence[int]) -> list[int]:
 
     The order matters where strides are equal, as in an expanded gradient.
     """
-    found, last = list(range(rank)), rank
+    axes, last = list(range(rank)), rank
     for first in range(rank):
-        if first < last and found[first] in inner:
-            last = max((position for position in range(first, last) if found[position] not in inner), default=first)
-            found[first], found[last] = found[last], found[first]
-    return [position for position in found if position not in inner]
+        if first < last and axes[first] in inner:
+            last = max((index for index in range(first, last) if axes[index] not in inner), default=first)
+            axes[first], axes[last] = axes[last], axes[first]
+    return [axis for axis in axes if axis not in inner]
 
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
-    "aten::_fft_c2c": transform,
-    "aten::_fft_c2r": transform_to_real,
-    "aten::_fft_r2c": transform_real,
+    "aten::_fft_c2c": fft_c2c,
+    "aten::_fft_c2r": fft_c2r,
+    "aten::_fft_r2c": fft_r2c,
 }

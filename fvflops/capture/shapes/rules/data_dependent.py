@@ -1,4 +1,4 @@
-"""Shape rules of ops with data-dependent output size, for sizes that are assumed or known."""
+"""Shape rules of ops with data-dependent output size, from an assumed size or from known values."""
 
 from __future__ import annotations
 
@@ -14,135 +14,130 @@ from fvflops.trace.signature import packet_of
 Size = int | float
 
 
-def take(given: Size, examined: int) -> int:
-    """Return how many of the examined elements are kept: a number, at most all, or a fraction, rounded up.
+def selected_count(size: Size, total: int) -> int:
+    """Return the assumed number of selected elements: an int, at most `total`, or a fraction of it, rounded up.
 
-    >>> take(3, 10), take(30, 10), take(0.25, 10)
+    >>> selected_count(3, 10), selected_count(30, 10), selected_count(0.25, 10)
     (3, 10, 3)
     """
-    return min(int(given), examined) if isinstance(given, int) else math.ceil(given * examined)
+    return min(int(size), total) if isinstance(size, int) else math.ceil(size * total)
 
 
-def find_nonzero(given: Size, self: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the kept elements, one row each, with the kernels' strides."""
-    return self.new_empty((self.ndim, take(given, self.numel())), dtype=torch.int64).t()
+def nonzero(size: Size, self: torch.Tensor) -> torch.Tensor:
+    """Return the indices of the nonzero elements, one row each, with the kernels' strides."""
+    return self.new_empty((self.ndim, selected_count(size, self.numel())), dtype=torch.int64).t()
 
 
-def find_nonzero_by_axis(given: Size, self: torch.Tensor) -> list[torch.Tensor]:
-    """Return the indices of the kept elements, one tensor per dimension; a scalar has one."""
-    return list(find_nonzero(given, self if self.ndim else self.unsqueeze(0)).unbind(1))
+def nonzero_numpy(size: Size, self: torch.Tensor) -> list[torch.Tensor]:
+    """Return the indices of the nonzero elements, one tensor per dimension, and one for a scalar."""
+    return list(nonzero(size, self if self.ndim else self.unsqueeze(0)).unbind(1))
 
 
-def select_masked(given: Size, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the elements under a mask, after broadcasting."""
-    return self.new_empty(take(given, math.prod(torch.broadcast_shapes(self.shape, mask.shape))))
+def masked_select(size: Size, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the elements where the mask is true, after broadcasting."""
+    return self.new_empty(selected_count(size, math.prod(torch.broadcast_shapes(self.shape, mask.shape))))
 
 
-def select_known(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the elements under a mask with known values; else DataDependentError."""
+def masked_select_known(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the elements where a mask with known values is true; otherwise raise DataDependentError."""
     _require_values(mask, "aten::masked_select")
     shape = torch.broadcast_shapes(self.shape, mask.shape)
     return self.new_empty(int(mask.expand(shape).count_nonzero()))
 
 
-def index(given: Size, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
-    """Return the result of indexing; each mask among the indices selects the given number of elements."""
-    plain: list[torch.Tensor | None] = []
+def index(size: Size, self: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    """Return the result of indexing; each mask among the indices selects the assumed number of elements."""
+    positions: list[torch.Tensor | None] = []
     for item in indices:
         if item is not None and item.dtype in (torch.bool, torch.uint8):
-            kept = take(given, item.numel())
-            plain.extend(item.new_empty(kept, dtype=torch.int64, device="meta") for _ in range(item.ndim))
+            count = selected_count(size, item.numel())
+            positions.extend(item.new_empty(count, dtype=torch.int64, device="meta") for _ in range(item.ndim))
         else:
-            plain.append(item)
-    return torch.ops.aten.index.Tensor(self, plain)
+            positions.append(item)
+    return torch.ops.aten.index.Tensor(self, positions)
 
 
-def find_unique(
-    given: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+def unique(
+    size: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the distinct elements, the inverse indices and the counts."""
-    return _distinct(self, take(given, self.numel()), return_inverse, return_counts)
+    return _unique_results(self, selected_count(size, self.numel()), return_inverse, return_counts)
 
 
-def find_unique_only(
-    given: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False
+def unique_without_counts(
+    size: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the distinct elements and the inverse indices."""
-    return find_unique(given, self, sorted, return_inverse)[:2]
+    return unique(size, self, sorted, return_inverse)[:2]
 
 
-def find_runs(
-    given: Size,
+def unique_consecutive(
+    size: Size,
     self: torch.Tensor,
     return_inverse: bool = False,
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the first element of each run of equal ones, the inverse indices and the run lengths."""
+    """Return the first element of each group of consecutive equal ones, the inverse indices and the counts."""
     if dim is None:
-        return _distinct(self, take(given, self.numel()), return_inverse, return_counts)
-    return find_unique_rows(given, self, dim)
+        return _unique_results(self, selected_count(size, self.numel()), return_inverse, return_counts)
+    return unique_dim(size, self, dim)
 
 
-def find_unique_rows(
-    given: Size, self: torch.Tensor, dim: int, *_: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def unique_dim(size: Size, self: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the distinct slices along a dimension, the inverse indices and the counts."""
     first = self.movedim(dim, 0)
-    kept = take(given, len(first))
-    counts = self.new_empty(kept, dtype=torch.int64)
-    values = self.new_empty((kept, *first.shape[1:])).movedim(0, dim)
+    count = selected_count(size, len(first))
+    counts = self.new_empty(count, dtype=torch.int64)
+    values = self.new_empty((count, *first.shape[1:])).movedim(0, dim)
     return values, self.new_empty(len(first), dtype=torch.int64), counts
 
 
-def _distinct(
-    self: torch.Tensor, kept: int, inverse: bool, counts: bool
+def _unique_results(
+    self: torch.Tensor, count: int, return_inverse: bool, return_counts: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    none = (0,)
     return (
-        self.new_empty(kept),
-        self.new_empty(self.shape if inverse else none, dtype=torch.int64),
-        self.new_empty(kept if counts else none, dtype=torch.int64),
+        self.new_empty(count),
+        self.new_empty(self.shape if return_inverse else 0, dtype=torch.int64),
+        self.new_empty(count if return_counts else 0, dtype=torch.int64),
     )
 
 
-def repeat(given: Size, *args: Any, output_size: int | None = None) -> torch.Tensor:
-    """Return the elements, or slices along a dimension, each repeated; `given` is the total."""
-    total = output_size if output_size is not None else given
-    if len(args) == 1:  # repeats only: the result contains positions
-        return args[0].new_empty(_total(total, args[0].numel()))
+def repeat_interleave(size: Size, *args: Any, output_size: int | None = None) -> torch.Tensor:
+    """Return the elements, or slices along a dimension, each repeated; `size` is the total."""
+    size = output_size if output_size is not None else size
+    if len(args) == 1:  # repeats only: the result contains indices
+        return args[0].new_empty(_result_count(size, args[0].numel()))
     self, _, *rest = args
     dim = rest[0] if rest else None
     if dim is None:
-        return self.new_empty(_total(total, self.numel()))
+        return self.new_empty(_result_count(size, self.numel()))
     shape = list(self.shape)
-    shape[dim] = _total(total, shape[dim])
+    shape[dim] = _result_count(size, shape[dim])
     return self.new_empty(shape)
 
 
-def count_bins(
-    given: Size, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
-) -> torch.Tensor:
-    """Return the counts of integers, or the sums of weights, for the given number of bins."""
+def bincount(size: Size, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """Return the count of each integer, or its sum of weights, for the assumed number of bins."""
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return self.new_empty(max(_total(given, self.numel()), minlength), dtype=dtype, device="meta")
+    return self.new_empty(max(_result_count(size, self.numel()), minlength), dtype=dtype, device="meta")
 
 
-def count_known_bins(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    """Return the counts of integers in a tensor with known values; else DataDependentError."""
+def bincount_known(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """Return the count of each integer in a tensor with known values; otherwise raise DataDependentError."""
     _require_values(self, "aten::bincount")
-    return count_bins(int(self.max()) + 1 if self.numel() else 0, self, weights, minlength)
+    return bincount(int(self.max()) + 1 if self.numel() else 0, self, weights, minlength)
 
 
-def encode_one_hot(given: Size, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Return one-hot rows with the given number of classes."""
-    return self.new_empty((*self.shape, _total(given, self.numel())), dtype=torch.int64)
+def one_hot(size: Size, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Return one-hot rows with the assumed number of classes."""
+    return self.new_empty((*self.shape, _result_count(size, self.numel())), dtype=torch.int64)
 
 
-def encode_known_one_hot(self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Return one-hot rows; without a number of classes it follows from known values, else DataDependentError.
+def one_hot_known(self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Return one-hot rows with `num_classes`, or a number of classes from known values, else DataDependentError.
 
-    Contiguous, as from torch's kernels for real tensors; for meta tensors torch decomposes into a comparison.
+    The result is contiguous, as for real tensors; torch's own rule for meta tensors decomposes into a comparison.
     """
     if num_classes < 0:
         _require_values(self, "aten::one_hot")
@@ -150,30 +145,30 @@ def encode_known_one_hot(self: torch.Tensor, num_classes: int = -1) -> torch.Ten
     return self.new_empty((*self.shape, num_classes), dtype=torch.int64)
 
 
-def suppress(given: Size, dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-    """Return the indices of the boxes kept."""
-    return dets.new_empty(take(given, len(dets)), dtype=torch.int64)
+def nms(size: Size, dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """Return the indices of the selected boxes."""
+    return dets.new_empty(selected_count(size, len(dets)), dtype=torch.int64)
 
 
-def combine(self: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
-    """Return the combinations of r elements: their number is known, although torch computes it from a mask."""
+def combinations(self: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+    """Return the combinations of r elements; their number is static, although torch computes it from a mask."""
     n = self.numel()
     return self.new_empty((math.comb(n + r - 1 if with_replacement else n, r), r) if r else (0,))
 
 
 def narrow(self: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch.Tensor:
-    """Return slices from a start given by a tensor: their number does not depend on it."""
+    """Return slices from a start in a tensor; their number does not depend on it."""
     return self.narrow(dim, 0, length)
 
 
-def find_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """Return the indices of a given number of elements, row-major as from the CPU's kernel."""
+def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    """Return the indices of `size` elements, row-major as from the CPU's kernel."""
     return self.new_empty((size, self.ndim), dtype=torch.int64)
 
 
-def _total(given: Size, examined: int) -> int:
-    """Return a number of results, which may exceed the number of elements examined."""
-    return int(given) if isinstance(given, int) else take(given, examined)
+def _result_count(size: Size, total: int) -> int:
+    """Return the assumed number of results, which may exceed the number of elements `total`."""
+    return int(size) if isinstance(size, int) else selected_count(size, total)
 
 
 def _require_values(tensor: torch.Tensor, name: str) -> None:
@@ -181,51 +176,53 @@ def _require_values(tensor: torch.Tensor, name: str) -> None:
         raise DataDependentError.of_op(name)
 
 
-# By name without overload. The first argument is the given size, a number of results or a fraction; the op's follow.
-SIZED: dict[str, Callable[..., Any]] = {
-    "aten::_unique": find_unique_only,
-    "aten::_unique2": find_unique,
+# By name without overload. The first argument is the assumed size, a number of results or a fraction; the op's follow.
+SIZE_RULES: dict[str, Callable[..., Any]] = {
+    "aten::_unique": unique_without_counts,
+    "aten::_unique2": unique,
     "aten::_unsafe_index": index,
-    "aten::argwhere": find_nonzero,
-    "aten::bincount": count_bins,
+    "aten::argwhere": nonzero,
+    "aten::bincount": bincount,
     "aten::index": index,
-    "aten::masked_select": select_masked,
-    "aten::nonzero": find_nonzero,
-    "aten::nonzero_numpy": find_nonzero_by_axis,
-    "aten::one_hot": encode_one_hot,
-    "aten::repeat_interleave": repeat,
-    "aten::unique_consecutive": find_runs,
-    "aten::unique_dim": find_unique_rows,
-    "aten::unique_dim_consecutive": find_unique_rows,
-    "aten::where": find_nonzero_by_axis,
-    "torchvision::nms": suppress,
-    "torchvision::qnms": suppress,
+    "aten::masked_select": masked_select,
+    "aten::nonzero": nonzero,
+    "aten::nonzero_numpy": nonzero_numpy,
+    "aten::one_hot": one_hot,
+    "aten::repeat_interleave": repeat_interleave,
+    "aten::unique_consecutive": unique_consecutive,
+    "aten::unique_dim": unique_dim,
+    "aten::unique_dim_consecutive": unique_dim,
+    "aten::where": nonzero_numpy,
+    "torchvision::nms": nms,
+    "torchvision::qnms": nms,
 }
 
-# Ops of which only the overload without a name is data-dependent.
-_ONE_OVERLOAD = frozenset({"aten::where"})
+# Ops whose only data-dependent overload is the unnamed one.
+_UNNAMED_OVERLOAD = frozenset({"aten::where"})
 
 
-def selection_of(name: str) -> str:
-    """Return an op's key in these tables, "" for an overload that is not data-dependent.
+def data_dependent_key(name: str) -> str:
+    """Return an op's key in the tables of this module, "" for an overload that is not data-dependent.
 
-    >>> selection_of("aten::index.Tensor"), selection_of("aten::where"), selection_of("aten::where.self")
-    ('aten::index', 'aten::where', '')
+    >>> [data_dependent_key(name) for name in ("aten::index.Tensor", "aten::where", "aten::where.self")]
+    ['aten::index', 'aten::where', '']
     """
     packet = packet_of(name)
-    return "" if packet in _ONE_OVERLOAD and name != packet else packet
+    return "" if packet in _UNNAMED_OVERLOAD and name != packet else packet
 
 
-# All boxes may be kept: an upper bound with which detection models run.
-BOUNDED = frozenset({"torchvision::nms", "torchvision::qnms"})
+# Ops for which all elements (boxes) are an upper bound, so that detection models need no assumption.
+UPPER_BOUNDED = frozenset({"torchvision::nms", "torchvision::qnms"})
 
-# By name without overload: the result is a Python scalar.
-VALUES = frozenset({"aten::_local_scalar_dense", "aten::allclose", "aten::equal", "aten::is_nonzero", "aten::item"})
+# By name without overload: ops that return a Python scalar.
+SCALAR_RESULTS = frozenset(
+    {"aten::_local_scalar_dense", "aten::allclose", "aten::equal", "aten::is_nonzero", "aten::item"}
+)
 
-NEED_VALUES = frozenset(
+DATA_DEPENDENT = frozenset(
     {
-        *SIZED,
-        *VALUES,
+        *SIZE_RULES,
+        *SCALAR_RESULTS,
         "aten::_ctc_loss.Tensor",  # log_alpha is as wide as the longest target
         "aten::_nested_tensor_from_mask",
         "aten::_pack_padded_sequence",
@@ -247,13 +244,13 @@ NEED_VALUES = frozenset(
     }
 )
 
-CPU_RULES: dict[str, Callable[..., Any]] = {"aten::nonzero_static": find_static}
+CPU_RULES: dict[str, Callable[..., Any]] = {"aten::nonzero_static": nonzero_static}
 
-# Ops that turn out not to be data-dependent, or whose values are known.
+# Rules that need no assumption: the size is static, or follows from known values.
 RULES: dict[str, Callable[..., Any]] = {
-    "aten::bincount": count_known_bins,
-    "aten::combinations": combine,
-    "aten::masked_select": select_known,
+    "aten::bincount": bincount_known,
+    "aten::combinations": combinations,
+    "aten::masked_select": masked_select_known,
     "aten::narrow.Tensor": narrow,
-    "aten::one_hot": encode_known_one_hot,
+    "aten::one_hot": one_hot_known,
 }

@@ -1,7 +1,7 @@
-"""Fast shape rules for the ops that models mostly use; torch's own, in Python, take about a millisecond each.
+"""Fast shape rules for common ops; torch's own rules are in Python and take about a millisecond per call.
 
-A rule handles the common case, contiguous tensors of one floating dtype, and returns NotImplemented otherwise, upon
-which torch's rule is called. The first calls of torch's rules also import code for seconds.
+A rule handles the common case, contiguous tensors of one floating-point dtype. Otherwise it returns NotImplemented, and
+torch's rule is called, whose first call may spend seconds on imports.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.layouts.elementwise import SCALAR, is_dense, iterate
-from fvflops.capture.shapes.layouts.memory_formats import suggested
+from fvflops.capture.shapes.layouts.elementwise import SCALAR, elementwise_result, is_dense
+from fvflops.capture.shapes.layouts.memory_formats import suggested_format
 from fvflops.torch_internals import is_flash_enabled, is_math_enabled
 
 _Rule = Callable[..., Any]
@@ -20,15 +20,17 @@ _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16
 _META = torch.device("meta")
 
 
-def _plain(*tensors: torch.Tensor | None) -> bool:
-    """Return whether all tensors are contiguous and of one floating dtype."""
+def _contiguous_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
+    """Return whether all tensors are contiguous and of one floating-point dtype."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
     return len(dtypes) == 1 and dtypes <= _FLOATS and all(item is None or item.is_contiguous() for item in tensors)
 
 
-def _plain_contiguous(*tensors: torch.Tensor | None) -> bool:
-    """Return whether all are plain, and none suggests another memory format, as images of one pixel may."""
-    return _plain(*tensors) and all(item is None or suggested(item) is torch.contiguous_format for item in tensors)
+def _contiguous_format_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
+    """Return whether additionally no tensor suggests channels_last, as contiguous one-pixel images do."""
+    return _contiguous_same_float_dtype(*tensors) and all(
+        item is None or suggested_format(item) is torch.contiguous_format for item in tensors
+    )
 
 
 def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -37,7 +39,7 @@ def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 def like_elementwise(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
     """Return a tensor like the first, with the strides of elementwise kernels."""
-    return iterate([self], self.dtype) if self.dtype in _FLOATS else NotImplemented
+    return elementwise_result([self], self.dtype) if self.dtype in _FLOATS else NotImplemented
 
 
 def like_first(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -47,55 +49,63 @@ def like_first(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
 
 def contiguous_like_first(self: torch.Tensor) -> Any:
     """Return a contiguous tensor like the first."""
-    return _new(self.shape, self) if _plain(self) else NotImplemented
+    return _new(self.shape, self) if _contiguous_same_float_dtype(self) else NotImplemented
 
 
-def soft(self: torch.Tensor, dim: int, dtype: torch.dtype | bool | None = None) -> Any:
-    """Return a tensor like the first; the third argument is a dtype, or whether half converts to single precision."""
-    return _new(self.shape, self) if _plain(self) and dtype in (None, False) else NotImplemented
+def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | bool | None = None) -> Any:
+    """Return a tensor like the first.
+
+    `dtype` is the result's in `softmax`; in `_softmax` it is a bool: whether half converts to single precision.
+    """
+    return _new(self.shape, self) if _contiguous_same_float_dtype(self) and dtype in (None, False) else NotImplemented
 
 
-def soft_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
     """Return a tensor like the gradient."""
-    plain = _plain(grad_output, output) and input_dtype is grad_output.dtype
-    return _new(grad_output.shape, grad_output) if plain else NotImplemented
+    supported = _contiguous_same_float_dtype(grad_output, output) and input_dtype is grad_output.dtype
+    return _new(grad_output.shape, grad_output) if supported else NotImplemented
 
 
-def pairwise(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
+def binary(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     """Return the result of a binary op with broadcasting."""
     if isinstance(other, torch.Tensor):
         if self.dtype is not other.dtype or self.dtype not in _FLOATS or not self.dim() or not other.dim():
             return NotImplemented
-        return iterate([self, other], self.dtype)
+        return elementwise_result([self, other], self.dtype)
     if self.dtype not in _FLOATS or not isinstance(other, (bool, int, float)):
         return NotImplemented
-    return iterate([self, SCALAR], self.dtype)
+    return elementwise_result([self, SCALAR], self.dtype)
 
 
 def in_place(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return the tensor written to."""
-    return self if _plain(self) and not any(isinstance(value, torch.Tensor) for value in rest) else NotImplemented
+    """Return the first tensor, which the op writes to."""
+    supported = _contiguous_same_float_dtype(self) and not any(isinstance(value, torch.Tensor) for value in rest)
+    return self if supported else NotImplemented
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Return [*, out features]."""
-    fits = weight.dim() == 2 and input.dim() and input.shape[-1] == weight.shape[1]
-    if not fits or not _plain(input, weight, bias) or (bias is not None and bias.shape != weight.shape[:1]):
+    """Return the result [*, out_features]."""
+    shapes_match = weight.dim() == 2 and input.dim() and input.shape[-1] == weight.shape[1]
+    if (
+        not shapes_match
+        or not _contiguous_same_float_dtype(input, weight, bias)
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
         return NotImplemented
     return _new((*input.shape[:-1], weight.shape[0]), input)
 
 
-def product(self: torch.Tensor, mat2: torch.Tensor) -> Any:
-    """Return [*, rows, columns]."""
+def matmul(self: torch.Tensor, mat2: torch.Tensor) -> Any:
+    """Return the product [*, rows, columns]."""
     if self.dim() != mat2.dim() or self.shape[-1] != mat2.shape[-2] or self.dtype != mat2.dtype:
         return NotImplemented
     return _new((*self.shape[:-1], mat2.shape[-1]), self) if self.shape[:-2] == mat2.shape[:-2] else NotImplemented
 
 
-def add_product(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Any:
-    """Return [rows, columns]."""
-    one_dtype = self.dtype == mat1.dtype == mat2.dtype
-    if not one_dtype or mat1.dim() != 2 or mat2.dim() != 2 or mat1.shape[1] != mat2.shape[0]:
+def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Any:
+    """Return the result [rows, columns]."""
+    same_dtype = self.dtype == mat1.dtype == mat2.dtype
+    if not same_dtype or mat1.dim() != 2 or mat2.dim() != 2 or mat1.shape[1] != mat2.shape[0]:
         return NotImplemented
     shape = (mat1.shape[0], mat2.shape[1])
     return _new(shape, mat1) if self.shape in (shape, shape[1:]) else NotImplemented
@@ -112,9 +122,9 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """Return [batch, channels, positions ...]."""
+    """Return the result [batch, channels, *spatial]."""
     rank = len(stride)
-    fits = (
+    supported = (
         rank == len(padding) == len(dilation) == input.dim() - 2 == weight.dim() - 2
         and not transposed
         and input.shape[1] == weight.shape[1] * groups
@@ -122,11 +132,16 @@ def convolution(
         and min(stride, default=0) > 0
         and (bias is None or tuple(bias.shape) == (weight.shape[0],))
     )
-    if not fits or not _plain_contiguous(input, weight, bias) or not _in_order(input, weight) or 0 in input.shape:
+    if (
+        not supported
+        or not _contiguous_format_same_float_dtype(input, weight, bias)
+        or not _row_major(input, weight)
+        or 0 in input.shape
+    ):
         return NotImplemented
     sizes = [
-        (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, spread in zip(
+        (size + 2 * pad - axis_dilation * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, axis_dilation in zip(
             input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
         )
     ]
@@ -148,30 +163,39 @@ def convolution_backward(
 ) -> Any:
     """Return the gradients of input, weight and bias, where requested."""
     if (
-        not _plain_contiguous(grad_output, input, weight)
-        or not _in_order(input, weight)
+        not _contiguous_format_same_float_dtype(grad_output, input, weight)
+        or not _row_major(input, weight)
         or transposed
         or 0 in input.shape
     ):
         return NotImplemented
     shapes = (input.shape, weight.shape, weight.shape[:1])
-    return tuple(_new(shape, input) if wanted else None for shape, wanted in zip(shapes, output_mask, strict=True))
+    return tuple(
+        _new(shape, input) if requested else None for shape, requested in zip(shapes, output_mask, strict=True)
+    )
 
 
 def batch_norm(
     input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: Any
 ) -> Any:
     """Return a tensor like the input."""
-    usual = _plain_contiguous(input) if training else _plain(input)
-    return _new(input.shape, input) if usual and input.dim() > 1 else NotImplemented
+    supported = _contiguous_format_same_float_dtype(input) if training else _contiguous_same_float_dtype(input)
+    return _new(input.shape, input) if supported and input.dim() > 1 else NotImplemented
 
 
-def native_batch_norm(trains: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """Return a tensor like the input, and in training two statistics per channel."""
-    kept = [item for item in (weight, bias) if item is not None]
-    if not _plain_contiguous(input, *kept) or input.dtype is not torch.float32 or input.dim() < 2:
+def native_batch_norm(training: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
+    """Return a tensor like the input, and in training two statistics per channel.
+
+    `training` is None if it is among the op's arguments.
+    """
+    parameters = [item for item in (weight, bias) if item is not None]
+    if (
+        not _contiguous_format_same_float_dtype(input, *parameters)
+        or input.dtype is not torch.float32
+        or input.dim() < 2
+    ):
         return NotImplemented
-    if not (rest[2] if trains is None else trains):
+    if not (rest[2] if training is None else training):
         return NotImplemented  # the statistics saved in evaluation depend on the device
     size = input.shape[1]
     return _new(input.shape, input), _new((size,), input), _new((size,), input)
@@ -179,18 +203,22 @@ def native_batch_norm(trains: bool | None, input: torch.Tensor, weight: Any, bia
 
 def batch_norm_backward(grad_out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
     """Return the gradients of input, weight and bias, where requested."""
-    if not _plain(grad_out, input, weight) or input.dtype is not torch.float32 or input.dim() < 2:
+    if not _contiguous_same_float_dtype(grad_out, input, weight) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
     shapes = (input.shape, input.shape[1:2], input.shape[1:2])
-    return tuple(_new(shape, input) if wanted else None for shape, wanted in zip(shapes, rest[-1], strict=True))
+    return tuple(_new(shape, input) if requested else None for shape, requested in zip(shapes, rest[-1], strict=True))
 
 
 def layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, *rest: Any
 ) -> Any:
     """Return a tensor like the input."""
-    fits = tuple(input.shape[input.dim() - len(normalized_shape) :]) == tuple(normalized_shape)
-    return _new(input.shape, input) if fits and _plain(input, weight, bias) else NotImplemented
+    shapes_match = tuple(input.shape[input.dim() - len(normalized_shape) :]) == tuple(normalized_shape)
+    return (
+        _new(input.shape, input)
+        if shapes_match and _contiguous_same_float_dtype(input, weight, bias)
+        else NotImplemented
+    )
 
 
 def native_layer_norm(input: torch.Tensor, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
@@ -198,9 +226,9 @@ def native_layer_norm(input: torch.Tensor, normalized_shape: Sequence[int], weig
     output = layer_norm(input, normalized_shape, weight, bias)
     if output is NotImplemented or input.dtype is not torch.float32:
         return NotImplemented
-    lead = input.dim() - len(normalized_shape)
-    kept = (*input.shape[:lead], *([1] * len(normalized_shape)))
-    return output, _new(kept, input), _new(kept, input)
+    batch_rank = input.dim() - len(normalized_shape)
+    statistics_shape = (*input.shape[:batch_rank], *([1] * len(normalized_shape)))
+    return output, _new(statistics_shape, input), _new(statistics_shape, input)
 
 
 def layer_norm_backward(
@@ -214,25 +242,27 @@ def layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Return the gradients of input, weight and bias, where requested."""
-    if not _plain(grad_out, input, weight, bias) or input.dtype is not torch.float32:
+    if not _contiguous_same_float_dtype(grad_out, input, weight, bias) or input.dtype is not torch.float32:
         return NotImplemented
     shapes = (input.shape, normalized_shape, normalized_shape)
-    return tuple(_new(shape, input) if wanted else None for shape, wanted in zip(shapes, output_mask, strict=True))
+    return tuple(
+        _new(shape, input) if requested else None for shape, requested in zip(shapes, output_mask, strict=True)
+    )
 
 
 def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """Return the tensor without the reduced dimensions."""
-    if not _plain(self) or dtype is not None or not self.dim():
+    if not _contiguous_same_float_dtype(self) or dtype is not None or not self.dim():
         return NotImplemented
-    given = range(self.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-    if not all(-self.dim() <= position < self.dim() for position in given):
+    dims = range(self.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    if not all(-self.dim() <= axis < self.dim() for axis in dims):
         return NotImplemented
-    gone = {position % self.dim() for position in given}
-    sizes = [1 if position in gone else size for position, size in enumerate(self.shape)]
-    return _new(sizes if keepdim else [size for index, size in enumerate(sizes) if index not in gone], self)
+    reduced = {axis % self.dim() for axis in dims}
+    sizes = [1 if axis in reduced else size for axis, size in enumerate(self.shape)]
+    return _new(sizes if keepdim else [size for axis, size in enumerate(sizes) if axis not in reduced], self)
 
 
-def copy(self: torch.Tensor, *, memory_format: Any = None) -> Any:
+def clone(self: torch.Tensor, *, memory_format: Any = None) -> Any:
     """Return a copy of the tensor."""
     if memory_format in (None, torch.preserve_format) and is_dense(self):
         return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=_META)
@@ -241,20 +271,23 @@ def copy(self: torch.Tensor, *, memory_format: Any = None) -> Any:
     return NotImplemented
 
 
-def rearrange(self: torch.Tensor, *rest: Any) -> Any:
-    """Return a contiguous tensor like the first, for ops that permute elements."""
-    return _new(self.shape, self) if _plain_contiguous(self) and 0 not in self.shape else NotImplemented
+def roll(self: torch.Tensor, *rest: Any) -> Any:
+    """Return a contiguous tensor like the first."""
+    return (
+        _new(self.shape, self) if _contiguous_format_same_float_dtype(self) and 0 not in self.shape else NotImplemented
+    )
 
 
-def _pooled(size: int, kernel: int, step: int, pad: int, spread: int, ceil_mode: bool) -> int:
-    reach = size + 2 * pad - spread * (kernel - 1) - 1
-    count = (reach + (step - 1 if ceil_mode else 0)) // step + 1
+def _pooled_size(size: int, kernel: int, step: int, pad: int, dilation: int, ceil_mode: bool) -> int:
+    """Return the size of a pooling result along one dimension."""
+    last_start = size + 2 * pad - dilation * (kernel - 1) - 1
+    count = (last_start + (step - 1 if ceil_mode else 0)) // step + 1
     # With ceil_mode the last window must start inside the input or its left padding.
     return count - 1 if ceil_mode and (count - 1) * step >= size + pad else count
 
 
 def _pair(value: Any) -> list[tuple[int, int]]:
-    """Return a one-item list of a size in two dimensions, [] if it has another number of them."""
+    """Return [(height, width)] for a size argument of a 2D op, [] for other numbers of dimensions."""
     sizes = [value] if isinstance(value, int) else list(value)
     return [(sizes[0], sizes[-1])] if len(sizes) in (1, 2) else []
 
@@ -267,21 +300,27 @@ def pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    """Return [batch, channels, height, width]."""
+    """Return the result [batch, channels, height, width]."""
     sizes = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
-    if not _plain_contiguous(self) or self.dim() != 4 or len(sizes) != 4 or 0 in self.shape or 0 in sizes[1]:
+    if (
+        not _contiguous_format_same_float_dtype(self)
+        or self.dim() != 4
+        or len(sizes) != 4
+        or 0 in self.shape
+        or 0 in sizes[1]
+    ):
         return NotImplemented
     if any(2 * pad > kernel for kernel, pad in zip(sizes[0], sizes[2], strict=True)):
         return NotImplemented
     spatial = [
-        _pooled(size, kernel, step, pad, spread, ceil_mode)
-        for size, kernel, step, pad, spread in zip(self.shape[2:], *sizes, strict=True)
+        _pooled_size(size, kernel, step, pad, axis_dilation, ceil_mode)
+        for size, kernel, step, pad, axis_dilation in zip(self.shape[2:], *sizes, strict=True)
     ]
     return _new((*self.shape[:2], *spatial), self) if min(spatial) > 0 else NotImplemented
 
 
 def pool_with_indices(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return [batch, channels, height, width], and the indices of the maxima."""
+    """Return the result [batch, channels, height, width] and the indices of the maxima."""
     output = pool(self, *rest, **options)
     return output if output is NotImplemented else (output, torch.empty(output.shape, dtype=torch.int64, device=_META))
 
@@ -295,19 +334,25 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """Return [batch, channels, height, width]."""
+    """Return the result [batch, channels, height, width]."""
     return pool(self, kernel_size, stride, padding, 1, ceil_mode) if divisor_override != 0 else NotImplemented
 
 
 def adaptive_pool(self: torch.Tensor, output_size: Any) -> Any:
-    """Return [batch, channels, height, width]."""
+    """Return the result [batch, channels, height, width]."""
     sizes = _pair(output_size)
-    if not _plain_contiguous(self) or self.dim() != 4 or not sizes or 0 in self.shape or min(sizes[0]) < 1:
+    if (
+        not _contiguous_format_same_float_dtype(self)
+        or self.dim() != 4
+        or not sizes
+        or 0 in self.shape
+        or min(sizes[0]) < 1
+    ):
         return NotImplemented
     return _new((*self.shape[:2], *sizes[0]), self)
 
 
-def attend(
+def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -316,7 +361,7 @@ def attend(
     is_causal: bool = False,
     **options: Any,
 ) -> Any:
-    """Return [batch, heads, queries, features] with the query's strides, as the fused kernels do."""
+    """Return the result [batch, heads, queries, features] with the query's strides, as the fused kernels do."""
     fused = (
         (is_flash_enabled() or not is_math_enabled())
         and query.dim() == key.dim() == value.dim() == 4
@@ -337,8 +382,8 @@ def attend(
     return torch.empty_like(query)
 
 
-def _in_order(*tensors: torch.Tensor) -> bool:
-    """Return whether strides are row-major even for sizes of 1, and so not ambiguous with channels_last."""
+def _row_major(*tensors: torch.Tensor) -> bool:
+    """Return whether strides are row-major even for sizes of 1, which excludes channels_last."""
     for tensor in tensors:
         step = 1
         for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
@@ -348,10 +393,10 @@ def _in_order(*tensors: torch.Tensor) -> bool:
     return True
 
 
-_ALIKE = (
+_UNARY = (
     "elu gelu hardsigmoid hardswish leaky_relu mish relu sigmoid silu softplus tanh exp log sqrt rsqrt sin cos neg erf"
 )
-_PAIRS = (
+_BINARY = (
     "add.Tensor sub.Tensor mul.Tensor div.Tensor gelu_backward hardsigmoid_backward hardswish_backward silu_backward "
     "sigmoid_backward tanh_backward threshold_backward mul.Scalar "
     "div.Scalar add.Scalar sub.Scalar"
@@ -359,22 +404,22 @@ _PAIRS = (
 _IN_PLACE = "elu_ gelu_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ mish_ relu_ relu6_ sigmoid_ silu_ tanh_"
 
 FAST_RULES: dict[str, _Rule] = {
-    **{f"aten::{name}": like_elementwise for name in _ALIKE.split()},
-    **{f"aten::{name}": pairwise for name in _PAIRS.split()},
+    **{f"aten::{name}": like_elementwise for name in _UNARY.split()},
+    **{f"aten::{name}": binary for name in _BINARY.split()},
     **{f"aten::{name}": like_first for name in ("hardtanh", "relu6")},
     "aten::log_sigmoid": contiguous_like_first,
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),
-    **{f"aten::{name}": soft for name in ("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")},
-    "aten::_log_softmax_backward_data": soft_backward,
-    "aten::_softmax_backward_data": soft_backward,
+    **{f"aten::{name}": softmax for name in ("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")},
+    "aten::_log_softmax_backward_data": softmax_backward,
+    "aten::_softmax_backward_data": softmax_backward,
     "aten::adaptive_avg_pool2d": adaptive_pool,
-    "aten::addmm": add_product,
+    "aten::addmm": addmm,
     "aten::avg_pool2d": average_pool,
     "aten::batch_norm": batch_norm,
-    "aten::bmm": product,
-    "aten::clone": copy,
+    "aten::bmm": matmul,
+    "aten::clone": clone,
     "aten::convolution": convolution,
     "aten::convolution_backward": convolution_backward,
     "aten::layer_norm": layer_norm,
@@ -382,26 +427,26 @@ FAST_RULES: dict[str, _Rule] = {
     "aten::max_pool2d": pool,
     "aten::max_pool2d_with_indices": pool_with_indices,
     "aten::mean.dim": reduce,
-    "aten::mm": product,
+    "aten::mm": matmul,
     "aten::native_batch_norm": lambda *args: native_batch_norm(None, *args),
     "aten::native_batch_norm_backward": batch_norm_backward,
     "aten::native_layer_norm": native_layer_norm,
     "aten::native_layer_norm_backward": layer_norm_backward,
-    "aten::roll": rearrange,
-    "aten::scaled_dot_product_attention": attend,
+    "aten::roll": roll,
+    "aten::scaled_dot_product_attention": scaled_dot_product_attention,
     "aten::sum.dim_IntList": reduce,
-    "aten::threshold_backward": lambda grad_output, self, threshold: pairwise(self, grad_output),  # the kernel's order
+    "aten::threshold_backward": lambda grad_output, self, threshold: binary(self, grad_output),  # the kernel's order
 }
 
 
-def with_fast_path(name: str, otherwise: _Rule) -> _Rule:
-    """Return an op's fast rule with `otherwise` as fallback, or `otherwise` itself."""
+def with_fast_path(name: str, fallback: _Rule) -> _Rule:
+    """Return an op's fast rule with a fallback, or the fallback itself if the op has no fast rule."""
     fast_rule = FAST_RULES.get(name)
     if fast_rule is None:
-        return otherwise
+        return fallback
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         result = fast_rule(*args, **kwargs)
-        return otherwise(*args, **kwargs) if result is NotImplemented else result
+        return fallback(*args, **kwargs) if result is NotImplemented else result
 
     return rule

@@ -1,4 +1,4 @@
-"""Rejection of quantized tensors: torch's shape rules would silently return plain ones."""
+"""Reject quantized tensors, for which torch's shape rules would silently return unquantized ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 def reject(name: str, *_: Any, **__: Any) -> NoReturn:
     """Raise NotImplementedError."""
-    raise NotImplementedError(f"{name}: shape execution does not support quantised tensors")
+    raise NotImplementedError(f"{name}: shape execution does not support quantized tensors")
 
 
 RULES: dict[str, Callable[..., Any]] = {

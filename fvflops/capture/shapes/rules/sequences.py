@@ -1,4 +1,4 @@
-"""Shape rules for packing and padding sequences of known lengths."""
+"""Shape rules of packing and padding sequences of known lengths."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ import torch
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 
 
-def pack(input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def pack_padded_sequence(
+    input: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the packed elements [sum of lengths, *], and the batch size at each step, with known values."""
     _require_known(lengths, "aten::_pack_padded_sequence")
-    thin = torch.empty(*input.shape[:2], 1)  # a real op, so that torch checks the lengths
-    _, batch_sizes = torch.ops.aten._pack_padded_sequence(thin, lengths, batch_first)
+    one_feature = torch.empty(*input.shape[:2], 1)  # a real tensor, so that torch checks the lengths
+    _, batch_sizes = torch.ops.aten._pack_padded_sequence(one_feature, lengths, batch_first)
     return input.new_empty((int(lengths.sum()), *input.shape[2:])), batch_sizes
 
 
-def pad(
+def pad_packed_sequence(
     data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: Any, total_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the padded elements [steps, batch, *] or [batch, steps, *], and the lengths, with known values."""
     _require_known(batch_sizes, "aten::_pad_packed_sequence")
-    thin = torch.empty(data.shape[0], 1)
-    padded, lengths = torch.ops.aten._pad_packed_sequence(thin, batch_sizes, batch_first, 0.0, total_length)
+    one_feature = torch.empty(data.shape[0], 1)
+    padded, lengths = torch.ops.aten._pad_packed_sequence(one_feature, batch_sizes, batch_first, 0.0, total_length)
     steps, batch = (padded.shape[1], padded.shape[0]) if batch_first else padded.shape[:2]
     output = data.new_empty((steps, batch, *data.shape[1:]))
     return (output.transpose(0, 1) if batch_first else output), lengths
 
 
-def unpack_gradient(
+def pack_padded_sequence_backward(
     grad: torch.Tensor, input_size: Sequence[int], batch_sizes: torch.Tensor, batch_first: bool
 ) -> torch.Tensor:
     """Return the gradient of the packed elements."""
@@ -39,7 +41,7 @@ def unpack_gradient(
 
 
 def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Return whether the kept elements of each row of the mask come first."""
+    """Return whether the true elements of each row of the mask come first."""
     _require_known(mask, "aten::_nested_tensor_from_mask_left_aligned")
     return bool(torch.ops.aten._nested_tensor_from_mask_left_aligned(torch.empty(*mask.shape, 1), mask))
 
@@ -51,7 +53,7 @@ def _require_known(tensor: torch.Tensor, name: str) -> None:
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten::_nested_tensor_from_mask_left_aligned": is_left_aligned,
-    "aten::_pack_padded_sequence": pack,
-    "aten::_pack_padded_sequence_backward": unpack_gradient,
-    "aten::_pad_packed_sequence": pad,
+    "aten::_pack_padded_sequence": pack_padded_sequence,
+    "aten::_pack_padded_sequence_backward": pack_padded_sequence_backward,
+    "aten::_pad_packed_sequence": pad_packed_sequence,
 }

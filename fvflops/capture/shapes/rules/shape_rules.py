@@ -1,4 +1,4 @@
-"""The shape rules of a run: replacements of torch's, and assumed sizes of data-dependent results."""
+"""The shape rules of a run: replacements for torch's, and assumed sizes of data-dependent results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.assumptions import assumption_for, can_be_assumed, check_assumptions, read_value
+from fvflops.capture.shapes.assumptions import assumption_for, can_be_assumed, check_assumptions, convert_value
 from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients, memory_formats, normalization, spectra
 from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
 from fvflops.capture.shapes.rules import (
@@ -23,13 +23,13 @@ from fvflops.capture.shapes.rules import (
     quantization,
     rnn,
     same_shape,
-    sampling,
     sequences,
+    spatial_transformer,
 )
 
 Rule = Callable[..., Any]
 
-# Each has the op's signature, takes tensors on the meta device, and returns the op's result.
+# A rule has the op's signature, is called with tensors on the meta device, and returns the op's results.
 RULES: dict[str, Rule] = {
     **attention.RULES,
     **convolutions.RULES,
@@ -44,12 +44,12 @@ RULES: dict[str, Rule] = {
     **grouped_matmul.RULES,
     **quantization.RULES,
     **rnn.RULES,
-    **sampling.RULES,
+    **spatial_transformer.RULES,
     **data_dependent.RULES,
     **sequences.RULES,
 }
 
-# Rules for the CPU, where torch's rule is right for CUDA only.
+# Rules for the CPU, where torch's own rules match CUDA only.
 CPU_RULES: dict[str, Rule] = {
     **embedding_bag.CPU_RULES,
     **convolutions.CPU_RULES,
@@ -66,12 +66,12 @@ CPU_RULES: dict[str, Rule] = {
 class ShapeRules:
     """Rules that replace or complement torch's shape rules.
 
-    `assume` gives sizes, or values, for data-dependent ops by op name; invalid entries raise ValueError. `exact`
-    excludes rules that give an upper bound only; `device` is the device whose kernels are imitated. `bounds` are the
-    ops for which an upper bound was used, `assumed` the assumptions about other data-dependent ops.
+    `assume` contains sizes or values of data-dependent ops by op name; invalid entries raise ValueError. `exact`
+    excludes rules that return an upper bound; `device` is the device whose kernels are emulated. `bounds` are the ops
+    for which an upper bound was used, `assumed` the assumptions about other data-dependent ops.
 
-    >>> rows = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
-    >>> rows(torch.empty(3, 5, device="meta")).shape
+    >>> rule = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
+    >>> rule(torch.empty(3, 5, device="meta")).shape
     torch.Size([8, 2])
     """
 
@@ -91,37 +91,38 @@ class ShapeRules:
 
     def assumed_size(self, name: str) -> Rule | None:
         """Return the rule of an op whose size or value is assumed or bounded, or None."""
-        packet = data_dependent.selection_of(name)
-        given = assumption_for(name, self.assume)
-        if packet in data_dependent.VALUES:
-            return None if given is None else partial(read_value, packet, given)
-        build = data_dependent.SIZED.get(packet)
-        if build is None:
+        key = data_dependent.data_dependent_key(name)
+        assumption = assumption_for(name, self.assume)
+        if key in data_dependent.SCALAR_RESULTS:
+            return None if assumption is None else partial(convert_value, key, assumption)
+        size_rule = data_dependent.SIZE_RULES.get(key)
+        if size_rule is None:
             return None
-        if given is not None:
-            return partial(build, given)
-        if packet in data_dependent.BOUNDED and not self.exact:
-            return partial(self._bounded, name, build)
+        if assumption is not None:
+            return partial(size_rule, assumption)
+        if key in data_dependent.UPPER_BOUNDED and not self.exact:
+            return partial(self._bounded, name, size_rule)
         return None
 
     def is_data_dependent(self, name: str) -> bool:
         """Return whether the op's result, or its size, depends on its arguments' values."""
-        return name in data_dependent.NEED_VALUES or data_dependent.selection_of(name) in data_dependent.NEED_VALUES
+        names = data_dependent.DATA_DEPENDENT
+        return name in names or data_dependent.data_dependent_key(name) in names
 
     def can_assume(self, name: str) -> bool:
         """Return whether `assume` accepts the op."""
         return can_be_assumed(name)
 
-    def _bounded(self, name: str, build: Rule, *args: Any, **kwargs: Any) -> Any:
-        result = build(1.0, *args, **kwargs)
+    def _bounded(self, name: str, size_rule: Rule, *args: Any, **kwargs: Any) -> Any:
+        result = size_rule(1.0, *args, **kwargs)
         self.bounds.add(name)
         return result
 
     def about(self) -> dict[str, str]:
         """Return the bounds and assumptions for the Trace's metadata."""
-        about = {}
+        metadata = {}
         if self.bounds:
-            about["bounds"] = ", ".join(sorted(self.bounds))
+            metadata["bounds"] = ", ".join(sorted(self.bounds))
         if self.assumed:
-            about["supposed"] = ", ".join(f"{op}: {what}" for op, what in sorted(self.assumed.items()))
-        return about
+            metadata["supposed"] = ", ".join(f"{op}: {assumption}" for op, assumption in sorted(self.assumed.items()))
+        return metadata

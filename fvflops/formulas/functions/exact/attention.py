@@ -20,7 +20,7 @@ from fvflops.formulas.language.call import Call
 from fvflops.trace import TensorSpec
 
 _MASKS = ("attn_mask", "attn_bias", "bias")
-# Per query and key: the maximum, the difference to it, the sum of the exponentials, the division by it.
+# FLOPs per query and key: the maximum, the difference to it, the sum of the exponentials, the division by it.
 _SOFTMAX = 4
 
 
@@ -36,12 +36,12 @@ def count_exact_attention(call: Call) -> Cost:
     >>> count_exact_attention(Call("attention", arguments, (spec,), constants={"exp": 8})).flops
     234
     """
-    return _with(count_attention(call), _forward(call, find_heads(call)))
+    return _add_flops(count_attention(call), _forward(call, find_heads(call)))
 
 
 def count_exact_attention_bshd(call: Call) -> Cost:
     """Return the cost of an attention on [B, Q, H, D] or packed tensors, as `count_exact_attention`."""
-    return _with(count_attention_bshd(call), _forward(call, find_heads_bshd(call)))
+    return _add_flops(count_attention_bshd(call), _forward(call, find_heads_bshd(call)))
 
 
 def count_exact_attention_backward(call: Call) -> Cost:
@@ -51,12 +51,12 @@ def count_exact_attention_backward(call: Call) -> Cost:
     then dP - D, times P, times the scale; D is the sum of dO * O over a row. Dropout multiplies P and dP by mask and
     scale. Source: algorithm 4 of arXiv:2205.14135 (FlashAttention).
     """
-    return _with(count_attention_backward(call), _backward(call, find_heads(call)))
+    return _add_flops(count_attention_backward(call), _backward(call, find_heads(call)))
 
 
 def count_exact_attention_bshd_backward(call: Call) -> Cost:
     """Return the cost of the backward of `count_exact_attention_bshd`, as `count_exact_attention_backward`."""
-    return _with(count_attention_bshd_backward(call), _backward(call, find_heads_bshd(call)))
+    return _add_flops(count_attention_bshd_backward(call), _backward(call, find_heads_bshd(call)))
 
 
 def count_exact_multi_head_attention(call: Call) -> Cost:
@@ -69,7 +69,7 @@ def count_exact_multi_head_attention(call: Call) -> Cost:
     heads, returns_weights = call.integer("num_head"), bool(call.arguments.get("need_weights"))
     averaged = returns_weights and bool(call.arguments.get("average_attn_weights"))
     flops = _multi_head(call, query, key[1], heads, returns_weights, averaged)
-    return _with(count_multi_head_attention(call), flops)
+    return _add_flops(count_multi_head_attention(call), flops)
 
 
 def count_exact_encoder_layer(call: Call) -> Cost:
@@ -91,26 +91,28 @@ def count_exact_encoder_layer(call: Call) -> Cost:
     )
 
 
-def _with(products: Cost, flops: int) -> Cost:
+def _add_flops(products: Cost, flops: int) -> Cost:
     return Cost(products.macs, products.flops + flops, products.activations, products.recomputed)
 
 
 def _forward(call: Call, heads: Heads) -> int:
-    return heads.pairs * (1 + _masks(call) + _SOFTMAX + call.constants["exp"] + (2 if _drops(call) else 0))
+    return heads.pairs * (
+        1 + _mask_additions(call) + _SOFTMAX + call.constants["exp"] + (2 if _has_dropout(call) else 0)
+    )
 
 
 def _backward(call: Call, heads: Heads) -> int:
-    each = 5 + _masks(call) + call.constants["exp"] + (4 if _drops(call) else 0)
-    return heads.pairs * each + 2 * heads.rows * heads.Dv
+    per_pair = 5 + _mask_additions(call) + call.constants["exp"] + (4 if _has_dropout(call) else 0)
+    return heads.pairs * per_pair + 2 * heads.rows * heads.Dv
 
 
-def _masks(call: Call) -> int:
+def _mask_additions(call: Call) -> int:
     """Return the number of mask additions per score; bool masks add nothing."""
     masks = (call.arguments.get(name) for name in _MASKS)
     return sum(isinstance(mask, TensorSpec) and mask.is_floating_point for mask in masks)
 
 
-def _drops(call: Call) -> bool:
+def _has_dropout(call: Call) -> bool:
     return call.arguments.get("dropout_p") not in (None, 0, 0.0)
 
 

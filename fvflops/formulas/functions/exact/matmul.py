@@ -27,10 +27,12 @@ def count_exact_einsum(call: Call) -> Cost:
     add, multiply = _operation_costs(call)
     macs = flops = 0
     for step in contraction.steps:
-        flops += add * sum(math.prod(factor) for factor in step.factors if any(factor[axis] > 1 for axis in step.alone))
+        flops += add * sum(
+            math.prod(factor) for factor in step.factors if any(factor[axis] > 1 for axis in step.summed_before)
+        )
         macs += multiply_pair(*step.reduced_shapes, step.summed)[0]
-        flops += _outside(*step.reduced_shapes, step.summed, add, multiply)
-    if any(contraction.last[axis] > 1 for axis in contraction.left_over):
+        flops += _other_flops(*step.reduced_shapes, step.summed, add, multiply)
+    if any(contraction.last[axis] > 1 for axis in contraction.summed_last):
         flops += add * math.prod(contraction.last)
     return Cost(macs, flops, call.out.numel)
 
@@ -39,7 +41,7 @@ def count_exact_trilinear(call: Call) -> Cost:
     """Return the cost of aten::_trilinear, with its elementwise products and its sums over the unrolled dimension."""
     products, add, multiply = count_trilinear(call), *_operation_costs(call)
     pairs = pair_up(call)
-    flops = sum(_outside(left, right, summed, add, multiply) for left, right, summed in pairs.steps)
+    flops = sum(_other_flops(left, right, summed, add, multiply) for left, right, summed in pairs.steps)
     if pairs.sums_unrolled:
         flops += add * call.out.numel
     return Cost(products.macs, products.flops + pairs.times * flops, products.activations)
@@ -49,11 +51,9 @@ def _operation_costs(call: Call) -> tuple[int, int]:
     return (2, 6) if call.out.is_complex else (1, 1)
 
 
-def _outside(left: list[int], right: list[int], summed: Collection[int], add: int, multiply: int) -> int:
-    """Return the FLOPs of one product that are no multiply-adds."""
+def _other_flops(left: list[int], right: list[int], summed: Collection[int], add: int, multiply: int) -> int:
+    """Return the FLOPs of one product that are not multiply-adds."""
     if not summed:
         return multiply * math.prod(multiply_pair(left, right, summed)[1])
     pairs = ((left, right), (right, left))
-    return add * sum(
-        math.prod(own) for own, other in pairs if any(own[axis] > 1 and other[axis] == 1 for axis in summed)
-    )
+    return add * sum(math.prod(a) for a, b in pairs if any(a[axis] > 1 and b[axis] == 1 for axis in summed))

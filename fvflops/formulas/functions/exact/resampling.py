@@ -9,7 +9,7 @@ from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
 
 # Filter radius, in units of the larger of both grids' spacing.
-_REACHES = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
+_FILTER_RADII = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 _BILINEAR, _NEAREST, _BICUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
 
@@ -17,9 +17,9 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 def count_exact_antialiased(call: Call) -> Cost:
     """Return the cost of an interpolation with antialiasing: the width first, then the height.
 
-    An output is a sum of k products, where k is the maximum window size 2*ceil(reach*scale) + 1, the reach is 1
-    (bilinear), 2 (bicubic) or 3 (lanczos), and the scale is the downscaling factor, at least 1. A dimension that keeps
-    its size costs nothing. For aten::_upsample_bilinear2d_aa ... Source: ATen's UpSampleKernel.cpp.
+    An output is a sum of k products, where k is the maximum window size 2*ceil(radius*scale) + 1, the radius is 1
+    (bilinear), 2 (bicubic) or 3 (lanczos), and the scale is the downscaling factor, at least 1. A dimension whose
+    size does not change costs nothing. For aten::_upsample_bilinear2d_aa ... Source: ATen's UpSampleKernel.cpp.
 
     >>> from fvflops.trace import TensorSpec
     >>> image, out = TensorSpec((1, 1, 8, 8)), TensorSpec((1, 1, 4, 4))
@@ -38,7 +38,7 @@ def count_exact_antialiased_backward(call: Call) -> Cost:
 
 def _passes(call: Call, image: tuple[int, ...], out: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return (outputs, points per output) for the passes along the width and along the height."""
-    reach = next(reach for name, reach in _REACHES.items() if name in call.op)
+    radius = next(radius for name, radius in _FILTER_RADII.items() if name in call.op)
     passes = []
     planes = math.prod(out[:-2])
     for outputs, size, result in (
@@ -46,14 +46,14 @@ def _passes(call: Call, image: tuple[int, ...], out: tuple[int, ...]) -> list[tu
         (planes * out[-2] * out[-1], image[-2], out[-2]),
     ):
         if size != result and result:
-            # ceil(reach * size / result), at least the reach; a window has at most as many points as the input.
-            passes.append((outputs, min(size, 2 * max(reach, -(-reach * size // result)) + 1)))
+            # ceil(radius * size / result), at least the radius; a window has at most as many points as the input.
+            passes.append((outputs, min(size, 2 * max(radius, -(-radius * size // result)) + 1)))
     return passes
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Cost of grid sampling: FLOPs per position, and per element read there."""
+    """Cost of grid sampling: FLOPs per position, and per output element."""
 
     position: int
     output: int
@@ -63,7 +63,7 @@ def count_exact_grid_sampler(call: Call) -> Cost:
     """Return the cost of grid sampling.
 
     Each coordinate is converted to pixels: 3 operations, 4 without aligned corners. The padding mode border clamps it
-    from two sides; reflection before that takes |x - low| (2), how often the span fits (2), the remainder (2) and its
+    from two sides; reflection first computes |x - low| (2), the quotient by the span (2), the remainder (2) and its
     mirror image (2). Bilinear: a floor and the distances to both sides (3), the corners' weights (one product each in
     2-D, two in 3-D); each output has as many products, and one sum less. Nearest: a rounding. Bicubic: a floor and a
     distance, 25 operations for the weights of a dimension; each output 5 sums of 4 products, row by row, for which the
@@ -90,12 +90,12 @@ def count_exact_grid_sampler_backward(call: Call) -> Cost:
     wants_input, wants_grid = (bool(mask[0]), bool(mask[1])) if isinstance(mask, tuple) else (True, True)
     spatial, mode = _grid(call)[-1], _mode(call)
     points = {_BILINEAR: 2**spatial, _NEAREST: 1, _BICUBIC: 4**spatial}[mode]
-    towards_input = 2 * points * wants_input if mode != _NEAREST else wants_input
-    towards_grid = 3 * points * spatial * wants_grid if mode != _NEAREST else 0
+    input_flops = 2 * points * wants_input if mode != _NEAREST else wants_input
+    grid_flops = 3 * points * spatial * wants_grid if mode != _NEAREST else 0
     # The scaling per coordinate; derivatives of the weights of 3-D corners: 4 products for each of 3 dimensions.
-    slopes = 0 if mode == _NEAREST else spatial + (12 if spatial == 3 else 0)
-    positions = _positions(call) * (_sampling(call).position + slopes * wants_grid)
-    return Cost(flops=positions + grad.numel * (towards_input + towards_grid))
+    derivatives = 0 if mode == _NEAREST else spatial + (12 if spatial == 3 else 0)
+    positions = _positions(call) * (_sampling(call).position + derivatives * wants_grid)
+    return Cost(flops=positions + grad.numel * (input_flops + grid_flops))
 
 
 def _grid(call: Call) -> tuple[int, ...]:

@@ -79,15 +79,15 @@ def count_exact_recurrence(call: Call) -> Cost:
 def count_exact_recurrence_backward(call: Call) -> Cost:
     """Return the cost of the backward of a recurrent op: its products, and the derivatives of the gates.
 
-    If one op runs all layers, also dropout's two operations between them, and the sum of an input's gradients from two
-    directions. Without the gradients of the weights there are none of the biases.
+    If one op runs all layers, this includes two operations of dropout between layers, and the sum of an input's
+    gradients from both directions. Gradients of the biases are computed only with those of the weights.
     """
     products = count_recurrence_backward(call)
     biases = _biases(call) if wants_weights(call) else 0
-    each = _units(call) * _cell(call).backward(biases, call.constants) - _projection_saving(call)
+    per_row = _units(call) * _cell(call).backward(biases, call.constants) - _projection_saving(call)
     if call.arguments.get("bidirectional"):
-        each += sum(_inputs(call))
-    flops = find_rows(call) * each + _dropout(call)
+        per_row += sum(_inputs(call))
+    flops = find_rows(call) * per_row + _dropout(call)
     return Cost(products.macs, products.flops + flops, products.activations)
 
 

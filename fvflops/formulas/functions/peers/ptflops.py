@@ -21,8 +21,8 @@ def count_ptflops_linear(call: Call) -> Cost:
     Source: ptflops/pytorch_ops.py, linear_flops_counter_hook.
 
     >>> attributes = {"weight": TensorSpec((5, 8)), "bias": TensorSpec((5,))}
-    >>> given = {"input": TensorSpec((2, 3, 8))}
-    >>> count_ptflops_linear(Call("torch.nn.Linear", given, (TensorSpec((2, 3, 5)),), attributes=attributes))
+    >>> inputs = {"input": TensorSpec((2, 3, 8))}
+    >>> count_ptflops_linear(Call("torch.nn.Linear", inputs, (TensorSpec((2, 3, 5)),), attributes=attributes))
     Cost(macs=240, flops=30, activations=None)
     """
     rows, columns = math.prod(call.shape("input")[:-1]), call.out.shape[-1]
@@ -33,12 +33,12 @@ def count_ptflops_convolution(call: Call) -> Cost:
     """Return the cost of a convolution by ptflops 0.7.5: kernel * in_channels * out_channels / groups per position.
 
     Positions are those of the output, or of the input of a transposed class. A bias adds the elements of the output, a
-    deformable convolution the sampling of the input per position. The channels of an input [C, *spatial] are taken for
-    a batch, as in ptflops. Source: conv_flops_counter_hook and deformable_conv_flops_counter_hook.
+    deformable convolution the sampling of the input per position. An input [C, *spatial] is treated as a
+    batch, as in ptflops. Source: conv_flops_counter_hook and deformable_conv_flops_counter_hook.
 
     >>> attributes = {"kernel_size": (3,), "in_channels": 4, "out_channels": 6, "groups": 2, "bias": TensorSpec((6,))}
-    >>> given = {"input": TensorSpec((1, 4, 8))}
-    >>> count_ptflops_convolution(Call("torch.nn.Conv1d", given, (TensorSpec((1, 6, 6)),), attributes=attributes))
+    >>> inputs = {"input": TensorSpec((1, 4, 8))}
+    >>> count_ptflops_convolution(Call("torch.nn.Conv1d", inputs, (TensorSpec((1, 6, 6)),), attributes=attributes))
     Cost(macs=216, flops=36, activations=None)
     """
     image, out = call.shape("input"), call.out.shape
@@ -61,15 +61,15 @@ def count_ptflops_attention(call: Call) -> Cost:
     values of other sizes than the queries are projected to these sizes, and the last projection always has a bias.
     Source: multihead_attention_counter_hook and FUNCTIONAL_MAPPING.
 
-    >>> given = {name: TensorSpec((2, 5, 8)) for name in ("input", "input_1", "input_2")}
+    >>> inputs = {name: TensorSpec((2, 5, 8)) for name in ("input", "input_1", "input_2")}
     >>> attributes = {"batch_first": True, "num_heads": 2, "in_proj_bias": TensorSpec((24,))}
-    >>> count_ptflops_attention(Call("torch.nn.MultiheadAttention", given, (), attributes=attributes))
+    >>> count_ptflops_attention(Call("torch.nn.MultiheadAttention", inputs, (), attributes=attributes))
     Cost(macs=3360, flops=500, activations=None)
     """
     query, key, value = (call.shape(name) for name in ("input", "input_1", "input_2"))
     heads = _number(call, "num_heads")
-    batch_at, length_at = (0, 1) if call.attributes.get("batch_first") else (1, 0)
-    batch, (Q, K, V) = query[batch_at], (shape[length_at] for shape in (query, key, value))
+    batch_axis, length_axis = (0, 1) if call.attributes.get("batch_first") else (1, 0)
+    batch, (Q, K, V) = query[batch_axis], (shape[length_axis] for shape in (query, key, value))
     E, D, F = query[2], key[2], value[2]
     projections = Q * E * E + K * D * D + V * F * F + Q * F * F
     products = heads * Q * K * (E // heads + F // heads)
@@ -90,6 +90,6 @@ def _number(call: Call, name: str) -> int:
     product = 1
     for number in numbers:
         if not isinstance(number, int):
-            raise ValueError(f"{call.op} has {name} = {value!r}, not a whole number")
+            raise ValueError(f"{call.op} has {name} = {value!r}, not an integer")
         product *= number
     return product

@@ -12,8 +12,8 @@ from fvflops.trace import TensorSpec
 def count_torch_flops_convolution(call: Call) -> Cost:
     """Return the cost of a module Conv1d, Conv2d or Conv3d by torch_flops: multiplications, additions, the bias.
 
-    An element of the output has kernel * in_channels / groups products, one addition fewer, and one for the bias, which
-    a module can be without. Source: `flops_convnd` in torch_flops/flops_ops.py.
+    An element of the output has kernel * in_channels / groups products, one addition fewer, and one for the bias, if
+    the module has one. Source: `flops_convnd` in torch_flops/flops_ops.py.
 
     >>> spec = TensorSpec((1, 6, 6))
     >>> call = Call("torch.nn.Conv1d", {}, (spec,), attributes={"weight": TensorSpec((6, 2, 3))})
@@ -30,7 +30,7 @@ def count_torch_flops_convolution(call: Call) -> Cost:
 def count_torch_flops_avg_pool(call: Call) -> Cost:
     """Return the cost of a module AvgPool1d, AvgPool2d or AvgPool3d by torch_flops: window * output elements.
 
-    Copies a bug: a window that is given as one number counts as that number, in two and three dimensions too. Source:
+    Reproduces a bug: a window passed as one number counts as that number, in two and three dimensions too. Source:
     `flops_avgpoolnd` in torch_flops/flops_ops.py.
 
     >>> call = Call("torch.nn.AvgPool2d", {}, (TensorSpec((1, 3, 4, 4)),), attributes={"kernel_size": 2})
@@ -43,7 +43,7 @@ def count_torch_flops_avg_pool(call: Call) -> Cost:
 def count_torch_flops_max_pool(call: Call) -> Cost:
     """Return the cost of a module MaxPool1d, MaxPool2d or MaxPool3d by torch_flops: (window - 1) * output elements.
 
-    Copies the bug of `count_torch_flops_avg_pool`. Source: `flops_maxpoolnd` in torch_flops/flops_ops.py.
+    Reproduces the bug of `count_torch_flops_avg_pool`. Source: `flops_maxpoolnd` in torch_flops/flops_ops.py.
     """
     return Cost(flops=(_window(call) - 1) * call.out.numel)
 
@@ -51,7 +51,7 @@ def count_torch_flops_max_pool(call: Call) -> Cost:
 def count_torch_flops_interpolate(call: Call) -> Cost:
     """Return the cost of interpolate by torch_flops: the positions of the size, or the input's elements times a scale.
 
-    Copies three bugs: a size counts without batch and channels; a scale is raised to the number of samples, not of
+    Reproduces three bugs: a size counts without batch and channels; a scale is raised to the number of samples, not of
     dimensions; a non-integer result is ignored by torch_flops. For the overloads `.vec` of the upsampling ops, in
     which a single scale is a list of equal ones. Source: `FunctionFLOPs_interpolate` in
     torch_flops/flops_ops.py.

@@ -1,4 +1,4 @@
-"""Cost of a layer by torchinfo: by the elements of its weights and biases, independent of their use."""
+"""Cost of a layer by torchinfo: from the sizes of its weights and biases, independent of their use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fvflops.trace import TensorSpec
 def count_torchinfo_layer(call: Call) -> Cost:
     """Return the cost of one call of a module without submodules by torchinfo 1.8.0.
 
-    A parameter called `weight` or `bias` counts its elements per index of the output's first dimension, and in a class
+    A parameter named `weight` or `bias` counts its elements per index of the output's first dimension, and in a class
     with "Conv" in its name per position of the output, channels second. One with "weight" or "bias" inside its name, as
     in recurrent layers, counts them per index of the output's first two dimensions. Other parameters count nothing. The
     class name is that of the table's row. Source: torchinfo/layer_info.py,

@@ -9,12 +9,13 @@ Key = TypeVar("Key")
 Item = TypeVar("Item")
 
 
-class ByIdentity(Mapping[Key, Item]):
+class IdentityMapping(Mapping[Key, Item]):
     """A mapping keyed by identity, in insertion order; the first of several pairs with one key wins.
 
     >>> first, second = [], []
-    >>> list(ByIdentity([(first, 1), (second, 2), (first, 3)]).values())
-    [1, 2]
+    >>> mapping = IdentityMapping([(first, 1), (second, 2), (first, 3)])
+    >>> list(mapping.values()), list(mapping.items())
+    ([1, 2], [([], 1), ([], 2)])
     """
 
     def __init__(self, pairs: Iterable[tuple[Key, Item]]) -> None:
@@ -41,5 +42,16 @@ class ByIdentity(Mapping[Key, Item]):
         return default if pair is None else pair[1]
 
     def items(self) -> ItemsView[Key, Item]:
-        """Return the pairs, faster than the mixin."""
-        return self._pairs.values()  # type: ignore[return-value]
+        """Return a view of the pairs."""
+        return _Pairs(self, self._pairs)
+
+
+class _Pairs(ItemsView[Key, Item]):
+    """A view that iterates over stored pairs, without a look-up for each key."""
+
+    def __init__(self, mapping: Mapping[Key, Item], pairs: Mapping[int, tuple[Key, Item]]) -> None:
+        super().__init__(mapping)
+        self._pairs = pairs
+
+    def __iter__(self) -> Iterator[tuple[Key, Item]]:
+        return iter(self._pairs.values())
