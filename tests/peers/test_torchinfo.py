@@ -66,4 +66,4 @@ def test_what_torchinfo_does_not_see_is_omitted_and_not_unknown():
     assert ours.by_module[""] == 0
     statuses = {entry.op: entry.status.name for entry in ours.counts.entries}
     assert statuses["aten::scaled_dot_product_attention"] == statuses["aten::linear"] == "IGNORED"
-    assert set(statuses.values()) == {"FREE", "IGNORED"}
+    assert set(statuses.values()) == {"ZERO_FLOP", "IGNORED"}
