@@ -8,7 +8,7 @@ name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
 function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning; one that is
-newer than the oldest supported torch, by `older`, which does the same there. An `optional` name is then None: some
+newer than some torch, by `older`, which does the same there. An `optional` name is then None: some
 supported versions of torch do not have it.
 """
 

@@ -322,7 +322,7 @@ class ModelAnalysis:
 
         >>> ModelAnalysis(torch.nn.Linear(3, 2)).to_picture("linear.pdf")
         Traceback (most recent call last):
-        fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot is written as .svg or .png
+        fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot must be an .svg or .png file
         """
         from fvflops.reports.pictures import picture
 

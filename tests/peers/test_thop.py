@@ -74,5 +74,5 @@ def test_what_thop_does_not_see_is_omitted_and_not_unknown():
     ours, _ = measure("attention")
     assert ours.by_module[""] == 0
     statuses = {entry.op: entry.status.name for entry in ours.counts.entries}
-    assert statuses["aten::scaled_dot_product_attention"] == statuses["aten::linear"] == "OMITTED"
-    assert set(statuses.values()) == {"FREE", "OMITTED"}
+    assert statuses["aten::scaled_dot_product_attention"] == statuses["aten::linear"] == "IGNORED"
+    assert set(statuses.values()) == {"ZERO_FLOP", "IGNORED"}

@@ -304,8 +304,8 @@ def exit_code(*argv: str) -> int:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sort", "flps"], "did you mean 'flops'? There are parameters, flops, activations, name"),
-        (["--sort", "parameters", "--by", "operator"], "take flops, activations, name"),
+        (["--sort", "flps"], "parameters, flops, activations, name; got 'flps': did you mean 'flops'?"),
+        (["--sort", "parameters", "--by", "operator"], "sort must be one of flops, activations, name"),
         (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
         (["--top", "-3"], "--top: the number of rows must be at least 1; got '-3'"),
         (["--sort", "flops", "--format", "tree"], "--sort does not apply to --format tree"),
