@@ -169,7 +169,7 @@ class Namespaces:
             yield from (value for name, value in namespace_of(cls).items() if before.get(name, ABSENT) is not value)
 
     def restore(self, iterator_copies: Mapping[int, Any]) -> None:
-        """Restore changed globals and attributes; `iterator_copies` maps ids of advanced iterators to their replacements."""
+        """Restore changed globals and attributes; `iterator_copies` maps ids of advanced iterators to their copies."""
         for namespace, before in self._all_globals.values():
             for name in namespace.keys() - before.keys():
                 del namespace[name]
