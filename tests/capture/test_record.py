@@ -420,7 +420,8 @@ def test_merged_traces_add_up():
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text[: len(text) // 2], "not JSON"),
+        (lambda text: text[: len(text) // 2], "incomplete trace: invalid JSON"),
+        (lambda text: "ops: []", "not a trace: invalid JSON"),
         (lambda text: text.replace('"schema":1', '"schema":99'), "update fvflops"),
         (lambda text: "{}", "not a trace of fvflops"),
         (lambda text: "[1]", "not a trace of fvflops"),
