@@ -35,11 +35,14 @@ from fvflops.features.planning.plan import plan_rank as plan_rank
 from fvflops.features.profiling.profile import ProfileAnalysis as ProfileAnalysis
 from fvflops.features.roofline.compute import roofline as roofline
 from fvflops.features.scaling.scaling import cost_of as cost_of
+from fvflops.features.step_meter.meter import StepMeter as StepMeter
+from fvflops.features.step_meter.model import StepFigures as StepFigures
 from fvflops.features.utilisation.compute import UtilisationError as UtilisationError
 from fvflops.features.utilisation.compute import hfu as hfu
 from fvflops.features.utilisation.compute import mfu as mfu
 from fvflops.features.utilisation.devices import Device as Device
 from fvflops.features.utilisation.devices import find_device as find_device
+from fvflops.features.utilisation.model_flops import model_flops as model_flops
 from fvflops.formulas import Call as Call
 from fvflops.formulas import Cost as Cost
 from fvflops.formulas import FormulaTable as FormulaTable

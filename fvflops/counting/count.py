@@ -149,7 +149,7 @@ def _add(entries: list[Entry], cost: _CallCost, scope: tuple[str, ...], phase: s
     """Append the entries of a signature's calls; the first of several costs has the number of calls, the others 0."""
     costs, op, elements, dtype = cost
     first_calls = calls
-    for label, status, value, macs, flops, _ in costs:
+    for label, status, value, macs, flops, _, recomputed in costs:
         row = (
             scope,
             phase,
@@ -162,5 +162,5 @@ def _add(entries: list[Entry], cost: _CallCost, scope: tuple[str, ...], phase: s
             flops * calls,
             elements * first_calls,
         )
-        entries.append(tuple.__new__(Entry, (*row, dtype, group)))
+        entries.append(tuple.__new__(Entry, (*row, dtype, group, recomputed * calls)))
         first_calls = 0

@@ -142,7 +142,7 @@ def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
         raise make_error(row.file, row.line, text) from error
     extra = cost.macs * multiply_add * (call.constants.get(COMPLEX_MULTIPLY_ADD, 1) - 1)
     flops = cost.flops + (extra if extra and _is_complex(call) else 0)
-    return OpCost.in_flops(row.label, row.status, multiply_add, cost.macs, flops, cost.activations)
+    return OpCost.in_flops(row.label, row.status, multiply_add, cost.macs, flops, cost.activations, cost.recomputed)
 
 
 def _is_complex(call: Call) -> bool:
@@ -174,7 +174,8 @@ def _cost(row: Row, call: Call) -> Cost:
             cost = Cost(flops=cost)
         if not isinstance(cost, Cost):
             raise TypeError(f"it returned {cost!r}, neither a Cost nor an integer number of FLOPs")
-        return Cost(cost.macs, cost.flops + (flops or 0), cost.activations if activations is None else activations)
+        activations = cost.activations if activations is None else activations
+        return Cost(cost.macs, cost.flops + (flops or 0), activations, cost.recomputed)
     return Cost(macs or 0, flops or 0, activations)
 
 

@@ -134,6 +134,7 @@ class FormulaTable:
             sum(cost.macs for cost in costs),
             sum(cost.flops for cost in costs),
             sum(activations) if activations else None,
+            sum(cost.recomputed for cost in costs),
         )
 
     def _cost_without_row(self, signature: Signature) -> OpCost:

@@ -1,4 +1,4 @@
-"""Callback for Lightning's Trainer, of the package `lightning` or `pytorch_lightning`."""
+"""Callbacks for Lightning's Trainer, of the package `lightning` or `pytorch_lightning`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from fvflops.integrations.library import import_library
 from fvflops.integrations.loop import LOGGED, RecordedLoop
+from fvflops.integrations.metered import MeteredLoop
 
 _OLD, _NEW = "pytorch_lightning", "lightning.pytorch"
 
@@ -74,3 +75,38 @@ class FlopsCallback(RecordedLoop, _Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the recording; the current step is incomplete."""
         self._end(exception)
+
+
+class MeterCallback(MeteredLoop, _Callback):
+    """A callback that logs the throughput and utilisation of a `lightning.pytorch.Trainer`.
+
+        Trainer(callbacks=[MeterCallback(device="H100")]).fit(module, data)
+
+    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is a batch. The first of
+    each distinct batch, by its shapes, is recorded, since a LightningModule's `training_step` may call anything; others
+    cost nothing. Logged are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`, `samples_per_second` and
+    `model_flops`, each of one device and with 2 FLOPs for a multiply-add.
+    """
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start a meter."""
+        self._start(pl_module, trainer.optimizers)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Begin a step."""
+        self.meter.begin(batch)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End a step, and log its figures."""
+        self.meter.end()
+        figures = self._figures()
+        if figures:
+            pl_module.log_dict(figures)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Remove the meter's hooks."""
+        self._stop()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Remove the meter's hooks."""
+        self._stop()

@@ -1,15 +1,16 @@
-"""Callback for transformers.Trainer."""
+"""Callbacks for transformers.Trainer."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import FrameType
 from typing import Any
 
 from fvflops.integrations.library import import_library
 from fvflops.integrations.loop import LOGGED, RecordedLoop
+from fvflops.integrations.metered import MeteredLoop
 
 _LIBRARY = import_library("transformers", "transformers accelerate")
 _TrainerCallback: Any = _LIBRARY.TrainerCallback
@@ -66,9 +67,7 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
         flops = self._flops_per_step()
         if flops is None or not logs or not ("loss" in logs or "train_loss" in logs):
             return
-        logs[LOGGED] = flops
-        if state.log_history and state.log_history[-1].get("step") == state.global_step:
-            state.log_history[-1][LOGGED] = flops  # the Trainer has copied the logs there already
+        _add_to_logs(logs, state, {LOGGED: flops})
 
     def _end(self, error: BaseException | None = None) -> None:
         guards, self._guards = self._guards, []
@@ -96,6 +95,53 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
                 guard = ending(getattr(trainer, name))
                 setattr(trainer, name, guard)
                 self._guards.append((trainer, name, guard))
+
+
+class MeterCallback(MeteredLoop, _TrainerCallback):
+    """A callback that logs the throughput and utilisation of a `transformers.Trainer`, at no cost per step.
+
+        Trainer(model, args, train_dataset=data, callbacks=[MeterCallback(device="H100")]).train()
+
+    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is an optimizer step with
+    all its micro-batches. Logged beside the loss are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
+    `samples_per_second` and `model_flops`, means over the steps since the last log, each of one device and with 2 FLOPs
+    for a multiply-add. The Trainer's own `total_flos` is an estimate, 6 * parameters * tokens, without attention.
+    """
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
+    ) -> None:
+        """Start a meter."""
+        trainer = _find_trainer(sys._getframe())
+        # A compiled model is called through its wrapper, whose hooks are not compiled.
+        called = getattr(trainer, "model_wrapped", model)
+        self._start(called, [] if optimizer is None else [optimizer])
+        if trainer is not None:
+            callbacks = trainer.callback_handler.callbacks
+            callbacks.insert(0, callbacks.pop(callbacks.index(self)))  # see FlopsCallback
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Begin a step."""
+        self.meter.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """End a step."""
+        self.meter.end()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Remove the meter's hooks."""
+        self._stop()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        """Add the figures to the logs of the training."""
+        if logs and "loss" in logs:
+            _add_to_logs(logs, state, self._figures())
+
+
+def _add_to_logs(logs: Any, state: Any, figures: Mapping[str, float]) -> None:
+    logs.update(figures)
+    if state.log_history and state.log_history[-1].get("step") == state.global_step:
+        state.log_history[-1].update(figures)  # the Trainer has copied the logs there already
 
 
 def _find_trainer(frame: FrameType | None) -> Any:

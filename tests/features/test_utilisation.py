@@ -1,15 +1,29 @@
 """The utilisation: published figures from their published inputs, what it must obey, and what it refuses."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import Device, FlopCountAnalysis, StopsAt, UtilisationError, hfu, mfu, record_call
+from fvflops import (
+    Device,
+    FlopCountAnalysis,
+    StopsAt,
+    TrainingStepAnalysis,
+    UtilisationError,
+    hfu,
+    mfu,
+    record_call,
+)
+from fvflops.features.utilisation.model_flops import model_flops
 from fvflops.trace import Counts, Entry, ModuleTree, Status
+from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 
 T, P = 10**12, 10**15
 CHIP = Device(
@@ -128,16 +142,72 @@ def test_counts_are_macs_twice_and_flops_in_their_dtypes():
     assert hfu(work, 1, device=CHIP) == mfu(work, 1, device=CHIP)
 
 
-def test_hfu_is_mfu_and_what_was_recomputed():
-    phases = [
-        entry("bf16", macs=5 * T),
-        entry("bf16", macs=10 * T, phase="backward"),
-        entry("bf16", T, phase="optimizer"),
-    ]
+def test_mfu_leaves_out_what_is_recomputed_and_the_optimizer():
+    phases = [entry("bf16", macs=5 * T), entry("bf16", macs=10 * T, phase="backward")]
+    assert mfu(counts(*phases), 1, device=CHIP) == hfu(counts(*phases), 1, device=CHIP) == 0.3
     again = entry("bf16", macs=5 * T, phase="recompute")
-    assert mfu(counts(*phases), 1, device=CHIP) == hfu(counts(*phases), 1, device=CHIP) == 0.32
-    assert mfu(counts(*phases, again), 1, device=CHIP) == 0.32
-    assert hfu(counts(*phases, again), 1, device=CHIP) == 0.42
+    update = entry("bf16", macs=T, phase="optimizer")
+    assert mfu(counts(*phases, again, update), 1, device=CHIP) == 0.3
+    assert hfu(counts(*phases, again, update), 1, device=CHIP) == 0.42
+    fused = entry("bf16", macs=10 * T, phase="backward")._replace(recomputed=2 * T)
+    assert mfu(counts(fused), 1, device=CHIP) == 0.16 and hfu(counts(fused), 1, device=CHIP) == 0.2
+
+
+class Attention(nn.Module):
+    """Attention of four heads, by torch's function or by its three steps."""
+
+    def __init__(self, eager):
+        super().__init__()
+        self.eager = eager
+        self.project = nn.Linear(64, 192)
+
+    def forward(self, x):
+        query, key, value = self.project(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        if self.eager:
+            return (torch.softmax(query @ key.transpose(-1, -2) / 4, -1) @ value).sum()
+        return functional.scaled_dot_product_attention(query, key, value).sum()
+
+
+def count_attention_step(backend, device, eager=False):
+    x = torch.ones(2, 32, 64, dtype=torch.bfloat16, requires_grad=True)
+    with sdpa_kernel(backend):
+        step = TrainingStepAnalysis(Attention(eager).bfloat16(), x, device=device)
+        step.trace()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        (SDPBackend.MATH, "cpu"),
+        (SDPBackend.FLASH_ATTENTION, "cpu"),
+        (SDPBackend.MATH, "cuda"),
+        (SDPBackend.FLASH_ATTENTION, "cuda"),
+        (SDPBackend.EFFICIENT_ATTENTION, "cuda"),
+        (SDPBackend.CUDNN_ATTENTION, "cuda"),
+    ],
+)
+def test_mfu_is_the_same_for_every_kernel_of_attention(backend, device):
+    step, eager = count_attention_step(backend, device), count_attention_step(SDPBackend.MATH, "cpu", eager=True)
+    # A linear layer of 64 x 192 on 64 tokens, and two products of 32 x 32 x 16 in each of 8 heads: three times each.
+    macs = 3 * (64 * 64 * 192 + 2 * 8 * 32 * 32 * 16)
+    assert eager.macs() == macs
+    # The kernel "math" computes in float32: `dtype` is the one whose peak a training is compared with.
+    expected = 2 * macs / (100 * T)
+    assert mfu(step, 1, device=CHIP, dtype="bf16") == mfu(eager, 1, device=CHIP, dtype="bf16") == expected
+    fused = backend is not SDPBackend.MATH
+    assert step.macs() == macs + fused * 8 * 32 * 32 * 16  # the scores again
+    assert hfu(step, 1, device=CHIP, dtype="bf16") == 2 * step.macs() / (100 * T)
+
+
+def test_the_products_of_an_optimizer_are_no_work_of_the_model():
+    model = nn.Linear(64, 64, bias=False)
+    muon = partial(torch.optim.Muon, lr=0.1)
+    step = TrainingStepAnalysis(model, torch.ones(4, 64), loss=lambda y: y.sum(), optimizer=muon)
+    plain = TrainingStepAnalysis(model, torch.ones(4, 64), loss=lambda y: y.sum())
+    assert step.macs(phase="optimizer") > 10 * plain.macs()
+    assert mfu(step, 1e-3, device=CHIP) == mfu(plain, 1e-3, device=CHIP)
+    assert hfu(step, 1e-3, device=CHIP) > 10 * mfu(step, 1e-3, device=CHIP)
 
 
 @pytest.mark.parametrize(
@@ -320,3 +390,101 @@ def test_numbers_of_numpy_are_exact():
     large = numpy.int64(2**62)
     assert mfu({"bf16": large, "bfloat16": large}, 2**63 / (100 * T), device=CHIP) == pytest.approx(1)
     assert mfu(numpy.float64(50 * T), numpy.float32(1), device=CHIP, dtype="bf16", devices=numpy.int32(1)) == 0.5
+
+
+# --- Formulas of others -----------------------------------------------------------------------------------------------
+
+LLAMA = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=176, layers=3, heads=4, kv_heads=2)
+
+
+def count_llama_step(tokens, **options):
+    with torch.device("meta"):
+        model = Llama(LLAMA)
+    ids = torch.zeros(2, tokens, dtype=torch.long)
+    return model, TrainingStepAnalysis(model, ids, loss=torch.sum, **options)
+
+
+def palm(parameters, tokens):
+    """Chowdhery et al. 2022, appendix B, a token: N are the parameters of matrix products."""
+    return 6 * parameters["products"] + 12 * LLAMA.layers * LLAMA.hidden_size * tokens
+
+
+def megatron_dense(parameters, tokens):
+    """Megatron-LM's training.py until 2024, a token: 12 L h^2 times the parts of a layer, and the logits."""
+    width, layers = LLAMA.hidden_size, LLAMA.layers
+    groups = LLAMA.kv_heads / LLAMA.heads
+    parts = 1 + groups + tokens / width + 3 / 2 * LLAMA.intermediate_size / width
+    return 12 * layers * width**2 * (parts + LLAMA.vocab_size / (2 * layers * width))
+
+
+def torchtitan(parameters, tokens):
+    """torchtitan's 6 (N - N_emb) + 12 L H Q T."""
+    return 6 * (parameters["all"] - parameters["embedding"]) + 12 * LLAMA.layers * LLAMA.hidden_size * tokens
+
+
+def nanogpt(parameters, tokens):
+    """nanoGPT's estimate_mfu: N are all parameters but positions, here with an embedding that is not tied."""
+    return 6 * parameters["all"] + 12 * LLAMA.layers * LLAMA.hidden_size * tokens
+
+
+def litgpt(parameters, tokens):
+    """litgpt's estimate_flops, a token: three times 2 N and four products of n_embd * T."""
+    return 3 * (2 * parameters["all"] + LLAMA.layers * 4 * LLAMA.hidden_size * tokens)
+
+
+def megatron_causal(parameters, tokens):
+    """Megatron-LM's training.py of 2025: half of the pairs."""
+    return palm(parameters, tokens) - 6 * LLAMA.layers * LLAMA.hidden_size * tokens
+
+
+# Formula, attention, and what it counts more than the products that run, a token.
+FORMULAS = [
+    (palm, "dense", lambda parameters, tokens: 0),
+    (megatron_dense, "dense", lambda parameters, tokens: 0),
+    (torchtitan, "dense", lambda parameters, tokens: 6 * parameters["norms"]),
+    (nanogpt, "dense", lambda parameters, tokens: 6 * (parameters["norms"] + parameters["embedding"])),
+    (litgpt, "dense", lambda parameters, tokens: 6 * (parameters["norms"] + parameters["embedding"])),
+    # Half of the square is half of the diagonal less than the pairs of a causal mask.
+    (megatron_causal, "causal", lambda parameters, tokens: -6 * LLAMA.layers * LLAMA.hidden_size),
+]
+
+
+@pytest.mark.parametrize(
+    ("formula", "attention", "residual"), FORMULAS, ids=lambda value: getattr(value, "__name__", "")
+)
+@pytest.mark.parametrize("tokens", [32, 200])
+def test_formulas_of_others_are_settings(formula, attention, residual, tokens):
+    model, step = count_llama_step(tokens)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    embedding = sizes["embed_tokens.weight"]
+    norms = sum(size for name, size in sizes.items() if "norm" in name)
+    parameters = {"all": sum(sizes.values()), "embedding": embedding, "norms": norms}
+    parameters["products"] = parameters["all"] - embedding - norms
+    counted = model_flops(step, attention=attention, matmul_only=True)
+    assert 2 * tokens * (formula(parameters, tokens) - residual(parameters, tokens)) == counted
+
+
+@pytest.mark.parametrize("tokens", [8192, 131072])
+def test_half_of_the_peak_is_half_of_the_peak_at_any_length(tokens):
+    with torch.device("meta"):
+        model = Llama(CONFIGS["llama3_8b"]).bfloat16()
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    step = TrainingStepAnalysis(model, ids, loss=torch.sum, device="cuda")
+    config = CONFIGS["llama3_8b"]
+    products = 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336) + 128256 * 4096
+    flops = tokens * (6 * products + 12 * config.layers * config.hidden_size * tokens)
+    seconds = 2 * flops / 989.4e12
+    assert mfu({"bf16": model_flops(step, matmul_only=True)}, seconds, device="H100") == pytest.approx(0.5, abs=1e-12)
+    assert mfu(step, seconds, device="H100", dtype="bf16") == pytest.approx(0.5, abs=5e-4)  # with the norms
+
+
+def test_attention_is_dense_or_causal():
+    with pytest.raises(ValueError, match="attention must be 'dense' or 'causal'; got 'masked'"):
+        model_flops(count_llama_step(8)[1], attention="masked")
+
+
+def test_model_flops_leave_out_recomputation_and_the_optimizer():
+    from fvflops.zoo.llama import Block
+
+    plain = model_flops(count_llama_step(16)[1])
+    assert model_flops(count_llama_step(16, checkpoint=[Block], optimizer=torch.optim.AdamW)[1]) == plain

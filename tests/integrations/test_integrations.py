@@ -662,3 +662,83 @@ def test_the_recording_of_accelerate_wants_an_accelerator():
 
     with pytest.raises(TypeError, match=r"must be an accelerate.Accelerator; got Linear"):
         FlopsRecording(nn.Linear(3, 2))
+
+
+# --- meters -----------------------------------------------------------------------------------------------------------
+
+FIGURES = {"mfu", "hfu", "tflops_per_device", "samples_per_second", "model_flops"}
+CHIP = fvflops.Device("chip", matrix={"fp32": 10**15})
+
+
+def model_macs(name, micro):
+    """Return the multiply-adds of forward and backward in a step of the plain loop, without recomputed ones."""
+    entries = run_plain(name, MODELS[name](), micro).counts().entries
+    model = [entry for entry in entries if entry.phase in ("forward", "backward")]
+    return sum(entry.macs - entry.recomputed for entry in model) // STEPS
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_trainer_logs_figures_of_its_steps(name, micro):
+    from fvflops.integrations.transformers import MeterCallback
+
+    callback = MeterCallback(device=CHIP)
+    model = MODELS[name]()
+    trainer = make_trainer(name, model, micro, callback)
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    wanted = FIGURES | ({"tokens_per_second"} if name == "llama" else set())
+    assert len(entries) == STEPS and all(wanted <= set(entry) for entry in entries)
+    steps = callback.meter.steps
+    assert [step.macs for step in steps] == [model_macs(name, micro)] * STEPS
+    assert [step.samples for step in steps] == [BATCH * micro] * STEPS
+    if name == "llama":  # whose activations are recomputed
+        assert [step.tokens for step in steps] == [BATCH * micro * LENGTH] * STEPS
+        assert all(step.hfu > step.mfu for step in steps)
+    assert [entry["mfu"] for entry in entries] == [pytest.approx(step.mfu) for step in steps]
+    assert installed() == NOTHING and not model._forward_hooks
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_logs_figures_of_its_batches(package):
+    package = pytest.importorskip(package, reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import MeterCallback
+
+    callback = MeterCallback(device=CHIP)
+    seen = []
+
+    class Looks(package.Callback):
+        def on_train_batch_start(self, trainer, *others):
+            seen.append(set(trainer.callback_metrics))
+
+    trainer, module = make_lightning(package, "tiny", Tiny(), callback, Looks())
+    trainer.fit(module)
+    assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * STEPS
+    assert [step.samples for step in callback.meter.steps] == [BATCH] * STEPS
+    assert seen[0] == set() and all(names >= FIGURES for names in seen[1:])
+    assert installed() == NOTHING
+
+
+def test_accelerate_is_metered_as_a_plain_loop():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    tiny = Tiny()
+    model, optimizer, loader = accelerator.prepare(tiny, make_optimizer(tiny), make_loader("tiny", STEPS))
+    with fvflops.StepMeter(model, optimizer=optimizer, device=CHIP) as meter:
+        for batch in loader:
+            with meter.step():
+                accelerator.backward(model(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+    steps = meter.steps
+    assert [step.macs for step in steps] == [model_macs("tiny", 1)] * STEPS
+    assert all(step.hardware_flops >= step.model_flops for step in steps)
+    assert installed() == NOTHING
+
+
+def test_a_meter_without_a_training_says_so():
+    from fvflops.integrations.transformers import MeterCallback
+
+    with pytest.raises(TraceError, match="no training has started with this callback"):
+        _ = MeterCallback().meter

@@ -15,7 +15,8 @@ from fvflops.text import truncate
 from fvflops.trace import Counts
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
-RECOMPUTE = "recompute"
+# Phases that are not the work of the model.
+EXTRA_PHASES = ("recompute", "optimizer")
 FLOAT32_MATMUL = ("ieee", "tf32")
 # Ops of cuDNN, which torch runs in tf32 by default.
 _CUDNN = re.compile(
@@ -55,8 +56,9 @@ def mfu(
 
     `counts` is the work of all `devices` together in `seconds`: a number of FLOPs (a multiply-add is 2) in one `dtype`;
     a mapping of dtypes to FLOPs, whose least times add up; or Counts, or an analysis that has them, whose FLOPs are
-    2 * macs + flops whatever the table's multiply_add, in each entry's dtype or all in `dtype`. The phase "recompute"
-    is excluded: activation checkpointing is no work of the model. Exclude it from a number too.
+    2 * macs + flops whatever the table's multiply_add, in each entry's dtype or all in `dtype`. Only the forward and
+    backward passes count, as the mathematics needs them: what activation checkpointing or a fused attention's backward
+    recomputes, and the optimizer's step, are excluded. Exclude them from a number too.
 
     PaLM counts matrix products only, forward and backward. The table `default` adds norms, pooling and the like, a
     thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM. Ops that
@@ -79,7 +81,7 @@ def mfu(
     0.462
     """
     device = device if isinstance(device, Device) else find_device(device)
-    work = _read_work(counts, dtype, device, float32_matmul, without=RECOMPUTE)
+    work = _read_work(counts, dtype, device, float32_matmul, model_only=True)
     return _utilise("MFU", work, seconds, device, devices, sparse)
 
 
@@ -93,7 +95,7 @@ def hfu(
     sparse: bool = False,
     float32_matmul: str | None = None,
 ) -> float:
-    """Return the hardware FLOPs utilisation, 0 to 1: `mfu` of all executed FLOPs, recomputation included.
+    """Return the hardware FLOPs utilisation, 0 to 1: `mfu` of all executed FLOPs, recomputation and optimizer included.
 
     Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models.
 
@@ -101,19 +103,19 @@ def hfu(
     (0.4042..., 0.3032...)
     """
     device = device if isinstance(device, Device) else find_device(device)
-    work = _read_work(counts, dtype, device, float32_matmul, without=None)
+    work = _read_work(counts, dtype, device, float32_matmul, model_only=False)
     return _utilise("HFU", work, seconds, device, devices, sparse)
 
 
 def _read_work(
-    counts: Work, dtype: object, device: Device, float32_matmul: str | None, *, without: str | None
+    counts: Work, dtype: object, device: Device, float32_matmul: str | None, *, model_only: bool
 ) -> dict[str, Fraction]:
-    """Return dtype → FLOPs, without those of one phase."""
+    """Return dtype → FLOPs, of all executed work or of the model's alone."""
     check_float32_matmul(float32_matmul)
     if not isinstance(counts, Counts) and callable(getattr(counts, "counts", None)):
         counts = counts.counts()  # type: ignore[union-attr]
     if isinstance(counts, Counts):
-        return _read_entries(counts, dtype, device, float32_matmul, without)
+        return _read_entries(counts, dtype, device, float32_matmul, model_only)
     if isinstance(counts, Mapping):
         if dtype is not None:
             raise ValueError("counts is a mapping of dtypes: omit dtype")
@@ -133,20 +135,21 @@ def check_float32_matmul(float32_matmul: str | None) -> None:
 
 
 def _read_entries(
-    counts: Counts, dtype: object, device: Device, float32_matmul: str | None, without: str | None
+    counts: Counts, dtype: object, device: Device, float32_matmul: str | None, model_only: bool
 ) -> dict[str, Fraction]:
     if counts.metric != "flops":
         raise ValueError(f"these are counts of {counts.metric}: pass those of flops")
     work: defaultdict[str, Fraction] = defaultdict(Fraction)
     for entry in counts.entries:
-        if entry.phase == without or not (entry.macs or entry.flops):
+        if (model_only and entry.phase in EXTRA_PHASES) or not (entry.macs or entry.flops):
             continue
         name = entry.dtype if dtype is None else dtype
         if not name:
             flops = format_size(2 * entry.macs + entry.flops)
             raise ValueError(f"the counts have no dtype for the {flops} FLOPs of {entry.op}: pass dtype")
         short = short_dtype(name)
-        work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * entry.macs
+        macs = entry.macs - entry.recomputed if model_only else entry.macs
+        work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * macs
         work[short] += entry.flops
     return _check_work(work)
 

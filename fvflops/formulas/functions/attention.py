@@ -76,7 +76,7 @@ def count_attention(call: Call) -> Cost:
 def count_attention_backward(call: Call) -> Cost:
     """Return the cost of a fused attention's backward: pairs * (3 * D + 2 * Dv).
 
-    Five products: recomputed scores, then the gradients of V, of the weights, of Q and of K.
+    Five products: the scores again, which are `recomputed`, then the gradients of V, of the weights, of Q and of K.
     Source: algorithm 4 of arXiv:2205.14135 (FlashAttention), which torch's flash, efficient, cuDNN and CPU kernels
     follow.
     """
@@ -162,7 +162,7 @@ def _forward(heads: Heads) -> Cost:
 
 
 def _backward(heads: Heads) -> Cost:
-    return Cost(macs=heads.pairs * (3 * heads.D + 2 * heads.Dv))
+    return Cost(macs=heads.pairs * (3 * heads.D + 2 * heads.Dv), recomputed=heads.pairs * heads.D)
 
 
 def _multi_head(query: tuple[int, ...], key: tuple[int, ...], heads: int) -> Cost:

@@ -92,7 +92,7 @@ def count_exact_encoder_layer(call: Call) -> Cost:
 
 
 def _add_flops(products: Cost, flops: int) -> Cost:
-    return Cost(products.macs, products.flops + flops, products.activations)
+    return Cost(products.macs, products.flops + flops, products.activations, products.recomputed)
 
 
 def _forward(call: Call, heads: Heads) -> int:

@@ -1,0 +1,206 @@
+"""Calls of a step's models: observed by hooks of the models alone, so that nothing inside is instrumented."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from fvflops.capture.model.model import unwrap_compiled
+from fvflops.capture.recorder.signature import tensors_of
+
+# Attributes of an unknown object are compared down to this depth.
+_DEPTH = 4
+
+
+class ModelModes:
+    """Which modules of a model train and which parameters are trainable, as they are now."""
+
+    def __init__(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        self._modules = [(module, module.training) for module in model.modules()]
+        self._parameters = [(parameter, parameter.requires_grad) for parameter in parameters]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have the model in these modes in a with block."""
+        modules = [(module, module.training) for module, _ in self._modules]
+        parameters = [(parameter, parameter.requires_grad) for parameter, _ in self._parameters]
+        try:
+            _apply(self._modules, self._parameters)
+            yield
+        finally:
+            _apply(modules, parameters)
+
+
+def _apply(modules: list[tuple[nn.Module, bool]], parameters: list[tuple[nn.Parameter, bool]]) -> None:
+    for module, training in modules:
+        if module.training is not training:
+            module.training = training
+    for parameter, trainable in parameters:
+        if parameter.requires_grad is not trainable:
+            parameter.requires_grad_(trainable)
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """One call of a model in a step.
+
+    `key` is equal for calls of equal cost: of one model on inputs of the same shapes, in the same modes, with the same
+    trainable parameters. `gradients` are the indexes of the outputs whose gradients were computed, `samples` and
+    `tokens` the sizes of the inputs, 0 if not known. `inputs` are the arguments of a call that has to be counted, None
+    otherwise, and `modes` the modes of its modules then.
+    """
+
+    model: nn.Module
+    key: Hashable
+    with_grad: bool
+    autocast: tuple[str, torch.dtype] | None
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    modes: ModelModes | None = None
+    gradients: set[int] = field(default_factory=set)
+    samples: int = 0
+    tokens: int = 0
+
+    @property
+    def full_key(self) -> Hashable:
+        """The key of the call with its backward pass."""
+        return self.key, frozenset(self.gradients)
+
+
+class CallObserver:
+    """Observe the calls of models, from `start` to `stop`; a model that another one calls is part of that call.
+
+    `is_counted` says of a call's key whether such a call was counted, so that its inputs need not be held.
+    """
+
+    def __init__(self, models: tuple[nn.Module, ...], is_counted: Callable[[Hashable], bool]) -> None:
+        self._is_counted = is_counted
+        self._active = False
+        self._inside: nn.Module | None = None
+        self._calls: list[ModelCall] = []
+        self._handles: list[RemovableHandle] = []
+        self._compiled: list[tuple[nn.Module, Any]] = []
+        self._parameters = {model: list(unwrap_compiled(model).parameters()) for model in models}
+        for model in models:
+            self._attach(model)
+
+    def start(self) -> None:
+        """Observe calls from now on."""
+        self._calls, self._inside, self._active = [], None, True
+
+    def stop(self) -> list[ModelCall]:
+        """Return the calls since `start`."""
+        self._active = False
+        calls, self._calls = self._calls, []
+        return calls
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        self._active = False
+        for handle in self._handles:
+            handle.remove()
+        for module, call in self._compiled:
+            module._compiled_call_impl = call
+        self._handles, self._compiled = [], []
+
+    def _attach(self, model: nn.Module) -> None:
+        if model._compiled_call_impl is not None:
+            # After `model.compile()` hooks of the model would be compiled too: the compiled call is wrapped instead.
+            compiled = model._compiled_call_impl
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self._enter(model, args, kwargs)
+                result = None
+                try:
+                    result = compiled(*args, **kwargs)
+                    return result
+                finally:
+                    self._exit(model, args, result)
+
+            self._compiled.append((model, compiled))
+            model._compiled_call_impl = call
+            return
+        self._handles += [
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            model.register_forward_hook(self._exit, always_call=True),
+        ]
+
+    def _enter(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._active or self._inside is not None:
+            return
+        self._inside = model
+        with_grad = torch.is_grad_enabled()
+        parameters = self._parameters[model]
+        kind = parameters[0].device.type if parameters else "cpu"
+        autocast = (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        trainable = tuple([parameter.requires_grad for parameter in parameters]) if with_grad else ()
+        key = id(model), model.training, with_grad, autocast, trainable, describe(args), describe(kwargs)
+        call = ModelCall(model, key, with_grad, autocast)
+        if not self._is_counted(key):
+            call.inputs, call.modes = (args, dict(kwargs)), ModelModes(unwrap_compiled(model), parameters)
+        call.samples, call.tokens = sizes_of(args, kwargs)
+        self._calls.append(call)
+
+    def _exit(self, model: nn.Module, args: Any, result: Any) -> None:
+        if not self._active or self._inside is not model:
+            return
+        self._inside = None
+        call = self._calls[-1]
+        if call.with_grad and result is not None:
+            for index, tensor in enumerate(tensors_of(result)):
+                if tensor.requires_grad:
+                    tensor.register_hook(_Noted(call.gradients, index))
+
+
+class _Noted:
+    """Hook of an output that notes that its gradient was computed."""
+
+    __slots__ = ("_gradients", "_index")
+
+    def __init__(self, gradients: set[int], index: int) -> None:
+        self._gradients, self._index = gradients, index
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self._gradients.add(self._index)
+
+
+def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the rows of the first tensor, and its elements if they are token ids: integers of two dimensions."""
+    named = args[0] if not kwargs and len(args) == 1 and isinstance(args[0], Mapping) else kwargs
+    first = named.get("input_ids")
+    if first is None:
+        first = next(tensors_of((args, kwargs)), None)
+    if not isinstance(first, torch.Tensor) or not first.dim():
+        return 0, 0
+    is_ids = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
+    return first.shape[0], first.numel() if is_ids else 0
+
+
+def describe(value: Any, depth: int = 0) -> Hashable:
+    """Return what the cost of a call depends on in an argument: shapes, dtypes and small values, not contents.
+
+    >>> describe((torch.ones(2, 3), {"labels": None, "scale": 0.5}))
+    (((2, 3), torch.float32, False), (('labels', None), ('scale', 'float')))
+    """
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype, value.requires_grad
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple([describe(item, depth) for item in value])
+    if isinstance(value, Mapping):
+        return tuple([(key, describe(item, depth)) for key, item in value.items()])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return tuple([describe(getattr(value, item.name, None), depth) for item in dataclasses.fields(value)])
+    shape, attributes = getattr(value, "shape", None), getattr(value, "__dict__", None)
+    if isinstance(shape, tuple):  # an array
+        return type(value).__qualname__, shape
+    if attributes and depth < _DEPTH and not callable(value):
+        return type(value).__qualname__, tuple([(name, describe(item, depth + 1)) for name, item in attributes.items()])
+    return type(value).__qualname__

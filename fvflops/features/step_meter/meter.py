@@ -1,0 +1,285 @@
+"""`StepMeter`: throughput and utilisation of the steps of a training loop."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+from fvflops.analysis import record
+from fvflops.capture.model.model import unwrap_compiled
+from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe, sizes_of
+from fvflops.features.step_meter.clock import clock_of
+from fvflops.features.step_meter.compute import Peaks, quiet_log
+from fvflops.features.step_meter.costs import StepCosts
+from fvflops.features.step_meter.model import StepCost, StepFigures, mean_figures
+from fvflops.features.utilisation.devices import Device, find_device
+from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.units import format_seconds
+
+_LOGGER = logging.getLogger("fvflops")
+
+
+class _Timing(NamedTuple):
+    """A step whose time may not be known yet."""
+
+    start: Any
+    stop: Any
+    figures: StepFigures
+    cost: StepCost
+
+
+class StepMeter:
+    """Measure the steps of a training loop: time, MFU, HFU, FLOP/s, tokens and samples per second.
+
+        meter = fvflops.StepMeter(model, optimizer=optimizer, device="H100")
+        for batch in loader:
+            with meter.step():
+                model(**batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            log(meter.last.as_dict())
+
+    `models` are the modules that the loop calls: one, or several (generator and discriminator, student and teacher).
+    Each distinct call, by the shapes of its inputs, is counted once, after its step and in shape execution: nothing
+    runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. A call that
+    needs values is counted by recording the next step that has one. Work between the models' forward passes, such as a
+    loss, is not counted; `meter.step(batch)` records all of a step, the first of each distinct batch. What a model
+    computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another meter.
+
+    `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
+    by default that of the first parameter's CUDA device; `table` is the convention, `float32_matmul` that of `mfu`.
+    Each process meters its own work: figures are those of one device. On CUDA times are those of events on the current
+    stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises: what is
+    not known is NaN, with one warning that says why.
+
+    >>> import torch
+    >>> model = nn.Linear(64, 32)
+    >>> meter = StepMeter(model, device=Device("mine", matrix={"fp32": 10**12}))
+    >>> for rows in (4, 8, 4):
+    ...     with meter.step(samples=rows):
+    ...         model(torch.ones(rows, 64)).sum().backward()
+    >>> [figures.macs for figures in meter.steps], 0 < meter.last.mfu < 1
+    ([16384, 32768, 16384], True)
+    """
+
+    def __init__(
+        self,
+        *models: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] = (),
+        device: str | Device | None = None,
+        table: str | FormulaTable = "default",
+        float32_matmul: str | None = None,
+        history: int = 10_000,
+    ) -> None:
+        if not models:
+            raise ValueError("there is no model to meter: pass the modules that the loop calls")
+        for model in models:
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"a model must be a torch.nn.Module, got {type(model).__name__}")
+        models = tuple(map(_unwrap, models))
+        wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        optimizers = [_unwrap_optimizer(item) for item in wrapped]
+        self._warned: set[str] = set()
+        self._clock = clock_of(map(unwrap_compiled, models))
+        peaks = Peaks(self._find_device(device), float32_matmul)
+        self._costs = StepCosts(resolve_table(table), peaks, optimizers, self._warn)
+        self._observer = CallObserver(models, self._costs.is_counted)
+        self._optimizer_steps: Counter[int] = Counter()
+        self._handles = [
+            item.register_step_post_hook(_StepHook(self._optimizer_steps, number))
+            for number, item in enumerate(optimizers)
+        ]
+        self._number = 0
+        self._start: Any = None
+        self._recording: record | None = None
+        self._wants_recording = False
+        self._key: Hashable = None
+        self._first = models[0]
+        self._untimed: deque[_Timing] = deque()
+        self._steps: deque[StepFigures] = deque(maxlen=history)
+
+    @contextmanager
+    def step(self, batch: Any = None, *, samples: float | None = None, tokens: float | None = None) -> Iterator[None]:
+        """Meter one step, as `begin` and `end`; one that raises is left out."""
+        self.begin(batch)
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        self.end(samples=samples, tokens=tokens)
+
+    def begin(self, batch: Any = None) -> None:
+        """Begin a step; one that was begun before is left out.
+
+        With a `batch`, any nested structure of tensors, the step is not counted by the calls of the models: the first
+        step of each distinct batch, by its shapes, is recorded with all that runs in it.
+        """
+        self.cancel()
+        self._optimizer_steps.clear()
+        self._key = None if batch is None else ("batch", describe(batch))
+        self._batch_sizes = sizes_of((batch,), {})
+        if self._key is None:
+            self._observer.start()
+        if self._wants_recording or (self._key is not None and self._costs.needs_recording(self._key)):
+            self._recording = self._costs.start_recording()
+        self._start = self._clock.read()
+
+    def end(self, *, samples: float | None = None, tokens: float | None = None) -> None:
+        """End a step; without `begin` nothing happens.
+
+        `samples` and `tokens` are those that it processed: by default the rows of the first tensor of the batch or of
+        the first model's inputs, and its elements if they are token ids (`input_ids`, or integers of two dimensions).
+        """
+        if self._start is None:
+            return
+        start, stop, self._start = self._start, self._clock.read(), None
+        calls = self._observer.stop()
+        cost = self._cost_of(calls, self._end_recording()) + self._costs.of_optimizers(self._optimizer_steps)
+        self._number += 1
+        sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [self._batch_sizes]
+        rows, ids = (sum(part) or math.nan for part in zip(*sizes, strict=True))
+        figures = StepFigures(
+            self._number,
+            math.nan,
+            *cost[:3],
+            samples=rows if samples is None else samples,
+            tokens=ids if tokens is None else tokens,
+        )
+        self._untimed.append(_Timing(start, stop, figures, cost))
+        self._add_times()
+
+    def cancel(self) -> None:
+        """Leave out a step that was begun."""
+        if self._start is not None:
+            self._start = None
+            self._observer.stop()
+            self._end_recording()
+
+    def mean(self, steps: int | None = None) -> StepFigures | None:
+        """Return the mean figures of the last `steps`, by default of all; None before the first.
+
+        Utilisations and rates are those of the steps together, and a figure that one of them lacks is NaN.
+        """
+        self._add_times()
+        return mean_figures(list(self._steps)[-steps if steps else 0 :])
+
+    @property
+    def last(self) -> StepFigures | None:
+        """Figures of the last step whose time is known, None before the first."""
+        self._add_times()
+        return self._steps[-1] if self._steps else None
+
+    @property
+    def steps(self) -> tuple[StepFigures, ...]:
+        """Figures of the steps whose time is known, the last `history` of them."""
+        self._add_times()
+        return tuple(self._steps)
+
+    def close(self) -> None:
+        """Remove all hooks; the figures stay."""
+        self.cancel()
+        self._observer.remove()
+        for handle in self._handles:
+            handle.remove()
+
+    def __enter__(self) -> StepMeter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _find_device(self, device: str | Device | None) -> Device | None:
+        if isinstance(device, Device):
+            return device
+        name = device or self._clock.device_name()
+        if not name:
+            self._warn("mfu", "the device is unknown: pass device='H100', or a fvflops.Device with its peaks")
+            return None
+        try:
+            return find_device(name)
+        except ValueError as error:
+            self._warn("mfu", str(error))
+            return None
+
+    def _cost_of(self, calls: Sequence[ModelCall], recording: record | None) -> StepCost:
+        """Return the cost of a step without its optimizers."""
+        key = self._key
+        if key is None:
+            cost = self._costs.of_calls(calls)
+            if cost is not None:
+                return cost
+            key = frozenset(Counter(call.full_key for call in calls).items())
+        if recording is not None:
+            self._costs.add_recording(key, recording)
+        self._wants_recording = self._key is None and self._costs.needs_recording(key)
+        return self._costs.of_step(key)
+
+    def _end_recording(self) -> record | None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            with quiet_log():
+                recording.__exit__(None, None, None)
+        return recording
+
+    def _add_times(self) -> None:
+        """Complete the figures of the steps whose time is known by now."""
+        while self._untimed:
+            start, stop, figures, cost = self._untimed[0]
+            seconds = self._clock.seconds_between(start, stop)
+            if seconds is None:
+                return
+            self._untimed.popleft()
+            self._steps.append(
+                replace(
+                    figures,
+                    seconds=seconds,
+                    mfu=self._share("mfu", cost.model_seconds, seconds),
+                    hfu=self._share("hfu", cost.hardware_seconds, seconds),
+                    memory_peak=self._clock.memory_peak(),
+                )
+            )
+
+    def _share(self, name: str, least: float, seconds: float) -> float:
+        if least > seconds:
+            times = f"takes at least {format_seconds(least)}, and the step took {format_seconds(seconds)}"
+            self._warn(name, f"the work of a step {times}: check device and dtype")
+            return math.nan
+        return least / seconds if seconds else math.nan
+
+    def _warn(self, figure: str, reason: str) -> None:
+        """Log once why a figure is NaN."""
+        if figure not in self._warned:
+            self._warned.add(figure)
+            _LOGGER.warning("StepMeter: %s is NaN where it is unknown: %s", figure, reason)
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the model that a data-parallel wrapper calls: its own hooks run for each call."""
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        model = model.module
+    return model
+
+
+def _unwrap_optimizer(optimizer: Any) -> Optimizer:
+    """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+class _StepHook:
+    """Hook of an optimizer that counts its steps."""
+
+    def __init__(self, steps: Counter[int], number: int) -> None:
+        self._steps, self._number = steps, number
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._steps[self._number] += 1

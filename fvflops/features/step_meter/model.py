@@ -1,0 +1,128 @@
+"""Figures of a training step: its cost, its time, and the rates that follow from both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from fvflops.units import format_percent, format_seconds, format_thousands
+
+
+class StepCost(NamedTuple):
+    """Cost of some work on one device; a multiply-add is 2 FLOPs.
+
+    The model FLOPs are those of forward and backward passes, without recomputation and optimizers; the hardware FLOPs
+    are all executed ones. The seconds are the least times for them at the device's peaks. NaN is unknown.
+
+    >>> StepCost(3, 6, 8, 0.5, 1.0) + StepCost(1, 2, 2, 0.25, 0.25)
+    StepCost(macs=4, model_flops=8, hardware_flops=10, model_seconds=0.75, hardware_seconds=1.25)
+    """
+
+    macs: float = 0
+    model_flops: float = 0
+    hardware_flops: float = 0
+    model_seconds: float = 0.0
+    hardware_seconds: float = 0.0
+
+    def __add__(self, other: StepCost) -> StepCost:  # type: ignore[override]
+        return StepCost(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: int) -> StepCost:
+        """Return the cost of the work done `factor` times."""
+        return StepCost(*(value * factor for value in self))
+
+
+UNKNOWN_COST = StepCost(*[math.nan] * 5)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Figures of one step on one device; NaN is unknown.
+
+    `step` is its number, from 1, and `seconds` its duration. `macs` and `model_flops` (a multiply-add is 2 FLOPs) are
+    the forward and backward passes of the models, without recomputation and optimizers, `hardware_flops` all executed
+    FLOPs. `tflops_per_device` is model_flops / seconds / 10^12. `mfu` and `hfu` are shares of the device's peak,
+    0 to 1. `memory_peak` is the most memory allocated on a CUDA device since the process started, in bytes.
+
+    >>> figures = StepFigures(1, 0.5, macs=1e12, model_flops=2e12, hardware_flops=2e12, mfu=0.25, hfu=0.25, tokens=4096)
+    >>> figures.tflops_per_device, figures.tokens_per_second
+    (4.0, 8192.0)
+    >>> print(figures)
+    step 1: 500 ms, 8,192 tokens/s, 4 TFLOP/s, MFU 25.0%, HFU 25.0%
+    """
+
+    step: int
+    seconds: float
+    macs: float = math.nan
+    model_flops: float = math.nan
+    hardware_flops: float = math.nan
+    mfu: float = math.nan
+    hfu: float = math.nan
+    samples: float = math.nan
+    tokens: float = math.nan
+    memory_peak: float = math.nan
+
+    @property
+    def tflops_per_device(self) -> float:
+        """Model FLOP/s of one device, in 10^12."""
+        return _rate(self.model_flops, self.seconds) / 1e12
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second of one device."""
+        return _rate(self.samples, self.seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of one device."""
+        return _rate(self.tokens, self.seconds)
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the known figures by name, for a logger."""
+        rates = {name: getattr(self, name) for name in ("tflops_per_device", "samples_per_second", "tokens_per_second")}
+        return {name: value for name, value in {**asdict(self), **rates}.items() if not math.isnan(value)}
+
+    def __str__(self) -> str:
+        texts = [format_seconds(self.seconds)]
+        for what, rate in (("tokens", self.tokens_per_second), ("samples", self.samples_per_second)):
+            if not math.isnan(rate):
+                texts.append(f"{format_thousands(round(rate))} {what}/s")
+        if not math.isnan(self.tflops_per_device):
+            texts.append(f"{self.tflops_per_device:.3g} TFLOP/s")
+        texts += [
+            f"{name} {format_percent(share, 1)}"
+            for name, share in (("MFU", self.mfu), ("HFU", self.hfu))
+            if not math.isnan(share)
+        ]
+        return f"step {self.step}: {', '.join(texts)}"
+
+
+def _rate(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds else math.nan
+
+
+def mean_figures(figures: Sequence[StepFigures]) -> StepFigures | None:
+    """Return the mean of several steps, numbered as the last; their utilisations are weighted by their seconds.
+
+    >>> print(mean_figures([StepFigures(1, 1.0, mfu=0.25), StepFigures(2, 3.0, mfu=0.5)]))
+    step 2: 2 s, MFU 43.8%
+    """
+    if not figures:
+        return None
+    means = {name: fmean(getattr(one, name) for one in figures) for name in StepFigures.__slots__[1:]}
+    for name in ("mfu", "hfu"):
+        weighted = fmean(getattr(one, name) * one.seconds for one in figures)
+        means[name] = _rate(weighted, means["seconds"])
+    means["memory_peak"] = figures[-1].memory_peak
+    return StepFigures(figures[-1].step, **means)
+
+
+def sum_costs(costs: Iterable[StepCost]) -> StepCost:
+    """Return the sum of costs."""
+    total = StepCost()
+    for cost in costs:
+        total = total + cost
+    return total

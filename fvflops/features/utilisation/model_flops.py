@@ -1,0 +1,55 @@
+"""FLOPs of a model's forward and backward passes, by the conventions in which trainings are reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fvflops.counting import TableCostModel, count
+from fvflops.features.utilisation.compute import EXTRA_PHASES
+from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.formulas.functions.attention import SKIPS
+from fvflops.trace import Counts
+
+if TYPE_CHECKING:
+    from fvflops.analysis import FlopCountAnalysis
+
+ATTENTION = ("dense", "causal")
+
+
+def model_flops(
+    analysis: FlopCountAnalysis,
+    *,
+    attention: str = "dense",
+    matmul_only: bool = False,
+    table: str | FormulaTable = "default",
+) -> int:
+    """Return the FLOPs of a model's forward and backward passes, 2 for a multiply-add.
+
+    Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
+    `attention` is "dense", in which all pairs of query and key count, or "causal", in which only those within a causal
+    mask, a window or a known mask do: that of fused attention, since an attention written out multiplies all pairs.
+    `matmul_only` leaves out all FLOPs that are no multiply-adds, such as those of norms. `table` is the convention.
+
+    >>> import torch
+    >>> from fvflops import TrainingStepAnalysis
+    >>> from fvflops.zoo import build
+    >>> step = TrainingStepAnalysis(build("llama_tiny"), torch.zeros(1, 16, dtype=torch.long), loss=torch.sum)
+    >>> model_flops(step, matmul_only=True) > model_flops(step, attention="causal", matmul_only=True)
+    True
+    """
+    counts = count_attention_as(analysis, attention, resolve_table(table))
+    return sum(
+        2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.flops)
+        for entry in counts.entries
+        if entry.phase not in EXTRA_PHASES
+    )
+
+
+def count_attention_as(analysis: FlopCountAnalysis, attention: str, table: FormulaTable) -> Counts:
+    """Return the counts of an analysis by a table whose masked attention counts as `model_flops` says."""
+    if attention not in ATTENTION:
+        raise ValueError(f"attention must be 'dense' or 'causal'; got {attention!r}")
+    skips = {SKIPS: int(attention == "causal")}
+    chosen = replace(table, constants={**table.constants, **skips})
+    return count(analysis.trace(), TableCostModel(chosen, "flops"), "flops")

@@ -1,0 +1,380 @@
+"""StepMeter against `record` on the same steps, and what it must leave alone."""
+
+import copy
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from fvflops import Device, StepMeter, mfu, record
+
+T = 10**12
+CHIP = Device("chip", matrix={"fp32": 1000 * T, "bf16": 2000 * T})
+
+
+class Net(nn.Module):
+    """Two layers, the second of which can be checkpointed or depend on values."""
+
+    def __init__(self, *, checkpointed=False, data_dependent=False):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.checkpointed, self.data_dependent = checkpointed, data_dependent
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        if self.data_dependent:
+            hidden = hidden[hidden.sum(1) > -math.inf]
+            if hidden[0, 0].item() > 1e9:
+                raise AssertionError("not reached")
+        if self.checkpointed:
+            return checkpoint(lambda h: self.second(functional.gelu(self.second(h) @ self.second.weight)), hidden)
+        return self.second(hidden)
+
+
+def meter_steps(models, steps, **options):
+    """Return the figures of steps, and of each what `record` counts in an equal step without a meter."""
+    expected = []
+    for step in copy.deepcopy(steps) if isinstance(steps, list) else steps:
+        with record(None, warn=False) as run:
+            step()
+        expected.append(run)
+    with StepMeter(*models, device=CHIP, **options) as meter:
+        for step in steps:
+            with meter.step():
+                step()
+    return meter.steps, expected
+
+
+def check(models, steps, **options):
+    """Assert that model FLOPs are those of forward and backward in the recording."""
+    figures, expected = meter_steps(models, steps, **options)
+    assert len(figures) == len(steps)
+    for one, run in zip(figures, expected, strict=True):
+        assert one.macs == run.macs(phase="forward") + run.macs(phase="backward")
+        assert one.hardware_flops >= one.model_flops >= 2 * one.macs > 0
+        assert one.mfu == pytest.approx(one.model_flops / one.seconds / (1000 * T))
+        assert one.tflops_per_device == pytest.approx(one.model_flops / one.seconds / 1e12)
+    return figures
+
+
+def backward_of(model, rows):
+    return lambda: model(torch.ones(rows, 16)).sum().backward()
+
+
+def test_steps_of_several_shapes_cost_what_a_recording_counts():
+    model = Net()
+    figures = check([model], [backward_of(model, rows) for rows in (4, 8, 4, 16, 8)])
+    assert [one.macs for one in figures] == [rows * (16 * 32 * 2 + 32 * 4 * 3) for rows in (4, 8, 4, 16, 8)]
+    assert [one.step for one in figures] == [1, 2, 3, 4, 5]
+
+
+def test_micro_batches_add_up():
+    model = Net()
+
+    def step():
+        for rows in (4, 4, 6):
+            backward_of(model, rows)()
+
+    check([model], [step])
+
+
+def test_frozen_parameters_and_evaluation_within_a_step():
+    model = Net()
+
+    def step():
+        model.first.requires_grad_(False)
+        backward_of(model, 4)()
+        model.first.requires_grad_(True)
+        backward_of(model, 4)()
+        with torch.no_grad():
+            model(torch.ones(32, 16))
+
+    check([model], [step, step])
+
+
+def test_a_call_without_backward_counts_forward_alone():
+    model = Net()
+    figures = check(
+        [model], [lambda: model(torch.ones(4, 16)), backward_of(model, 4), lambda: model(torch.ones(4, 16))]
+    )
+    assert figures[0].macs == figures[2].macs < figures[1].macs
+
+
+def test_a_generator_and_a_discriminator():
+    generator, discriminator = nn.Linear(8, 16), Net()
+
+    def step():
+        fake = generator(torch.ones(4, 8))
+        discriminator(fake.detach()).sum().backward()
+        discriminator(torch.ones(4, 16)).sum().backward()
+        discriminator(fake).sum().backward()
+
+    check([generator, discriminator], [step, step])
+
+
+def test_distillation_from_a_teacher():
+    teacher, student = Net().eval(), Net()
+
+    def step():
+        x = torch.ones(4, 16)
+        with torch.no_grad():
+            target = teacher(x)
+        functional.mse_loss(student(x), target).backward()
+
+    check([teacher, student], [step, step])
+
+
+def test_a_model_in_another_counts_once():
+    inner = nn.Linear(16, 16)
+    outer = nn.Sequential(inner, nn.Linear(16, 4))
+    check([inner, outer], [backward_of(outer, 4), backward_of(inner, 4)])
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return {"one": self.one(x), "two": self.two(x)}
+
+
+def test_only_outputs_with_gradients_have_a_backward_pass():
+    model = TwoHeads()
+
+    def step(*names):
+        result = model(torch.ones(8, 16))
+        sum(result[name].sum() for name in names).backward()
+
+    steps = [lambda: step("one")] * 2 + [lambda: step("one", "two")] * 3
+    with StepMeter(model, device=CHIP) as meter:
+        for one in steps:
+            with meter.step():
+                one()
+    macs = [one.macs for one in meter.steps]
+    # The first step with gradients of both is the first to show that such steps exist: the next one counts them.
+    assert macs[:2] == [3 * 8 * 16 * 4] * 2 and math.isnan(macs[2]) and macs[3:] == [4 * 8 * 16 * 4] * 2
+
+
+def test_recomputation_and_the_optimizer_are_hardware_flops_alone():
+    model = Net(checkpointed=True)
+    muon = torch.optim.Muon([model.first.weight, model.second.weight])
+
+    def step():
+        backward_of(model, 4)()
+        muon.step()
+
+    figures, (run, _) = meter_steps([model], [step, step], optimizer=muon)
+    recomputed, update = run.macs(phase="recompute"), run.macs(phase="optimizer")
+    assert recomputed > 0 and update > 0
+    for one in figures:
+        assert one.macs == run.macs() - recomputed - update
+        assert one.hardware_flops == pytest.approx(2 * run.macs(), rel=0.01)
+        assert one.hfu > one.mfu
+
+
+def test_what_shapes_cannot_count_is_recorded_once():
+    model = Net(data_dependent=True)
+    with StepMeter(model, device=CHIP) as meter:
+        for rows in (4, 4, 4, 8, 8, 8, 4):
+            with meter.step():
+                backward_of(model, rows)()
+    with record(None) as run:
+        backward_of(model, 4)()
+    macs = [one.macs for one in meter.steps]
+    assert [math.isnan(value) for value in macs] == [True, False, False, True, False, False, False]
+    assert macs[1] == macs[2] == macs[6] == run.macs() and macs[4] == macs[5] == 2 * run.macs()
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "Module.compile"])
+def test_a_compiled_model_stays_compiled(in_place):
+    runs, graphs = [], []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+
+        def run(*args):
+            runs.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    torch._dynamo.reset()
+    model = Net()
+    called = model
+    if in_place:
+        model.compile(backend=backend)
+    else:
+        called = torch.compile(model, backend=backend)
+    for _ in range(2):
+        backward_of(called, 4)()
+    before = len(graphs)
+    with StepMeter(called, device=CHIP) as meter:
+        for _ in range(5):
+            with meter.step():
+                backward_of(called, 4)()
+    backward_of(called, 4)()
+    assert len(graphs) == before and len(runs) == 8 * before
+    assert [one.macs for one in meter.steps] == [4 * (16 * 32 * 2 + 32 * 4 * 3)] * 5
+
+
+def test_training_is_the_same_with_and_without_a_meter():
+    def train(metered):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        meter = StepMeter(model, optimizer=optimizer, device=CHIP) if metered else None
+        for rows in (4, 8, 4, 8):
+            if meter is not None:
+                meter.begin()
+            model(torch.randn(rows, 16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if meter is not None:
+                meter.end()
+        if meter is not None:
+            meter.close()
+            assert not model._forward_hooks and not model._forward_pre_hooks
+        return {**model.state_dict(), **{str(k): v for k, v in enumerate(optimizer.state_dict()["state"][0].values())}}
+
+    plain, metered = train(False), train(True)
+    assert plain.keys() == metered.keys()
+    assert all(torch.equal(value, metered[name]) for name, value in plain.items())
+
+
+def test_each_call_is_counted_once(monkeypatch):
+    from fvflops.features.step_meter import costs
+
+    counted = []
+    count_call = costs.count_call
+    monkeypatch.setattr(costs, "count_call", lambda *args: counted.append(1) or count_call(*args))
+    model = Net()
+    with StepMeter(model, device=CHIP) as meter:
+        for rows in (4, 8) * 10:
+            with meter.step():
+                backward_of(model, rows)()
+    assert len(counted) == 2
+
+
+def test_autocast_is_part_of_a_call():
+    model = Net()
+
+    def step():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.ones(4, 16)).float().sum()
+        loss.backward()
+
+    with StepMeter(model, device=CHIP) as meter:
+        for one in (backward_of(model, 4), step):
+            with meter.step():
+                one()
+    plain, autocast = meter.steps
+    assert plain.model_flops == autocast.model_flops
+    assert autocast.mfu * autocast.seconds == pytest.approx(plain.mfu * plain.seconds / 2)
+
+
+def test_rates_and_logs():
+    model = Net()
+    with StepMeter(model, device=CHIP) as meter:
+        assert meter.last is None
+        with meter.step(samples=4, tokens=64):
+            backward_of(model, 4)()
+    last = meter.last
+    assert last.tokens_per_second == 64 / last.seconds and last.samples_per_second == 4 / last.seconds
+    logged = last.as_dict()
+    assert {"step", "seconds", "macs", "model_flops", "hardware_flops", "mfu", "hfu"} < set(logged)
+    assert {"tokens_per_second", "samples_per_second", "tflops_per_device"} < set(logged)
+    assert "memory_peak" not in logged  # on a CPU
+    assert mfu({"fp32": last.model_flops}, last.seconds, device=CHIP) == pytest.approx(last.mfu)
+    assert str(last).startswith("step 1: ") and "tokens/s" in str(last) and "MFU" in str(last)
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("Imaginary 9000", "no device 'Imaginary 9000'"), (None, "the device is unknown"), ("H100 MIG 1g.10gb", "slice")],
+)
+def test_a_device_without_peaks_gives_nan_and_one_warning(device, reason, caplog):
+    model = Net()
+    with caplog.at_level(logging.WARNING, "fvflops"), StepMeter(model, device=device) as meter:
+        for rows in (4, 4):
+            with meter.step():
+                backward_of(model, rows)()
+    assert math.isnan(meter.last.mfu) and math.isnan(meter.last.hfu) and meter.last.macs > 0
+    assert len(caplog.records) == 1 and reason in caplog.text
+
+
+def test_more_than_the_peak_gives_nan_and_one_warning(caplog):
+    model = Net()
+    slow = Device("slow", matrix={"fp32": 1000})
+    with caplog.at_level(logging.WARNING, "fvflops"), StepMeter(model, device=slow) as meter:
+        for rows in (4, 4):
+            with meter.step():
+                backward_of(model, rows)()
+    assert math.isnan(meter.last.mfu)
+    assert [record.message.split(" is NaN")[0] for record in caplog.records] == ["StepMeter: mfu", "StepMeter: hfu"]
+
+
+def test_a_step_that_raises_is_left_out_and_the_error_is_the_users():
+    model = Net()
+    meter = StepMeter(model, device=CHIP)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), meter.step():
+        model(torch.ones(4, 17))
+    with meter.step():
+        backward_of(model, 4)()
+    assert [one.step for one in meter.steps] == [1] and meter.last.macs == 4 * (16 * 32 * 2 + 32 * 4 * 3)
+    meter.end()  # nothing was begun
+    assert len(meter.steps) == 1
+
+
+def test_bad_models_are_refused():
+    with pytest.raises(ValueError, match="there is no model to meter"):
+        StepMeter()
+    with pytest.raises(TypeError, match=r"a model must be a torch\.nn\.Module, got list"):
+        StepMeter([Net()])
+
+
+def test_a_batch_records_the_first_step_of_its_shapes_with_all_that_runs():
+    model, head = Net(), nn.Linear(4, 64)
+
+    def step(rows):
+        head(model(torch.ones(rows, 16))).sum().backward()
+
+    with StepMeter(model, device=CHIP) as meter:
+        for rows in (4, 8, 4, 8):
+            with meter.step({"x": torch.ones(rows, 16)}, samples=rows):
+                step(rows)
+    expected = []
+    for rows in (4, 8, 4, 8):
+        with record(None) as run:
+            step(rows)
+        expected.append(run.macs())
+    assert [one.macs for one in meter.steps] == expected
+
+
+def test_tokens_and_samples_are_those_of_the_first_model():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
+    with StepMeter(model, device=CHIP) as meter:
+        with meter.step():
+            for _ in range(2):
+                model(torch.zeros(3, 5, dtype=torch.long)).sum().backward()
+        with meter.step(tokens=7):
+            model(torch.zeros(3, 5, dtype=torch.long)).sum().backward()
+    assert [(one.samples, one.tokens) for one in meter.steps] == [(6, 30), (3, 7)]
+
+
+def test_the_mean_of_steps_weights_utilisations_by_time():
+    model = Net()
+    with StepMeter(model, device=CHIP) as meter:
+        assert meter.mean() is None
+        for rows in (4, 8, 400):
+            with meter.step():
+                backward_of(model, rows)()
+    steps, mean = meter.steps[1:], meter.mean(2)
+    assert mean.step == 3 and mean.seconds == pytest.approx(sum(one.seconds for one in steps) / 2)
+    flops = sum(one.model_flops for one in steps)
+    assert mean.mfu == pytest.approx(flops / sum(one.seconds for one in steps) / (1000 * T))
+    assert meter.mean().macs == pytest.approx(sum(one.macs for one in meter.steps) / 3)
