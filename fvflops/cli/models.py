@@ -54,6 +54,10 @@ def load_model(
     path of a JSON file, for transformers. A missing or misspelt name or value raises ValueError.
     """
     source, separator, rest = name.rpartition(":")
+    if name == "zoo:":
+        from fvflops.zoo import ZOO
+
+        raise ValueError(f"zoo: names no model: write zoo:NAME with one of {', '.join(ZOO)}")
     if not separator or not rest or not source:
         raise ValueError(
             f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
@@ -62,6 +66,8 @@ def load_model(
     if config is not None and source != "transformers":
         raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
     specs = tuple(parse_input(text) for text in inputs)
+    if device is not None:
+        _check_device(device)
     with torch.device(device) if device is not None else nullcontext():
         built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
     device_of_model = _device_of(built.model)
@@ -231,6 +237,19 @@ def _import(name: str) -> ModuleType:
 def _describe_missing(source: str, name: str, names: Sequence[str]) -> str:
     near = nearest(name, names)
     return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
+
+
+def _check_device(name: str) -> None:
+    """Raise ValueError for a device that torch does not know, or CUDA where there is none."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ValueError(f"{name!r} is not a device of torch: pass cpu, cuda or meta") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        built = "has no CUDA" if torch.version.cuda is None else "finds no CUDA device"
+        raise ValueError(
+            f"device {name!r}: this torch ({torch.__version__}) {built}: omit the device, or pass cpu or meta"
+        )
 
 
 def _device_of(model: nn.Module) -> torch.device:
