@@ -269,7 +269,7 @@ def test_the_command_draws_a_model_by_module_operator_and_op(capsys):
     assert (code, err) == (0, "")
     assert out.startswith("zoo:resnet50 on A100 SXM 80GB\n\nmodule ")
     peaks = out.split("\n\n")[-1].splitlines()
-    assert peaks[0] == "Peaks of A100 SXM 80GB"
+    assert peaks[0] == "Peaks of A100 SXM 80GB" and "\n\nConvention: exact (2 FLOPs per multiply-add).\n" in out
     assert [line.split() for line in peaks[3:]] == [
         ["tf32", "156T", "2.04T", "76.5"],
         ["fp32", "19.5T", "2.04T", "9.56"],
