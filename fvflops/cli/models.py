@@ -20,6 +20,7 @@ from torch import nn
 from fvflops import paths
 from fvflops.capture.model.model import describe_inputs
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
+from fvflops.cli.model_errors import describe_module
 from fvflops.text import nearest
 
 T = TypeVar("T")
@@ -266,11 +267,11 @@ _SOURCES: dict[str, Callable[[str, str | None], _Built]] = {
 
 
 def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
-    """Return the result of `analyse`; if the inputs are defaults, an error message includes them."""
+    """Return the result of `analyse`; if the inputs are defaults, an error of the model's forward includes them."""
     try:
         return analyse()
     except Exception as error:
-        if subject.assumed and error.args:
+        if subject.assumed and error.args and describe_module(error):
             shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
             error.args = (
                 f"{error.args[0]} (default inputs: {shapes}; pass others by --input)",

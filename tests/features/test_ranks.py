@@ -563,9 +563,10 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
         (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: expected a floating-point dtype"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
+        (["--mesh", "tp=3"], "(q_proj 4, k_proj 2, v_proj 2): use tp=1 or 2\n"),  # without the default inputs
         (["--mesh", "dp=2", "--format", "htlm"], "got 'htlm': did you mean 'html'"),
     ],
-    ids=["size", "twice", "dtype", "shard", "format"],
+    ids=["size", "twice", "dtype", "shard", "heads", "format"],
 )
 def test_a_mistake_on_the_command_line_is_reported(capsys, arguments, message):
     with suppress(SystemExit):  # argparse's own mistakes

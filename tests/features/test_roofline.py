@@ -364,7 +364,7 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
         (["zoo:lenet5", "--device", "H100", "--table", "exactly"], "exactly"),
         (
             ["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"],
-            "number of rows must be at least 1",
+            "must be an integer of at least 1",
         ),
         (["zoo:lenet5", "--device", "H100", "--sort", "flosp"], "got 'flosp': did you mean 'flops'?"),
         (["zoo:lenet5", "--device", "H100", "--format", "htlm"], "got 'htlm': did you mean 'html'"),
