@@ -30,7 +30,7 @@ EXCEPTIONS = {
         *("torch._dynamo", "torch._inductor", "torch._C", "torch._ops", "torch._library", "torch._subclasses"),
     },
     # What torch's own functions are kept from importing, as they name it.
-    "capture/shapes/plain_sizes.py": {"torch._dynamo", "torch.utils._sympy.functions"},
+    "capture/shapes/symbolic_imports.py": {"torch._dynamo", "torch.utils._sympy.functions"},
 }
 # Private attributes that are of Python's classes.
 PYTHONS = {

@@ -83,7 +83,7 @@ def compare_modules(model: nn.Module, images: torch.Tensor, rounds: int) -> Pair
     measured: dict[str, list[int]] = defaultdict(list)
     for _ in range(rounds):
         with stopwatch(model, watched):
-            trace = time_modules(model, (images,), {}, gradients=False)
+            trace = time_modules(model, (images,), {}, grad_enabled=False)
         for name, timing in read_times(trace).modules["forward"].items():
             measured[name].append(timing.total)
     medians = {name: (median(times), median(measured[name])) for name, times in watched.items()}

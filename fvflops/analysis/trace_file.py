@@ -7,18 +7,18 @@ import os
 from fvflops import paths
 from fvflops.trace import Trace, TraceError
 
-LIMIT = 1 << 28  # characters; a forward pass through 50,000 modules takes an eighth
+MAX_CHARACTERS = 1 << 28  # characters; a forward pass through 50,000 modules takes an eighth
 
 
-def load_trace(path: str | os.PathLike[str], *, limit: int = LIMIT) -> Trace:
+def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> Trace:
     """Return the Trace saved as JSON at a path or URI; any other file raises TraceError.
 
     The message names the file. One of more than `limit` characters is not read.
 
     >>> load_trace("fvflops://default.yaml")
     Traceback (most recent call last):
-    fvflops.trace.records.TraceError: fvflops://default.yaml: incomplete trace: it is not JSON (Expecting value: \
-line 1 column 1 (char 0)); save it again
+    fvflops.trace.records.TraceError: fvflops://default.yaml: not a trace: invalid JSON (Expecting value: \
+line 1 column 1 (char 0)); pass a file written by Trace.to_json()
     """
     name = os.fspath(path)
     try:
@@ -43,5 +43,5 @@ line 1 column 1 (char 0)); save it again
 def _too_large(name: str, limit: int) -> TraceError:
     return TraceError(
         f"{name}: the file has more than {limit:,} characters, the limit for a trace: "
-        "save it without ordered events, trace.aggregate().to_json()"
+        "save it without ordered events: use trace.aggregate().to_json()"
     )

@@ -16,7 +16,7 @@ from torch import nn
 from fvflops.capture.instrument.autograd_use import AutogradUse
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import instrument
-from fvflops.capture.instrument.patching import Wrapping
+from fvflops.capture.instrument.patching import Wrapper
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import describe_inputs
 from fvflops.capture.model.model_index import ModelIndex
@@ -66,11 +66,11 @@ class Request:
 class Attempt:
     """One recorded run of a model.
 
-    Its `op_set` is "composite" (ops as called, below autograd) or "core" (ops as decomposed by autograd). `detect`:
-    detect uses of autograd, which are in `autograd`.
+    Its `op_set` is "composite" (ops as called, without autograd) or "core" (ops as decomposed by autograd). With
+    `detect_autograd` the model's uses of autograd are recorded in `autograd`.
     """
 
-    def __init__(self, request: Request, model_index: ModelIndex, op_set: str, *, detect: bool) -> None:
+    def __init__(self, request: Request, model_index: ModelIndex, op_set: str, *, detect_autograd: bool) -> None:
         self._model = request.model
         self._args = request.args
         self._kwargs = request.kwargs
@@ -88,7 +88,7 @@ class Attempt:
         self._model_index = model_index
         self._modules = model_index.tree
         self._mode: weakref.ref[ShapeMode] | None = None
-        self._detect = detect
+        self._detect_autograd = detect_autograd
         self.autograd = AutogradUse(self._recorder)
 
     def record_real(self) -> Trace:
@@ -105,7 +105,7 @@ class Attempt:
                     self._recorder,
                     self._model_index,
                     RecordingMode(self._recorder, undo_log),
-                    self._wrappings(undo_log),
+                    self._wrappers(undo_log),
                     training=self._loss is not None,
                     grad_mode=self._grad_mode,
                 ),
@@ -132,7 +132,7 @@ class Attempt:
                     self._grad_mode(),
                     reducers_restored() if self._op_set == "core" else nullcontext(),
                     instrument(
-                        *(self._recorder, self._model_index, mode, self._wrappings(undo_log)),
+                        *(self._recorder, self._model_index, mode, self._wrappers(undo_log)),
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
                     ),
@@ -244,11 +244,14 @@ class Attempt:
             try:
                 snapshot.restore()
             finally:
-                # Under a caller's autocast the run cast weights below autograd: the cache must not return those later.
+                # Under a caller's autocast the run cast weights without autograd: the cache must not return those.
                 torch.clear_autocast_cache()
 
-    def _wrappings(self, undo_log: UndoLog) -> list[Wrapping]:
-        return [*saved_exports(undo_log, self._recorder.fresh), *(self.autograd.wrappings() if self._detect else ())]
+    def _wrappers(self, undo_log: UndoLog) -> list[Wrapper]:
+        return [
+            *saved_exports(undo_log, self._recorder.fresh),
+            *(self.autograd.wrappers() if self._detect_autograd else ()),
+        ]
 
 
 def in_shape_run() -> bool:

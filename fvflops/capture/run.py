@@ -25,12 +25,12 @@ from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.real.real_mode import SubclassAwareMode
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
-from fvflops.capture.restore.interrupts import allowed, deferred, is_interrupt
-from fvflops.capture.shapes.plain_sizes import plain_sizes
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
+from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
@@ -43,11 +43,14 @@ _LOGGER = logging.getLogger("fvflops")
 # Recordings exclude each other: two at once of one model would see each other's buffers and random numbers.
 _LOCK = threading.RLock()
 _POLL_SECONDS = 0.1  # how often a waiting thread lets pending signals be handled
-_NO_STOPS = StopsAt()
+_DECOMPOSE_ALL = StopsAt()
 
 
 class ExecutionError(RuntimeError):
-    """The model cannot be run in shape execution, and real execution is excluded or impossible."""
+    """The model cannot be run in shape execution, and real execution is not allowed or impossible.
+
+    It is not allowed with execution="shapes" or `device`, and impossible with weights on the meta device.
+    """
 
 
 def record_call(
@@ -55,7 +58,7 @@ def record_call(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    stops_at: StopsAt = _NO_STOPS,
+    stops_at: StopsAt = _DECOMPOSE_ALL,
     execution: str = "auto",
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
@@ -69,20 +72,21 @@ def record_call(
 
     `execution` is "shapes" (floating-point tensors have no values and nothing is computed on them; weights may be on
     the meta device), "real", or "auto": shape execution, then real execution if the model is data-dependent, which is
-    logged. Shape execution shows the ops of `device`, by default that of the inputs; under autograd, a machine without
-    that device shows the CPU's kernels. `assume` gives sizes to ops with data-dependent output size:
-    {"aten::nonzero": 100}. Where real execution is excluded, a data-dependent model raises ExecutionError.
+    logged. Shape execution records the ops that `device` would run, by default the device of the inputs; under
+    autograd, if torch has no such device here, the ops recorded are those of the CPU's kernels. `assume` gives sizes to
+    ops with data-dependent output size: {"aten::nonzero": 100}. With execution="shapes" or `device`, a data-dependent
+    model raises ExecutionError.
 
-    Composite ops in `stops_at` are recorded as called, others are decomposed. The model runs below autograd; if its
-    forward uses autograd, it runs again under autograd. With `loss`, a function from the model's result to a scalar, it
-    runs under autograd and the Trace includes the backward pass, whose ops belong to the modules whose forward created
-    them; ops that activation checkpointing reruns have the phase "recompute". `torch.cond` records the branch taken or,
-    if the condition is unknown, the costlier one by `estimate_cost`; a loop of unknown length runs once. These
-    assumptions are in the Trace's `info.assumed`. `quiet` silences Python's warnings. `measure` is as in
-    `fvflops.record`, for execution="real". With `lines` the Trace has the source line that called each op: the
-    innermost outside torch and Python's standard library. Exceptions of the model propagate. The model, its buffers,
-    its modules' attributes, the inputs and the random generators are restored. Recordings in several threads run one
-    after the other.
+    Composite ops in `stops_at` are recorded as called, others are decomposed. The model runs without autograd (its
+    dispatch keys are excluded, so that composite ops are not decomposed for it); if its forward uses autograd, it runs
+    again with autograd. With `loss`, a function from the model's result to a scalar, it runs with autograd and the
+    Trace includes the backward pass, whose ops belong to the modules whose forward created them; ops that activation
+    checkpointing reruns have the phase "recompute". `torch.cond` records the branch taken or, if the condition is
+    unknown, the costlier one by `estimate_cost`; a loop of unknown length runs once. These assumptions are in the
+    Trace's `info.assumed`. `quiet` silences Python's warnings. `measure` is as in `fvflops.record`, for
+    execution="real". With `lines` the Trace has the source line that called each op: the innermost outside torch and
+    Python's standard library. Exceptions of the model propagate. The model, its buffers, its modules' attributes, the
+    inputs and the random generators are restored. Recordings in several threads run one after the other.
 
     >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
     >>> trace.signatures[0].op
@@ -93,7 +97,7 @@ def record_call(
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} requires execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
-    with deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
+    with interrupts.deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -106,7 +110,7 @@ def record_call(
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and repeatable):
-            with gc_paused(), plain_sizes():
+            with gc_paused(), without_symbolic_imports():
                 shapes, failure = _record_shapes(request, execution, device, assume)
             if shapes is not None and not failure:
                 if shapes.info.assumed:
@@ -115,7 +119,7 @@ def record_call(
         try:
             trace = _record_real(request, stack, repeatable=repeatable)
         except Exception as error:
-            if shapes is None or is_interrupt(error):
+            if shapes is None or interrupts.is_interrupt(error):
                 raise
             reason = printable(" ".join(f"{type(error).__name__}: {error}".split())[:200])
             _LOGGER.warning("%s; real execution failed too (%s); shape execution is used", printable(failure), reason)
@@ -130,7 +134,7 @@ def recording_lock() -> Iterator[None]:
     """Exclude recordings of other threads: restoring a model must not overlap another run of it."""
     lock = _LOCK
     while not lock.acquire(timeout=_POLL_SECONDS):
-        with allowed():
+        with interrupts.allowed():
             pass  # an exception of a signal handler ends the wait
     try:
         yield
@@ -166,13 +170,13 @@ class _Attempts:
         self._model_index = model_index
         self.last: Attempt | None = None
 
-    def begin(self, op_set: str, *, detect: bool) -> Attempt:
+    def begin(self, op_set: str, *, detect_autograd: bool) -> Attempt:
         """Return a new attempt."""
         last, self.last = self.last, None
         if last is not None:
             last.forget_errors()
             last.release()
-        self.last = Attempt(self._request, self._model_index, op_set, detect=detect)
+        self.last = Attempt(self._request, self._model_index, op_set, detect_autograd=detect_autograd)
         return self.last
 
 
@@ -186,12 +190,12 @@ def _record_shapes(
     inputs = tensors_of((request.args, request.kwargs))
     devices = list(dict.fromkeys([*(tensor.device for tensor in inputs), *model_index.devices]))
     target_device = choose_device(device, devices)
-    on_meta = any(item.type == "meta" for item in model_index.devices) and not _is_offloaded(model_index)
-    may_fall_back = execution == "auto" and not on_meta and device is None
+    has_meta_tensors = any(item.type == "meta" for item in model_index.devices) and not _is_offloaded(model_index)
+    may_fall_back = execution == "auto" and not has_meta_tensors and device is None
     trim_cache()
     rules = ShapeRules(assume, exact=may_fall_back, device=target_device)
     attempts = _Attempts(request, model_index)
-    trace, line = None, ""
+    trace, message = None, ""
     try:
         trace = _record_with_op_set(
             attempts.begin, lambda attempt: attempt.record_shapes(target_device, devices, rules), request.loss
@@ -200,51 +204,54 @@ def _record_shapes(
         attempt = attempts.last
         if attempt is None:  # it failed to start
             raise
-        failure, line = attempt.failure, attempt.describe_failure(error)
+        failure, message = attempt.failure, attempt.describe_failure(error)
         attempt.forget_errors()
-        if is_interrupt(error):
+        if interrupts.is_interrupt(error):
             raise
         if not may_fall_back:
             attempt.release()
-            if not is_data_dependent(error if failure is None else failure[2]):
+            if not needs_real_execution(error if failure is None else failure[2]):
                 raise
-            remedy = _remedy(on_meta, failure[0] if failure is not None and rules.can_assume(failure[0]) else "")
-            raise ExecutionError(f"{line}: {remedy}") from error
+            remedy = _remedy(
+                has_meta_tensors, failure[0] if failure is not None and rules.can_assume(failure[0]) else ""
+            )
+            raise ExecutionError(f"{message}: {remedy}") from error
         failure = None  # the frames of its error include this one
     # After the except clause: the error's frames keep tensors alive.
-    survivors = "" if attempts.last is None else attempts.last.release()
-    if survivors and not may_fall_back:
-        _LOGGER.warning("%s", printable(survivors))
-    return trace, line or (survivors if may_fall_back else "")
+    leak_message = "" if attempts.last is None else attempts.last.release()
+    if leak_message and not may_fall_back:
+        _LOGGER.warning("%s", printable(leak_message))
+    return trace, message or (leak_message if may_fall_back else "")
 
 
-def _remedy(on_meta: bool, op: str) -> str:
+def _remedy(has_meta_tensors: bool, op: str) -> str:
     """Return the remedy for a data-dependent op; `op` is its name if its output size can be assumed, else ""."""
-    remedy = "pass real weights" if on_meta else 'use execution="auto"'
+    remedy = "pass real weights" if has_meta_tensors else 'use execution="auto"'
     return f"{remedy}, or assume its output size: assume={{{op!r}: ...}}" if op else remedy
 
 
 def _record_with_op_set(
     begin: Callable[..., Attempt], record: Callable[[Attempt], Trace], loss: Loss | None, *, repeatable: bool = True
 ) -> Trace:
-    """Return the Trace with composite ops, recorded below autograd, or with core ops if the model uses autograd.
+    """Return the Trace with ops as called ("composite"), or as decomposed by autograd ("core") if the model uses it.
 
-    Core ops are returned only if that run has a backward pass or calls other modules. If an argument can be read only
-    once, the run is not `repeatable`, and a model that uses autograd raises ExecutionError.
+    The second is returned only if it has a backward pass or calls different modules than the run without autograd. If
+    an argument can be read only once, the run is not `repeatable`, and a model that uses autograd raises
+    ExecutionError.
     """
     if loss is not None:
-        return record(begin("core", detect=False))
-    attempt = begin("composite", detect=True)
+        return record(begin("core", detect_autograd=False))
+    attempt = begin("composite", detect_autograd=True)
     composite = None
     failed = False
     try:
         composite = record(attempt)
     except AutogradUsed:
-        pass  # recorded again below, under autograd
+        pass  # recorded again below, with autograd
     except Exception as error:
         failed = True
-        uses_autograd = attempt.autograd.first_use or _fails_below_autograd(error)
-        if is_interrupt(error) or not repeatable or not uses_autograd:
+        uses_autograd = attempt.autograd.first_use or _may_need_autograd(error)
+        if interrupts.is_interrupt(error) or not repeatable or not uses_autograd:
             raise
     if composite is not None and not attempt.autograd.first_use:
         return composite
@@ -253,22 +260,22 @@ def _record_with_op_set(
             f"the model uses autograd ({attempt.autograd.first_use}) and has to run twice, "
             "but an argument is an iterator, which can be read only once: pass a list"
         )
-    core = record(begin("core", detect=False))
+    core = record(begin("core", detect_autograd=False))
     if failed or any(phase != "forward" for _, _, phase in core.calls):
         return core
     if composite is None:
         try:
-            composite = record(begin("composite", detect=False))
-        except Exception as error:  # autograd without a backward pass (a hook on a tensor) fails below autograd
-            if is_interrupt(error):
+            composite = record(begin("composite", detect_autograd=False))
+        except Exception as error:  # autograd without a backward pass (a hook on a tensor) fails without it
+            if interrupts.is_interrupt(error):
                 raise
             return core
     calls_same_modules = sum(core.region_calls.values()) == sum(composite.region_calls.values())
     return composite if calls_same_modules else core
 
 
-def is_data_dependent(error: Exception) -> bool:
-    """Return whether shape execution caused an error: an op without a shape rule, or one that needs a value."""
+def needs_real_execution(error: Exception) -> bool:
+    """Return whether an error is due to shape execution: an op has no shape rule, or needs a tensor's values."""
     messages = ("data is not allocated yet", "no fake impl registered")
     return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in messages)
 
@@ -277,7 +284,7 @@ def _record_real(request: Request, stack: ExitStack, *, repeatable: bool) -> Tra
     """Return the Trace in real execution; not `repeatable` if an argument is an iterator."""
     model_index = ModelIndex(request.model)
     request = replace(request, estimate_cost=None)
-    if isinstance(request.model, nn.Module) and _on_meta(model_index):
+    if isinstance(request.model, nn.Module) and _all_parameters_on_meta(model_index):
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.to("meta"), (request.args, request.kwargs)
         )
@@ -287,16 +294,16 @@ def _record_real(request: Request, stack: ExitStack, *, repeatable: bool) -> Tra
     try:
         return _record_with_op_set(begin, Attempt.record_real, request.loss, repeatable=repeatable)
     except Exception as error:
-        # Fails for code that was compiled under another dispatch mode.
-        if is_interrupt(error) or not repeatable or "torch dispatch mode present" not in str(error):
-            _name_input(error, request.model, request.args, request.kwargs)
+        # torch raises this for code compiled under another dispatch mode: run it uncompiled.
+        if interrupts.is_interrupt(error) or not repeatable or "torch dispatch mode present" not in str(error):
+            _append_device_mismatches(error, request.model, request.args, request.kwargs)
             raise
     stack.enter_context(compiler_disabled())
     return _record_with_op_set(begin, Attempt.record_real, request.loss)
 
 
 def choose_device(device: str | torch.device | None, devices: Sequence[torch.device]) -> torch.device:
-    """Return the device whose ops shape execution shows: `device`, else the first except meta, else the CPU."""
+    """Return the device whose ops shape execution records: `device`, else the first except meta, else the CPU."""
     if device is None:
         return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
     target = torch.device(device)
@@ -305,7 +312,7 @@ def choose_device(device: str | torch.device | None, devices: Sequence[torch.dev
     return target if target.type == "cpu" or target.index is not None else torch.device(target.type, 0)
 
 
-def _on_meta(model_index: ModelIndex) -> bool:
+def _all_parameters_on_meta(model_index: ModelIndex) -> bool:
     """Return whether all parameters are on the meta device."""
     columns = zip(model_index.metadata, model_index.rows, strict=True)
     types = {metadata.device.type for metadata, (_, _, kind, _) in columns if kind == "parameter"}
@@ -317,8 +324,8 @@ def _is_offloaded(model_index: ModelIndex) -> bool:
     return any("_hf_hook" in vars(module) for module in model_index.names)
 
 
-def _fails_below_autograd(error: Exception) -> bool:
-    """Return whether an error may be due to running a model below autograd whose forward uses autograd."""
+def _may_need_autograd(error: Exception) -> bool:
+    """Return whether an error may be due to running a model without autograd whose forward uses it."""
     if isinstance(error, DataDependentError):
         return False
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
@@ -326,7 +333,7 @@ def _fails_below_autograd(error: Exception) -> bool:
     return mentions_grad or any("torch/autograd/" in file for file in files)
 
 
-def _name_input(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _append_device_mismatches(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Append to torch's message about devices the inputs that are on another device than the model."""
     names_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
     if not (names_devices and isinstance(model, nn.Module)):

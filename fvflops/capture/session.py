@@ -16,14 +16,14 @@ from torch import nn
 from fvflops.capture.attempt import in_shape_run
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import compiler_disabled, instrument
-from fvflops.capture.instrument.optimizers import OptimizerStates
+from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
-from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import (
     TorchState,
@@ -121,7 +121,7 @@ class Session:
         )
         recorder.module_of_tensor = self._model_index.module_of_tensor()
         self._thread = threading.get_ident()
-        with deferred(), ExitStack() as stack:
+        with interrupts.deferred(), ExitStack() as stack:
             self._modes = dispatch_mode_stack()
             stack.callback(recorder.close)
             stack.enter_context(undone_in_child(recorder.pause))
@@ -162,7 +162,7 @@ class Session:
         mode.concrete.register(model_index.tensors, model_index.metadata, model_index.storages, model_index.rows)
         self._shape_parameters = ShapeParameters(mode)
         self._shape_parameters.replace_in(model_index)
-        states = OptimizerStates(mode, self._shape_parameters)
+        states = OptimizerSnapshot(mode, self._shape_parameters)
         stack.callback(states.restore)
         stack.enter_context(undone_in_child(states.restore))
         stack.enter_context(
@@ -183,7 +183,7 @@ class Session:
         recorder = self._active_recorder()
         self.check_thread()
         self._complete = complete
-        with deferred():
+        with interrupts.deferred():
             try:
                 if not complete:
                     close_interrupted_contexts(sys.exc_info()[1])
@@ -204,7 +204,7 @@ class Session:
     def abandon(self) -> None:
         """Close an unfinished recording, from any thread; contexts of the starting thread may stay open."""
         if self._recorder is not None and self._recorder.recording:
-            with deferred():
+            with interrupts.deferred():
                 self._recorder.pause()
                 self._stack.close()
 

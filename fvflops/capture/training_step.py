@@ -17,20 +17,20 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.model.model import describe_inputs, module_paths
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.identity_mapping import IdentityMapping
-from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import (
     CostEstimate,
     ExecutionError,
     Loss,
-    is_data_dependent,
+    needs_real_execution,
     recording_lock,
     suspend_outer_recordings,
 )
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.assumptions import can_be_assumed
-from fvflops.capture.shapes.plain_sizes import plain_sizes
+from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
 from fvflops.trace import StopsAt, Trace
@@ -65,7 +65,7 @@ def record_step(
     (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent
     step raises ExecutionError.
     """
-    with deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), plain_sizes():
+    with interrupts.deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), without_symbolic_imports():
         input_text = ", ".join(describe_inputs(args, kwargs))
         session = Session(
             model,
@@ -86,18 +86,18 @@ def record_step(
             context.run(_make_step, session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
             complete = True
         except Exception as error:
-            line = session.describe_failure(error)
-            if is_interrupt(error) or not is_data_dependent(error):
+            message = session.describe_failure(error)
+            if interrupts.is_interrupt(error) or not needs_real_execution(error):
                 raise
             remedy = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
                 remedy += f", or assume its output size or value: assume={{{session.failure[0]!r}: ...}}"
-            raise ExecutionError(f"{line}: {remedy}") from error
+            raise ExecutionError(f"{message}: {remedy}") from error
         finally:
             session.stop(complete=complete)
-            survivors = session.release()
-            if survivors and complete:  # the frames of an error keep some alive
-                _LOGGER.warning("%s", printable(survivors))
+            leak_message = session.release()
+            if leak_message and complete:  # the frames of an error keep some alive
+                _LOGGER.warning("%s", printable(leak_message))
         trace = session.trace()
         del session  # exceptions of signal handlers inside a finalizer are lost
         return replace(trace, about={**trace.about, "inputs": input_text})

@@ -25,7 +25,7 @@ COMMANDS = {
     "check": "fail where a model exceeds its budget",
     "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
     "ops": "list the ops that a table counts, or explain one",
-    "roofline": "show whether compute or memory bounds a model on a device, and its least time",
+    "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
     "profile": "measure a model's time and memory, with its counts",
     "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
 }
@@ -68,16 +68,20 @@ def build_parser(selected: Collection[str] = COMMANDS.keys()) -> argparse.Argume
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, purpose in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, description=purpose.capitalize() + ".")
+        command = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
         if name not in selected:
             continue
+        from fvflops.formulas import shipped_tables
+
+        module = importlib.import_module(f"fvflops.cli.commands.{name}")
+        default = getattr(module, "DEFAULT_TABLE", "default")
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         command.add_argument(
             "--table",
             default="default",
-            help="convention: default, fvcore, exact ..., or the path or URI of a YAML file",
+            help=f"convention: {', '.join(shipped_tables())}, or the path or URI of a YAML file; default: {default}",
         )
-        importlib.import_module(f"fvflops.cli.commands.{name}").add_arguments(command)
+        module.add_arguments(command)
     return parser
 
 

@@ -7,33 +7,37 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fvflops.reports.formats import FORMATS, check_format
+from fvflops.zoo import ZOO
 
 
-def add_model(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+def add_model(parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input") -> None:
     """Add MODEL, its inputs, and the output sizes of data-dependent ops."""
-    add_model_source(parser, nargs=nargs)
+    add_model_source(parser, nargs=nargs, shape=shape)
     add_assume(parser)
 
 
-def add_model_source(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+def add_model_source(
+    parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input"
+) -> None:
     """Add MODEL and its inputs."""
     parser.add_argument(
         "model",
         nargs=nargs,
         metavar="MODEL",
-        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY",
+        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY; "
+        f"the zoo: {', '.join(ZOO)}",
     )
-    add_inputs(parser)
+    add_inputs(parser, shape=shape)
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Add the shapes of a model's inputs, and a transformers model's configuration."""
+def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an input") -> None:
+    """Add the shapes of a model's inputs, whose help starts with `shape`, and a transformers model's configuration."""
     parser.add_argument(
         "--input",
         action="append",
         default=[],
         metavar="[NAME=]SHAPE[:DTYPE]",
-        help="shape of an input, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
+        help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
     parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
 
@@ -45,13 +49,16 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OP=SIZE",
-        help="output size of a data-dependent op: aten::nonzero=100, or a share such as 0.5; may be repeated",
+        help="number of elements that a data-dependent op selects, such as aten::nonzero=100, or their fraction, such "
+        "as 0.5; may be repeated",
     )
 
 
 def add_run(parser: argparse.ArgumentParser, *, device_option: str = "--device") -> None:
     """Add the device, by the name of its option, the execution and the mode of the model."""
-    parser.add_argument(device_option, default=None, help="device of the model: cpu, cuda, or meta for no weights")
+    parser.add_argument(
+        device_option, default=None, help="device on which the model is built: cpu, cuda, or meta for no weights"
+    )
     parser.add_argument(
         "--execution",
         choices=("auto", "shapes", "real"),
@@ -64,22 +71,27 @@ def add_run(parser: argparse.ArgumentParser, *, device_option: str = "--device")
 def add_backward(parser: argparse.ArgumentParser) -> None:
     """Add the backward pass of the sum of the model's results."""
     parser.add_argument(
-        "--backward", action="store_true", help="include the backward pass, from the sum of the model's results"
+        "--backward", action="store_true", help="include the backward pass; the loss is the sum of the model's outputs"
     )
 
 
 def add_report(
-    parser: argparse._ActionsContainer, *, more: Mapping[str, str] | None = None, top: int | None = None
+    parser: argparse._ActionsContainer,
+    *,
+    more: Mapping[str, str] | None = None,
+    sort: str = "a column, named as in --format csv, or by name",
+    top: int | None = None,
 ) -> None:
-    """Add the format of the report, the order of its rows, and its path; `more` are formats of this command only."""
+    """Add the format of the report, the order of its rows, and its path.
+
+    `more` are formats of this command only, `sort` describes the keys of `--sort`.
+    """
     formats = {**FORMATS, **(more or {})}
     names = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     parser.add_argument(
         "--format", type=partial(parse_format, formats), default="text", metavar="F", help=f"{names}; default: text"
     )
-    parser.add_argument(
-        "--sort", metavar="KEY", help="rank rows by a column of the table, or by name; an unknown key prints the keys"
-    )
+    parser.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
     default = "all" if top is None else str(top)
     parser.add_argument("--top", type=parse_top, default=top, metavar="N", help=f"number of rows; default: {default}")
     add_output(parser)
@@ -98,10 +110,12 @@ def add_output(parser: argparse._ActionsContainer) -> None:
 
 def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
     """Add the paths of files for Perfetto, speedscope and flame graphs."""
-    files.add_argument("--trace", metavar="PATH", help="a chrome trace, for Perfetto and chrome://tracing")
+    files.add_argument(
+        "--trace", metavar="PATH", help="a timeline for Perfetto, in Chrome's trace format; not a Trace for diff"
+    )
     files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
     files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
-    files.add_argument("--weight", metavar="W", help=f"what widths show: {weights}")
+    files.add_argument("--weight", metavar="W", help=f"metric that sets the widths in these files: {weights}")
 
 
 def add_depth(parser: argparse._ActionsContainer, default: int | None = None, help: str = "") -> None:

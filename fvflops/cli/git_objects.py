@@ -132,4 +132,4 @@ def git_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _format_error(command: Sequence[str], message: bytes, code: int) -> str:
     text = " ".join(message.decode(errors="surrogateescape").split())
-    return f"git {command[0]}: {text or f'it ended with {code}'}"
+    return f"git {command[0]}: {text or f'exited with status {code}'}"

@@ -77,8 +77,8 @@ def record_revision(revision: Revision, inputs: Sequence[str], arguments: argpar
         )
         repository = os.path.realpath(revision.repository)
         # Entries of sys.path inside the working tree are mapped to the revision's files.
-        move = partial(_move, repository=repository, tree=tree)
-        working_folder = move(os.getcwd())
+        map_path = partial(_map_path, repository=repository, tree=tree)
+        working_folder = map_path(os.getcwd())
         model = f"{os.path.join(tree, *revision.path.split('/'))}:{revision.factory}"
         try:
             return record_in_subprocess(
@@ -87,19 +87,19 @@ def record_revision(revision: Revision, inputs: Sequence[str], arguments: argpar
                 inputs,
                 arguments,
                 folder=working_folder if working_folder.startswith(tree) else tree,
-                move=move,
+                map_path=map_path,
             )
         except ValueError as error:
             raise ValueError(str(error).replace(tree + os.sep, "")) from None
 
 
-def _move(entry: str, *, repository: str, tree: str) -> str:
+def _map_path(entry: str, *, repository: str, tree: str) -> str:
     real = os.path.realpath(entry)
     if real != repository and not real.startswith(repository + os.sep):
         return entry
-    moved = os.path.normpath(os.path.join(tree, os.path.relpath(real, repository)))
+    mapped = os.path.normpath(os.path.join(tree, os.path.relpath(real, repository)))
     # A virtual environment inside the repository's folder is not part of the revision.
-    return moved if os.path.isdir(moved) else entry
+    return mapped if os.path.isdir(mapped) else entry
 
 
 def _find_commit(folder: str, revision: str) -> str:

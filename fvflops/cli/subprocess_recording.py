@@ -18,18 +18,18 @@ _STDERR_TAIL = 2000  # last characters of a failed process's standard error that
 
 
 def record_in_subprocess(
-    text: str,
+    subject: str,
     model: str,
     inputs: Sequence[str],
     arguments: argparse.Namespace,
     *,
     folder: str = ".",
-    move: Callable[[str], str] = str,
+    map_path: Callable[[str], str] = str,
 ) -> Trace:
-    """Return the Trace of a model, `file.py:factory`, recorded in a process that runs in a folder.
+    """Record a model, `file.py:factory`, in a subprocess whose working directory is `folder`, and return its Trace.
 
-    `move` maps each entry of this process's `sys.path` to the subprocess's. A failure raises ValueError, whose message
-    begins with `text`.
+    `subject` names the model in error messages, such as its git revision. `map_path` maps each entry of this process's
+    `sys.path` to the subprocess's. A failure raises ValueError.
     """
     package_folder = str(PACKAGE.parent)
     code = f"import sys; sys.path[:1] = [{package_folder!r}]; from fvflops.cli.worker import main; main()"
@@ -43,7 +43,7 @@ def record_in_subprocess(
             "assume": list(arguments.assume),
             "table": os.path.abspath(arguments.table) if os.path.isfile(arguments.table) else arguments.table,
             "result": os.path.join(result_folder, "trace.json"),
-            "path": [move(entry) for entry in sys.path if entry],
+            "path": [map_path(entry) for entry in sys.path if entry],
         }
         process = subprocess.run(
             [sys.executable, "-c", code],
@@ -55,5 +55,6 @@ def record_in_subprocess(
         )
         if process.returncode or not os.path.isfile(request["result"]):
             last_line = process.stderr[-_STDERR_TAIL:].strip().splitlines()[-1:]
-            raise ValueError(f"{text}: {last_line[0] if last_line else f'its process ended with {process.returncode}'}")
+            reason = last_line[0] if last_line else f"the subprocess exited with status {process.returncode}"
+            raise ValueError(f"{subject}: {reason}")
         return load_trace(request["result"])

@@ -11,9 +11,9 @@ _CACHE_SIZE = 1 << 14
 
 
 class TableCostModel:
-    """Costs of calls by a table; `metric` is "flops" or "activations".
+    """Costs of calls by a formula table; `metric` is "flops" or "activations".
 
-    Activations of an op that the table counts in FLOPs only are IGNORED by the convention.
+    Activations of an op that the formula table counts in FLOPs only are IGNORED by the convention.
     """
 
     def __init__(self, table: FormulaTable, metric: str) -> None:

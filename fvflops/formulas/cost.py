@@ -1,4 +1,4 @@
-"""Cost of one call: as a formula returns it, and as a table counts it."""
+"""Cost of one op call: as returned by a formula, and as counted in a metric."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fvflops.trace import Status
 class Cost:
     """The arithmetic of one call.
 
-    `macs` are multiply-adds, each of which counts as `multiply_add` FLOPs in a table; `flops` are all other
-    operations. `activations` are the output elements of the op's products, or None where the formula does not define
-    them. All are integers >= 0; anything else raises ValueError.
+    `macs` are multiply-adds, each of which counts as the `multiply_add` FLOPs of a formula table; `flops` are all other
+    operations. `activations` is the number of output elements of matrix products and convolutions, as fvcore counts
+    them, or None where the formula does not define it. All are integers >= 0; anything else raises ValueError.
 
     >>> Cost(macs=120, activations=24)
     Cost(macs=120, flops=0, activations=24)
@@ -34,10 +34,10 @@ class Cost:
 
 
 class OpCost(NamedTuple):
-    """Cost of one call under one label, in the unit of a metric.
+    """Cost of one op call in the unit of a metric; reports sum costs by `label`, such as "conv".
 
-    `value` is the metric. For FLOPs, `macs` and `flops` are its parts (the value is `multiply_add * macs + flops`), and
-    `activations` the activations of the same call, None where the table counts none.
+    `value` is in that unit. For FLOPs, `macs` and `flops` are its parts (the value is `multiply_add * macs + flops`),
+    and `activations` the activations of the same call, None where the formula table counts none.
     """
 
     label: str

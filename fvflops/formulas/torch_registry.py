@@ -3,7 +3,7 @@
 A formula registered with `torch.utils.flop_counter.register_flop_formula` computes FLOPs from an op's arguments, with
 tensors or their shapes, and one multiply-add as two FLOPs. For an op with torch's tag `pointwise` the result n is a
 number of FLOPs. For any other op n is read as n // 2 multiply-adds, and one FLOP if n is odd, since the formula does
-not say which are products. Reports list the ops counted this way.
+not say which are multiply-adds. Reports list the ops counted this way.
 """
 
 from __future__ import annotations

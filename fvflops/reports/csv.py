@@ -17,12 +17,12 @@ def render(
 ) -> str:
     """Return the summary as CSV text with a header line; the root module is named "".
 
-    By module: module, class, a column for each heading, and "yes" or "no" for whether it was called. By operator:
-    operator and the headings; by both: module, operator and the headings, submodules included. `depth` is the number of
-    levels listed below the root, None for all; by operator it is ignored. With `sort`, a heading or "name", or `top`
-    the rows are in descending order and the first `top` are listed. Lines end with "\\n". A name that a spreadsheet
-    would read as a formula has an apostrophe in front; unprintable characters are escaped. An unknown `by` or `sort`
-    raises ValueError.
+    By module: module, class, a column for each metric of the summary, and "yes" or "no" for whether it was called. By
+    operator: operator and the metrics; with by="both": module, operator and the metrics. Counts of a module include its
+    submodules. `depth` is the number of levels listed below the root, None for all; by operator it is ignored. With
+    `sort` or `top` the rows are sorted, by a metric in descending order or by "name" in natural order, and the first
+    `top` are listed. Lines end with "\\n". A name that a spreadsheet would read as a formula has an apostrophe in
+    front; unprintable characters are escaped. An unknown `by` or `sort` raises ValueError.
     """
     return write_rows(*list_rows(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report"))
 

@@ -22,7 +22,7 @@ class Column:
     `form` formats a value; `missing` is shown for None. `is_text` columns are left-aligned and in natural order when
     sorted; the others hold numbers, which are sorted by magnitude if `signed`. In a `tree` column the values are dotted
     module names, parents before their children, "" being the model. Where a line is too long, columns with the largest
-    `optional` are dropped first, then text is truncated, last in `shorten_last` columns. `only` is "people" for a
+    `hide_order` are dropped first, then text is truncated, last in `shorten_last` columns. `only_for` is "people" for a
     column that CSV and JSON lack, "data" for one that only they have.
     """
 
@@ -34,8 +34,8 @@ class Column:
     tree: bool = False
     signed: bool = False
     shorten_last: bool = False
-    optional: int = 0
-    only: str = ""
+    hide_order: int = 0
+    only_for: str = ""
 
     def show(self, value: Value) -> str:
         """Return the text of a value, not yet escaped for any format."""
@@ -62,14 +62,14 @@ def number_column(
     *,
     form: Callable[[Any], str] = format_short,
     missing: str = "",
-    only: str = "",
+    only_for: str = "",
 ) -> Column:
     """Return a column of numbers, by default in thousands, millions and so on.
 
     >>> number_column("flops", "FLOPs").show(4_089_184_256)
     '4.09G'
     """
-    return Column(key, heading or key, form, missing=missing, only=only)
+    return Column(key, heading or key, form, missing=missing, only_for=only_for)
 
 
 def difference_column(key: str, heading: str = "", *, form: Callable[[Any], str] = format_signed) -> Column:
@@ -83,7 +83,7 @@ def difference_column(key: str, heading: str = "", *, form: Callable[[Any], str]
 
 def data_only(columns: Iterable[Column], keys: Collection[str]) -> list[Column]:
     """Return the columns, with those named in `keys` only in CSV and JSON."""
-    return [replace(column, only="data") if column.key in keys else column for column in columns]
+    return [replace(column, only_for="data") if column.key in keys else column for column in columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Table:
 
     def readable_by(self, reader: str) -> Table:
         """Return the table with the columns for "people" or for "data" formats."""
-        selected = [index for index, column in enumerate(self.columns) if column.only in ("", reader)]
+        selected = [index for index, column in enumerate(self.columns) if column.only_for in ("", reader)]
         if len(selected) == len(self.columns):
             return self
         return replace(

@@ -29,11 +29,12 @@ _ROOT = "**model**"  # bold, as a module may be named model
 def render(
     summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> str:
-    """Return the summary as Markdown, by module, by operator or by both, ending with the coverage.
+    """Return the summary as Markdown, by module, by operator or by="both", ending with the coverage.
 
     Modules without any count are dropped. `depth` is the number of levels shown below the root, None for all; by
-    operator it is ignored. With `sort`, a heading or "name", or `top` the rows are in descending order, the first
-    `top` are shown, and a note has the number of the others. An unknown `by` or `sort` raises ValueError.
+    operator it is ignored. With `sort` or `top` the rows are sorted, by a metric in descending order or by "name" in
+    natural order, the first `top` are shown, and a note has the number of the others. An unknown `by` or `sort` raises
+    ValueError.
     """
     check_view(by, report="the Markdown report")
     if by == "module":

@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from fvflops.trace.module_tree import ModuleTree
-from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceColumns, TraceError
+from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError, TraceFields
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Value, decode_value, encode_value
 from fvflops.trace.validation import validate
 
 SCHEMA = 1
 _FORMAT = "fvflops.trace"
+_HEADER_LENGTH = 100  # characters in which a trace names its format, even if it was re-indented
 _MAX_SHOWN = 200  # characters of an invalid value in a message
 
-T = TypeVar("T", bound=TraceColumns)
+T = TypeVar("T", bound=TraceFields)
 
 
-def encode(trace: TraceColumns) -> str:
+def encode(trace: TraceFields) -> str:
     """Return a trace as JSON text, its events in columnar form."""
     return json.dumps(
         {
@@ -56,11 +57,14 @@ def encode(trace: TraceColumns) -> str:
 
 
 def decode(text: str, make: Callable[..., T]) -> T:
-    """Decode JSON text into the trace that `make` builds from its columns; invalid text raises TraceError."""
+    """Decode JSON text into the trace that `make` builds from its fields; invalid text raises TraceError."""
     try:
         record = json.loads(text)
     except ValueError as error:
-        raise TraceError(f"incomplete trace: it is not JSON ({error}); save it again") from error
+        # `encode` writes the format first; an interrupted save may also leave an empty file.
+        if not text.strip() or _FORMAT in text[:_HEADER_LENGTH]:
+            raise TraceError(f"incomplete trace: invalid JSON ({error}); save it again") from error
+        raise TraceError(f"not a trace: invalid JSON ({error}); pass a file written by Trace.to_json()") from error
     except RecursionError:
         raise TraceError("not a trace: it is nested too deeply") from None
     if not isinstance(record, dict) or record.get("format") != _FORMAT:

@@ -29,9 +29,10 @@ class ModuleInfo:
     """One path in the module tree.
 
     `name` is the dotted path, `canonical` the first path of the same module object; they differ for a shared module.
-    `class_name` is what `repr` prints; `classes` are the qualified names of the classes whose `forward` this module
-    runs, most derived first. `attributes` are its public ints, floats, bools and strings. `children` are (attribute,
-    dotted path) pairs; a child that is None has the path None.
+    `class_name` is what `repr` prints; `classes` are the qualified names of its class and of the bases whose `forward`
+    that class inherits, most derived first. `has_forward`: its forward computes anything (False for ModuleList and
+    pseudo-modules). `attributes` are its public ints, floats, bools and strings. `children` are (attribute, dotted
+    path) pairs; a child that is None has the path None.
     """
 
     name: str
@@ -66,15 +67,15 @@ class ModuleTree:
         """Yield each module once, under its canonical name, in tree order."""
         return (module for module in self.by_name.values() if module.name == module.canonical)
 
-    def including(self, names: Iterable[str]) -> ModuleTree:
-        """Return a tree with added children of the root for owners of ops that are no modules, such as "<name>"."""
+    def with_pseudo_modules(self, names: Iterable[str]) -> ModuleTree:
+        """Return a tree with children added to the root for op owners that are not modules, such as "<name>"."""
         new = [name for name in names if name not in self.by_name]
         root = replace(self.root, children=(*self.root.children, *((name, name) for name in new)))
         pseudo_modules = {name: ModuleInfo(name, name, "", has_forward=False) for name in new}
         return ModuleTree({**self.by_name, "": root, **pseudo_modules})
 
     def pseudo_modules(self) -> tuple[str, ...]:
-        """Return the names that `including` added."""
+        """Return the names that `with_pseudo_modules` added."""
         return tuple(name for name in self.by_name if name.startswith("<"))
 
     def canonical(self, name: str) -> str:
@@ -94,7 +95,7 @@ class ModuleTree:
         return _distinct(buffer for module in self.modules() for buffer in module.buffers)
 
     def count_parameters(self) -> defaultdict[str, int]:
-        """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
+        """Return name of a module or parameter → number of elements, "" being the model; a tied parameter counts once.
 
         >>> weight = ParameterInfo("fc.weight", TensorSpec((2, 3)), 0, True)
         >>> fc = ModuleInfo("fc", "fc", "Linear", parameters=(weight,))
@@ -194,5 +195,5 @@ def _decode_parameter(record: list[Any]) -> ParameterInfo:
     name, spec, identity, trainable = record
     tensor = decode_value(spec)
     if not isinstance(tensor, TensorSpec):
-        raise ValueError(f"parameter {name!r} of a trace has no tensor spec: {spec}")
+        raise ValueError(f"parameter {name!r} has {spec} instead of a tensor spec")
     return ParameterInfo(name, tensor, identity, trainable)

@@ -1,4 +1,4 @@
-"""Records that a Trace consists of: events, regions, storages, and its columns."""
+"""Records that a Trace consists of: events, regions, storages, and its fields."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Event(NamedTuple):
 
     `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: of the region's
     signature for exit, of the region for enter, of the op call's signature for op, of the storage for free. `stack` is
-    the index of its stack of regions, `thread` is 0 for the thread that started the recording, `reads` and `writes`
-    are indexes of storages. Times are in nanoseconds, memory in bytes. `line` is the index of the source line that
-    called an op, where lines were recorded.
+    the index of its stack of regions, `thread` is 0 for the thread that started the recording, `reads` and `writes` are
+    indexes of storages. Times are in nanoseconds, memory in bytes. `raised`: an exception ended the region. `rank` is
+    the rank of a distributed process, or None. `line` is the index of the source line that called an op, where lines
+    were recorded.
     """
 
     kind: str
@@ -55,9 +56,10 @@ class Region(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """A tensor storage; `origin` is "parameter", "buffer", "input", "op" or "outside".
+    """A tensor storage; `origin` is "parameter", "buffer", "input", "op" (created by a recorded op) or "outside".
 
-    Of a storage that existed before the run and belongs to an optimizer, it is "gradient" or "optimizer state".
+    "outside": any other storage, such as a tensor that the program created before the run, or in unrecorded code. For
+    those that belong to an optimizer, `origin` is "gradient" or "optimizer state".
     """
 
     nbytes: int
@@ -88,7 +90,7 @@ class StopsAt:
         return (name in self.names or packet_of(name) in self.names) != self.everything
 
     def including(self, names: Iterable[str]) -> StopsAt:
-        """Return a set that contains `names` too."""
+        """Return a StopsAt that also contains `names`."""
         if self.everything:
             return StopsAt(self.names - frozenset(names), True)
         return StopsAt(self.names | frozenset(names), False)
@@ -96,14 +98,16 @@ class StopsAt:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Metadata of a recorded run; the JSON of a Trace has it as texts in `about`, with others that are only displayed.
+    """Metadata of a recorded run, stored as strings in a Trace's `about`, next to entries that are only displayed.
 
-    `execution` is "shapes", "real" or "fake", `op_set` (stored as "vocabulary") "core" or "composite". `device` is the
-    target device of a shape execution or the device of a profile, `inputs` the model's inputs; "" where unknown.
-    `measured` may contain "time" and "memory". `assumed` describes, by op, the assumed results of data-dependent ops,
-    and `upper_bounds` names the ops whose results were assumed to have their maximum size. A profile has the number of
-    `warmup` runs, or of `steps` of a schedule; `overhead_ns` is the subtracted profiling overhead in total,
-    `overhead_ns_per_op` per op.
+    Three have other keys there: `op_set` is "vocabulary", `assumed` is "supposed" and `upper_bounds` is "bounds".
+
+    `execution` is "shapes", "real" or "fake". `op_set` is "composite" (ops as called, without autograd) or "core" (ops
+    as decomposed by autograd). `device` is the target device of a shape execution or the device of a profile, `inputs`
+    the model's inputs; "" where unknown. `measured` may contain "time" and "memory". `assumed` describes, by op, the
+    assumed results of data-dependent ops, and `upper_bounds` names the ops whose results were assumed to have their
+    maximum size. A profile has the number of `warmup` runs, or of `steps` of a torch.profiler schedule; `overhead_ns`
+    is the subtracted profiling overhead in total, `overhead_ns_per_op` per op.
     """
 
     execution: str = ""
@@ -120,7 +124,7 @@ class RunInfo:
 
     @classmethod
     def read(cls, about: Mapping[str, str]) -> RunInfo:
-        """Parse the texts of `about`; an invalid number is read as 0.
+        """Parse the strings of `about`; an invalid number is read as 0.
 
         >>> RunInfo.read({"measured": "time, memory", "warmup": "2"}).measured == {"time", "memory"}
         True
@@ -149,8 +153,8 @@ def _number(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceColumns:
-    """The columns of a Trace that are saved as JSON, documented in `Trace`."""
+class TraceFields:
+    """The fields of a Trace that are saved as JSON, documented in `Trace`."""
 
     modules: ModuleTree
     regions: tuple[Region, ...]

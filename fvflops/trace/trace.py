@@ -1,4 +1,4 @@
-"""Trace of a run: its op calls in order, with modules, phases and shapes; output of recording, input of counting."""
+"""Trace of a run: its op calls in order, with modules, phases and shapes; written by recording, read by counting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fvflops.trace import codec
 from fvflops.trace.notebook import write_notebook_table
-from fvflops.trace.records import PHASES, Region, RunInfo, TraceColumns, TraceError
+from fvflops.trace.records import PHASES, Region, RunInfo, TraceError, TraceFields
 from fvflops.trace.signature import RegionSignature, Signature
 
 _MAX_ROWS = 20  # in a notebook
@@ -20,15 +20,15 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Trace(TraceColumns):
+class Trace(TraceFields):
     """One run of a model as plain data, without tensors.
 
-    `stacks` are tuples of indexes of `regions`, innermost last; stack 0 is the root. `calls` is the aggregated form,
-    (signature, stack, phase) → number of calls, and `region_calls` the same for regions that returned; `events` is the
-    ordered form, None in an aggregated trace. `decomposed` are the composite ops that were recorded as the ops inside
-    them, `active` the stacks in which any op ran. `about` has versions and metadata (see `info`); `complete` is False
-    where the run raised. `lines` are source lines, such as "net.py:12", where they were recorded. Merged traces share
-    one module tree.
+    `regions` are the modules, autograd functions and optimizer groups that enclose ops. `stacks` are tuples of indexes
+    of `regions`, innermost last; stack 0 is the root. `calls` is the aggregated form, (signature, stack, phase) →
+    number of calls, and `region_calls` the same for regions that returned; `events` is the ordered form, None in an
+    aggregated trace. `decomposed` are the composite ops that were recorded as the ops inside them, `active` the stacks
+    in which any op ran. `about` has versions and metadata (see `info`); `complete` is False where the run raised.
+    `lines` are source lines, such as "net.py:12", where they were recorded. Merged traces share one module tree.
 
     >>> from fvflops import record_call
     >>> import torch
@@ -94,19 +94,26 @@ class Trace(TraceColumns):
 
     @staticmethod
     def from_json(text: str) -> Trace:
-        """Return the trace that `to_json` wrote; invalid, truncated or newer text raises TraceError."""
+        """Return the trace that `to_json` wrote; invalid text, or text of a newer format version, raises TraceError."""
         return codec.decode(text, Trace)
 
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:
-        """Return the aggregated trace of several runs of one model; different module trees raise TraceError."""
+        """Return the aggregated trace of several runs of one model.
+
+        Different module trees or `stops_at` raise TraceError.
+        """
         parts = list(traces)
         if not parts:
             raise TraceError("merging needs at least one trace")
         first = parts[0]
-        for part in parts[1:]:
-            if _classes(part) != _classes(first) or part.stops_at != first.stops_at:
-                raise TraceError("only traces of one model, recorded with the same stops, can be merged")
+        for index, part in enumerate(parts[1:], start=1):
+            if _classes(part) != _classes(first):
+                raise TraceError(
+                    f"traces of different models cannot be merged: trace {index} has other modules than trace 0"
+                )
+            if part.stops_at != first.stops_at:
+                raise TraceError(f"trace {index} was recorded with another stops_at than trace 0: record both with one")
         regions: dict[Region, int] = {}
         stacks: dict[tuple[int, ...], int] = {}
         signatures: dict[Signature, int] = {}
@@ -117,13 +124,13 @@ class Trace(TraceColumns):
         for part in parts:
             region_indexes = _intern(part.regions, regions)
             stack_indexes = _intern((tuple(region_indexes[index] for index in stack) for stack in part.stacks), stacks)
-            region_ends = (replace(item, region=region_indexes[item.region]) for item in part.region_signatures)
+            mapped_signatures = (replace(item, region=region_indexes[item.region]) for item in part.region_signatures)
             _add_calls(part.calls, calls, _intern(part.signatures, signatures), stack_indexes)
-            _add_calls(part.region_calls, region_calls, _intern(region_ends, region_signatures), stack_indexes)
+            _add_calls(part.region_calls, region_calls, _intern(mapped_signatures, region_signatures), stack_indexes)
             active.update(stack_indexes[stack] for stack in part.active)
         pseudo_modules = [name for part in parts for name in part.modules.pseudo_modules()]
         return Trace(
-            modules=first.modules.including(dict.fromkeys(pseudo_modules)),
+            modules=first.modules.with_pseudo_modules(dict.fromkeys(pseudo_modules)),
             regions=tuple(regions),
             stacks=tuple(stacks),
             signatures=tuple(signatures),
@@ -161,16 +168,16 @@ def check_phase(phase: str, recorded: tuple[str, ...]) -> str:
     >>> check_phase("backward", ("forward",))
     Traceback (most recent call last):
     fvflops.trace.records.TraceError: no backward pass was recorded: pass a loss; \
-recorded was forward
+recorded phases: forward
     """
     if phase in recorded:
         return phase
     if phase not in PHASES:
         raise ValueError(f"phase must be one of {', '.join(PHASES)}; got {phase!r}")
-    raise TraceError(f"{_NOT_RUN[phase]}; recorded was {', '.join(recorded) or 'nothing'}")
+    raise TraceError(f"{_MISSING_PHASE_MESSAGES[phase]}; recorded phases: {', '.join(recorded) or 'none'}")
 
 
-_NOT_RUN = {
+_MISSING_PHASE_MESSAGES = {
     "forward": "no forward pass was recorded",
     "recompute": "no recomputation in a backward pass was recorded",
     "backward": "no backward pass was recorded: pass a loss",

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from fvflops.trace.module_tree import ModuleInfo
-from fvflops.trace.records import TraceColumns
+from fvflops.trace.records import TraceFields
 from fvflops.trace.spec import Symbol, TensorSpec, Value
 
 _LARGEST = 1 << 63  # limit of torch's element and byte counts
 _MAX_SHOWN = 60
 
 
-def validate(trace: TraceColumns, phases: Collection[str]) -> None:
+def validate(trace: TraceFields, phases: Collection[str]) -> None:
     """Raise ValueError, in one line, where a Trace contains values that no recording produces.
 
     Takes linear time; checks whole columns rather than single events.
@@ -78,7 +78,7 @@ def _check_module(module: ModuleInfo) -> None:
         _check_value(where, value)
 
 
-def _check_regions(trace: TraceColumns) -> None:
+def _check_regions(trace: TraceFields) -> None:
     _check_choices(
         "region",
         (region.kind for region in trace.regions),
@@ -95,7 +95,7 @@ def _check_regions(trace: TraceColumns) -> None:
     )
 
 
-def _check_signatures(trace: TraceColumns) -> None:
+def _check_signatures(trace: TraceFields) -> None:
     for signature in trace.signatures:
         _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
         _check_value(signature.op, (signature.inputs, signature.outputs))
@@ -126,11 +126,11 @@ def _check_value(where: str, value: Value) -> None:
         _check_types(where, (value.kind, value.name), str)
 
 
-def _check_events(trace: TraceColumns, phases: Collection[str]) -> None:
+def _check_events(trace: TraceFields, phases: Collection[str]) -> None:
     if trace.storages:
-        nbytes, *texts = zip(*trace.storages, strict=True)
+        nbytes, *text_columns = zip(*trace.storages, strict=True)
         _check_indexes("storages", nbytes, _LARGEST)
-        for column in texts:
+        for column in text_columns:
             _check_types("storages", column, str)
     if not trace.events:
         return

@@ -39,13 +39,13 @@ def list_rows(
     top: int | None = None,
     report: str = "a list",
 ) -> Table:
-    """Return the exact numbers of a summary, by module, by operator or by both.
+    """Return the exact numbers of a summary, by module, by operator or by="both".
 
-    By module: module, class, the columns, and whether it was called; by operator: operator and its counts; by both:
-    module, operator and its counts, submodules included. `depth` is the number of levels listed below the root, None
-    for all; by operator it is ignored. With `sort`, a heading or "name", or `top` the rows are in descending order and
-    the first `top` are listed. An unknown `by`, with `report` as the subject of the message, or `sort` raises
-    ValueError.
+    By module: module, class, a count for each metric of the summary, and whether it was called; by operator: operator
+    and its counts; with by="both": module, operator and its counts. Counts of a module include its submodules. `depth`
+    is the number of levels listed below the root, None for all; by operator it is ignored. With `sort` or `top` the
+    rows are sorted, by a metric in descending order or by "name" in natural order, and the first `top` are listed. An
+    unknown `by` or `sort` raises ValueError; `report` is the subject of the message on `by`.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> list_rows(Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}}))
@@ -94,9 +94,7 @@ def import_pandas() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "pandas":
             raise  # pandas is installed, but one of its dependencies is missing
-        raise ImportError(
-            "pandas is not installed: pip install pandas (the extra `pandas`), or use to_dict()"
-        ) from None
+        raise ImportError("pandas is not installed: pip install 'fvflops[pandas]', or use to_dict()") from None
 
 
 def _list_modules(summary: Summary, modules: Sequence[ModuleInfo]) -> list[list[Cell]]:

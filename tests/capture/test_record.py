@@ -410,14 +410,18 @@ def test_merged_traces_add_up():
               if merged.signatures[key[0]].packet == "aten::linear"}  # fmt: skip
     assert shapes == {(1, 4): 2, (2, 4): 1}
     assert sum(merged.calls.values()) == 6
-    with pytest.raises(TraceError, match="one model"):
-        Trace.merge([small, record_call(nn.Linear(4, 4), (torch.ones(1, 4),), stops_at=LINEAR)])
+    other = record_call(nn.Linear(4, 4), (torch.ones(1, 4),), stops_at=LINEAR)
+    with pytest.raises(TraceError, match="different models cannot be merged: trace 2 has other modules than trace 0"):
+        Trace.merge([small, large, other])
+    with pytest.raises(TraceError, match="trace 1 was recorded with another stops_at than trace 0"):
+        Trace.merge([small, record_call(model, (torch.ones(1, 4),))])
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text[: len(text) // 2], "not JSON"),
+        (lambda text: text[: len(text) // 2], "incomplete trace: invalid JSON"),
+        (lambda text: "ops: []", "not a trace: invalid JSON"),
         (lambda text: text.replace('"schema":1', '"schema":99'), "update fvflops"),
         (lambda text: "{}", "not a trace of fvflops"),
         (lambda text: "[1]", "not a trace of fvflops"),

@@ -35,17 +35,17 @@ def test_ops_that_only_one_convention_counts():
     first = counts(entry("linear", 10), entry("sdpa", 7, calls=2))
     second = counts(entry("linear", 10), entry("sdpa", status=Status.IGNORED), entry("gelu", flops=4, calls=3))
     assert explain_differences(first, second, units=(1, 1)) == (
-        Difference("without", -7, "sdpa", "", 2),
-        Difference("beside", 4, "", "gelu", 3),
+        Difference("only_first", -7, "sdpa", "", 2),
+        Difference("only_second", 4, "", "gelu", 3),
     )
     unknown = counts(entry("linear", 10), entry("sdpa", status=Status.UNSUPPORTED))
-    assert explain_differences(first, unknown, units=(1, 1)) == (Difference("unknown", -7, "sdpa", "", 2),)
+    assert explain_differences(first, unknown, units=(1, 1)) == (Difference("unsupported", -7, "sdpa", "", 2),)
 
 
 def test_ops_are_matched_module_by_module():
     first = counts(entry("linear", 10, scope=("", "a")), entry("linear", 10, scope=("", "b")))
     second = counts(entry("addmm", 10, scope=("", "a")), entry("mm", 9, scope=("", "b")))
-    assert explain_differences(first, second, units=(1, 1)) == (Difference("otherwise", -1, "linear", "mm", 1),)
+    assert explain_differences(first, second, units=(1, 1)) == (Difference("different_count", -1, "linear", "mm", 1),)
 
 
 def test_a_module_with_a_formula_is_compared_with_the_ops_inside_it():
@@ -55,9 +55,9 @@ def test_a_module_with_a_formula_is_compared_with_the_ops_inside_it():
     less = counts(entry("MultiheadAttention", 12, scope=("", "mha"), op="torch.nn.MultiheadAttention"))
     reasons = explain_differences(first, less, units=(1, 1))
     assert {(reason.kind, reason.first, reason.second, reason.value) for reason in reasons} == {
-        ("without", "linear", "", -10),
-        ("without", "sdpa", "", -5),
-        ("beside", "", "MultiheadAttention", 12),
+        ("only_first", "linear", "", -10),
+        ("only_first", "sdpa", "", -5),
+        ("only_second", "", "MultiheadAttention", 12),
     }
 
 
@@ -78,7 +78,7 @@ def test_fvcore_lacks_the_attention_of_a_transformer():
     comparison = compare(model, inputs, tables=["default", "fvcore"])
     (reason,) = comparison.between("default", "fvcore")
     # 12 layers, 197 tokens, width 768, two products
-    assert reason == Difference("without", -12 * 2 * 197 * 197 * 768, "scaled_dot_product_attention", "", 12)
+    assert reason == Difference("only_first", -12 * 2 * 197 * 197 * 768, "scaled_dot_product_attention", "", 12)
 
 
 def test_the_report_explains_the_differences(capsys):
@@ -110,7 +110,7 @@ def test_a_convention_without_macs_is_noted_and_two_labels_of_an_op_are_short(ca
 
 def test_smaller_differences_are_summed():
     comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default"])
-    reasons = tuple(Difference("beside", 9 - index, "", f"op{index}", 1) for index in range(4))
+    reasons = tuple(Difference("only_second", 9 - index, "", f"op{index}", 1) for index in range(4))
     total = comparison.totals["default"]
     comparison = type(comparison)("x", {"a": total, "b": total}, {("a", "b"): reasons})
     rows = render(comparison, shown=2).split("\n")[-3:]

@@ -276,12 +276,13 @@ def test_an_incomplete_trace_file_is_reported(saved, capsys):
     damaged = json.loads(text)
     damaged["calls"][0][0] = 10**6
     mistakes = {
-        text[: len(text) // 2]: "incomplete trace: it is not JSON",
+        text[: len(text) // 2]: "incomplete trace: invalid JSON",
         newer: "this trace has schema 99, but this version of fvflops reads up to 1: update fvflops",
         json.dumps(damaged): "this trace is damaged",
         "[" * 100_000: "nested too deeply",
         "[]": "not a trace of fvflops",
         "": "incomplete trace",
+        "ops:\n- aten::mm\n": "not a trace: invalid JSON",
     }
     for content, message in mistakes.items():
         bad.write_text(content)

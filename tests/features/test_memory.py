@@ -298,7 +298,7 @@ def test_refusals():
         timeline.curve("weights")
     with pytest.raises(IndexError, match="no event 9999"):
         timeline.at(9999)
-    with pytest.raises(ValueError, match=r"this run has no memory on 'cuda:3'"):
+    with pytest.raises(ValueError, match=r"this run used no memory on 'cuda:3'"):
         predict_memory(trace, device="cuda:3")
 
 

@@ -228,7 +228,7 @@ def test_a_training_step_from_a_saved_trace():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"phase": "backward"}, TraceError, "no backward pass was recorded: pass a loss; recorded was forward$"),
+        ({"phase": "backward"}, TraceError, "no backward pass was recorded: pass a loss; recorded phases: forward$"),
         ({"phase": "optimizer"}, TraceError, "no optimizer step was recorded"),
         ({"phase": "backwards"}, ValueError, "phase must be one of forward, recompute"),
         ({"by": "layer"}, ValueError, "no view by 'layer': use 'module' or 'operator'"),

@@ -486,7 +486,7 @@ def test_the_command_generates(capsys):
     # Twelve squares of the width a layer, norms at 5 for each element, and the head.
     token = 2 * 12 * 32**2 + 5 * 5 * 32 + 32 * 64
     assert code == 0 and f"one token = 128·L + {token + 128:,}\n" in out
-    assert re.search(r"\nall 19 decoded  ", out) and re.search(r"\ntoken 20  +26  ", out) and "\ntotal  " in out
+    assert re.search(r"\nall 19 decoded tokens  ", out) and re.search(r"\ntoken 20  +26  ", out) and "\ntotal  " in out
     code, out, _ = run(capsys, *model, "--generate", "prompt=8,new=20", "--format", "json")
     record = json.loads(out)
     prefill = record["prefill"]["polynomial"]["terms"]
@@ -536,7 +536,10 @@ def test_every_format_writes_a_generation(format):
     document = generation_report(cost, title="GPT: FLOPs of generating 3 tokens").ranked(sort="flops", top=2)
     written = check_report(format, write_document(document, format, width=80) + "\n" * (format != "csv"), "generation")
     if format == "csv":
-        assert [(row["part"], row["flops"]) for row in written] == [("prefill of 8", "112"), ("all 2 decoded", "68")]
+        assert [(row["part"], row["flops"]) for row in written] == [
+            ("prefill of 8", "112"),
+            ("all 2 decoded tokens", "68"),
+        ]
     elif format == "json":
         assert written["total"] == 180 and written["prefill"]["polynomial"]["text"] == "1/2·P² + 10·P"
     else:
@@ -560,7 +563,7 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
         ["model", "1/2", "-1/2"],
         ["half", "1/2", "-1/2"],
         ["none", "no", "polynomial"],
-        ["constant", "4,000", "in", "each run"],
+        ["constant", "4,000", "at", "all counted sizes"],
     ]
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis
-from fvflops.capture.shapes import plain_sizes as module
-from fvflops.capture.shapes.plain_sizes import plain_sizes
+from fvflops.capture.shapes import symbolic_imports as module
 from fvflops.capture.shapes.shape_cache import clear_cache
+from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.garbage_collector import gc_paused
 from tests.support.checkout import ROOT
 from tests.support.tools import load_tool
@@ -162,7 +162,7 @@ def test_torch_alone_gets_stand_ins_and_only_in_functions(nothing_heavy):
     code += " return guard_or_false"
     for name, in_module, in_function in (("torch._refs", False, True), ("other", False, False)):
         space = {"__name__": name}
-        with plain_sizes():
+        with without_symbolic_imports():
             stand_in = module._PROXIES[SYMBOLIC]
             exec(code.partition("\n")[2], space)
             assert (space["ask"]() is stand_in.guard_or_false) is in_function
@@ -172,9 +172,9 @@ def test_torch_alone_gets_stand_ins_and_only_in_functions(nothing_heavy):
 
 def test_the_import_function_is_put_back(nothing_heavy):
     original = builtins.__import__
-    with pytest.raises(KeyboardInterrupt), plain_sizes():
+    with pytest.raises(KeyboardInterrupt), without_symbolic_imports():
         assert builtins.__import__ is not original
-        with plain_sizes():
+        with without_symbolic_imports():
             pass
         assert builtins.__import__ is not original
         raise KeyboardInterrupt
@@ -183,7 +183,7 @@ def test_the_import_function_is_put_back(nothing_heavy):
 
 def test_an_import_function_of_others_is_left_and_gets_no_stand_ins_later(nothing_heavy):
     original = builtins.__import__
-    with plain_sizes():
+    with without_symbolic_imports():
         ours = builtins.__import__
         sympy = ours("sympy", {"__name__": "torch._refs"})
 
@@ -196,7 +196,7 @@ def test_an_import_function_of_others_is_left_and_gets_no_stand_ins_later(nothin
         ours.original = lambda *args: "imported"
         assert sympy.Basic is not None and ours("sympy", {"__name__": "torch._refs"}) == "imported"
         builtins.__import__ = ours
-        with plain_sizes():  # as if nothing were left
+        with without_symbolic_imports():  # as if nothing were left
             assert builtins.__import__ is not ours
             assert builtins.__import__("sympy", {"__name__": "torch._refs"}).Basic is sympy.Basic
     finally:
@@ -225,7 +225,7 @@ def test_a_count_leaves_torchs_functions_to_the_compiler(nothing_heavy):
 def test_nothing_is_replaced_where_all_is_imported():
     importlib.import_module("torch._dynamo")
     original = builtins.__import__
-    with plain_sizes():
+    with without_symbolic_imports():
         assert builtins.__import__ is original
 
 

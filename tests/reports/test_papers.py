@@ -391,7 +391,7 @@ def test_without_pandas_one_line_says_what_to_do_before_the_model_runs(monkeypat
     with pytest.raises(ImportError) as caught:
         FlopCountAnalysis(refuse, torch.ones(1)).to_pandas()
     message = str(caught.value)
-    assert message.startswith("pandas is not installed: pip install pandas") and "\n" not in message
+    assert message.startswith("pandas is not installed: pip install 'fvflops[pandas]'") and "\n" not in message
     assert "to_dict()" in message
 
 

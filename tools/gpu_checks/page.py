@@ -71,8 +71,10 @@ def _write_counts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
     headers = ("what", "shape execution on", "cases", "equal", "other zero-FLOP ops", "other counts", "failed")
     lines = [
         "Each case is recorded on the device in real execution, and counted in shape execution. Equal: the same op",
-        "calls with the same arguments and results, and so equal FLOPs, MACs and `exact` FLOPs. The second table lists",
-        "the differences.",
+        "calls with the same arguments and results, and so equal FLOPs, MACs and `exact` FLOPs. Other zero-FLOP ops:",
+        "cases that differ in these alone. Other counts: cases with other FLOPs, MACs or unsupported ops. The second",
+        'table lists the differences, shape execution first, real execution after "real"; long ones are cut. In it',
+        '`exact` is the convention, "training" the forward and backward pass, and "CUDA" tensors on CUDA.',
         "",
         *_table(headers, rows),
     ]
@@ -135,7 +137,8 @@ def _write_memory(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
             row.append(f"{predicted / 1e6:,.1f} / {measured / 1e6:,.1f} ({apart:+.1%})")
         rows.append(row)
     return [
-        "Peak memory: `predict_memory` / `torch.cuda.max_memory_allocated`, in MB above the memory allocated before.",
+        "Peak memory: `predict_memory` / `torch.cuda.max_memory_allocated`, in MB above the memory allocated before;",
+        "× N is the batch size.",
         "The prediction allocates no device memory. The size of cuDNN's workspaces for convolutions and recurrent",
         "layers is not predicted (`MemoryTimeline.unseen` lists such ops). Without the LSTM, the second steps differ",
         f"by at most {most:.1%}.",
@@ -163,7 +166,8 @@ def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
             figures = (item["plain ms"], item["root ms"], item["ops ms"], kernels)
             ops.append((name.removesuffix(", ProfileAnalysis"), *(f"{figure:.2f}" for figure in figures)))
     return [
-        "`profile_kernels`: the kernels of three runs, and the attributed shares of their time and of the FLOPs.",
+        "`profile_kernels`: the kernels of three runs, those that no op launched, the share of their time that is",
+        "attributed to a module, and the share of the FLOPs on events.",
         "",
         *_table(
             ("run", "kernel ms per run", "kernels", "without an op", "time with a module", "FLOPs on events"), rows
@@ -197,7 +201,7 @@ def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     ]
     return [
         "`fvflops roofline --measure` (matrices of ones) beside the datasheet in `configs/devices.yaml`"
-        f" ({peaks.get('listed')}).",
+        f" ({peaks.get('listed')}). FLOP/s are those of tensor cores, which do not compute in fp32.",
         "",
         *_table(("figure", "measured", "datasheet"), rows),
         "A training step of GPT-2 (124M parameters, 16 × 1,024 tokens, bfloat16 autocast, fused AdamW), by attention",

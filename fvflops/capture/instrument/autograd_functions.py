@@ -9,7 +9,7 @@ from typing import Any
 from torch.autograd import Function
 from torch.autograd.function import FunctionMeta
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import function_apply
 from fvflops.trace import Region
@@ -31,8 +31,8 @@ _APPLY = Patch(*function_apply, as_attribute=classmethod)
 _FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)
 
 
-def function_regions(recorder: Recorder) -> list[Wrapping]:
-    """Return the wrappings that record each `Function.apply` as a region."""
+def function_regions(recorder: Recorder) -> list[Wrapper]:
+    """Return the wrappers that record each `Function.apply` as a region."""
     return [(_APPLY, partial(_around, recorder))] if _IS_PYTHON else [(_FORWARD, partial(_around_forward, recorder))]
 
 

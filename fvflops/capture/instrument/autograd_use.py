@@ -1,4 +1,4 @@
-"""Detect that a model's forward uses autograd although it runs below autograd, where most uses fail silently."""
+"""Detect that a model's forward uses autograd although it runs without, where most uses fail silently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.instrument.backward import ENGINE_RUNS
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import TensorBase, TransformType, grad_switch, peek_interpreter
 
@@ -22,7 +22,7 @@ _DERIVATIVES = frozenset({TransformType.Grad, TransformType.Jvp})
 
 
 class AutogradUsed(BaseException):
-    """The model switched grad mode on in a run below autograd.
+    """The model switched grad mode on in a run without autograd.
 
     Not an Exception: a model that catches those would go on without gradients, possibly forever.
     """
@@ -35,8 +35,8 @@ class AutogradUse:
         self._recorder = recorder
         self.first_use = ""
 
-    def wrappings(self) -> list[Wrapping]:
-        """Return the wrappings that detect such calls; that of grad mode's switch raises AutogradUsed."""
+    def wrappers(self) -> list[Wrapper]:
+        """Return the wrappers that detect such calls; that of grad mode's switch raises AutogradUsed."""
         return [
             (_GRAD_SWITCH, self._around_switch),
             (_REQUIRES_GRAD_METHOD, self._around_method),
@@ -91,6 +91,6 @@ class AutogradUse:
 
 
 def _in_derivative() -> bool:
-    """Return whether torch.func is computing a derivative, which works below autograd too."""
+    """Return whether torch.func is computing a derivative, which works in a run without autograd too."""
     interpreter = peek_interpreter()
     return interpreter is not None and interpreter.key() in _DERIVATIVES

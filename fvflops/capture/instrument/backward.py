@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.restore import leaves_of, restore_all
 from fvflops.torch_internals import engine_run
@@ -18,8 +18,8 @@ from fvflops.torch_internals import engine_run
 ENGINE_RUNS = Patch(*engine_run)
 
 
-def backward_hooks(recorder: Recorder) -> list[Wrapping]:
-    """Return the wrappings that record the calling thread of each backward pass."""
+def backward_hooks(recorder: Recorder) -> list[Wrapper]:
+    """Return the wrappers that record the calling thread of each backward pass."""
 
     def around(original: Any) -> Any:
         def run_engine(*args: Any, **kwargs: Any) -> Any:
@@ -27,11 +27,11 @@ def backward_hooks(recorder: Recorder) -> list[Wrapping]:
                 return original(*args, **kwargs)
             recorder.thread_state().drop_ended_steps()
             recorder.assign_autograd_nodes()
-            recorder.owners.callers.append(get_ident())
+            recorder.owners.calling_threads.append(get_ident())
             try:
                 return original(*args, **kwargs)
             finally:
-                recorder.owners.callers.pop()
+                recorder.owners.calling_threads.pop()
 
         return run_engine
 

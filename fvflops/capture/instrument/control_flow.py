@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.instrument.triton_launches import launch_kernel
 from fvflops.capture.recorder.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema
-from fvflops.capture.restore.interrupts import deferred
+from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import (
     DispatchKey,
     DispatchModeKey,
@@ -69,21 +69,21 @@ class HigherOrderCall:
             value = unwrap_functorch(value)
         if isinstance(value, torch.Tensor) and not self.mode.has_values([value]):
             return None
-        with deferred(), disable_dispatch_modes():
+        with interrupts.deferred(), disable_dispatch_modes():
             return bool(value)
 
 
-def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapping]:
-    """Return the wrappings that run branches and bodies in Python, in this thread.
+def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapper]:
+    """Return the wrappers that run branches and bodies in Python, in this thread.
 
     torch runs them below the dispatch modes, unrecorded, and differentiates them through a traced graph. In Python each
     op is recorded at each execution and differentiated like any other; the forward of a branch or body that torch's
     backward would rerun is not counted. Ops in `stops_at` run as in torch; Triton kernels are always recorded by name.
     """
-    wrappings: list[Wrapping] = [(_CALLS, partial(_run_in_python, recorder, mode))]
+    wrappers: list[Wrapper] = [(_CALLS, partial(_run_in_python, recorder, mode))]
     if _COMPILED is not None:
-        wrappings.append((_COMPILED, partial(_run_uncompiled, recorder)))
-    return wrappings
+        wrappers.append((_COMPILED, partial(_run_uncompiled, recorder)))
+    return wrappers
 
 
 def _run_in_python(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,7 +200,7 @@ def _launch_triton(
     op_call: HigherOrderCall, *, kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], **options: Any
 ) -> Any:
     """Record a Triton kernel by name and arguments: its body is opaque."""
-    with deferred():  # an interrupted import cannot be repeated
+    with interrupts.deferred():  # an interrupted import cannot be repeated
         from fvflops.torch_internals import triton_kernel_wrap
 
     clones = options.pop("tensors_to_clone", None)

@@ -15,15 +15,15 @@ from fvflops.capture.instrument.backward import backward_hooks
 from fvflops.capture.instrument.control_flow import run_control_flow
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
-from fvflops.capture.instrument.patching import Patch, Wrapping, wrapped
+from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.instrument.recompute import recompute_phase
 from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
-from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import dispatch_mode_active
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
@@ -35,13 +35,13 @@ def instrument(
     recorder: Recorder,
     model_index: ModelIndex,
     mode: RecordingMode | ShapeMode,
-    wrappings: Iterable[Wrapping] = (),
+    wrappers: Iterable[Wrapper] = (),
     *,
     training: bool = True,
     prepare: Callable[[Optimizer], None] | None = None,
     grad_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[None]:
-    """Record everything that runs in this thread while the context lasts; `wrappings` are added to the standard ones.
+    """Record everything that runs in this thread while the context lasts; `wrappers` are added to the standard ones.
 
     `training`: record backward passes, including autograd's threads, and optimizer steps as separate phases. `prepare`
     is called with an optimizer before each of its steps. `grad_mode` creates a context with this thread's grad mode for
@@ -53,8 +53,8 @@ def instrument(
         with grad_mode(), mode.for_thread():
             yield
 
-    wrappings = [
-        *wrappings,
+    wrappers = [
+        *wrappers,
         *function_regions(recorder),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
@@ -62,10 +62,10 @@ def instrument(
         *triton_launches(recorder, mode),
     ]
     if training:
-        wrappings += [*backward_hooks(recorder), *recompute_phase(recorder)]
+        wrappers += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (
         module_scopes(recorder, model_index),
-        wrapped(wrappings),
+        wrapped(wrappers),
         optimizer_phase(recorder, prepare) if training else nullcontext(),
         dispatch_mode_active(mode),
     ):
@@ -90,7 +90,7 @@ def compiler_disabled() -> Iterator[None]:
                 was_loaded = is_compiler_loaded()
                 compiled = original(*args, **kwargs)
                 if not was_loaded and is_compiler_loaded():
-                    with deferred():
+                    with interrupts.deferred():
                         stack.enter_context(_EAGER.forced_eager())
                 return compiled
 
@@ -113,13 +113,13 @@ class _Stance:
         """Force eager mode while the context lasts."""
         user = object()
         try:
-            with deferred(), self._lock:
+            with interrupts.deferred(), self._lock:
                 if not self._users:
                     self._stance.enter_context(torch.compiler.set_stance("force_eager"))
                 self._users.add(user)
             yield
         finally:
-            with deferred(), self._lock:
+            with interrupts.deferred(), self._lock:
                 if user in self._users:  # already removed in a forked child
                     self._users.remove(user)
                     if not self._users:

@@ -14,7 +14,7 @@ from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.restore.interrupts import deferred
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import Snapshot, restore_all
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import suspend_outer_recordings
@@ -27,27 +27,28 @@ def time_modules(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    gradients: bool,
-    written: Sequence[torch.Tensor] = (),
+    grad_enabled: bool,
+    written_parameters: Sequence[torch.Tensor] = (),
 ) -> Trace:
     """Return the Trace of a forward pass with the times of module calls and no ops.
 
-    No dispatch mode is active, so the only overhead per call is reading the clock twice. With `gradients` autograd
-    builds a graph. Compiled functions run eagerly, as in recordings of ops; enclosing recordings are paused. The model,
-    its buffers and the inputs are restored; parameters only if in `written`, as a copy of all might exceed memory.
+    No dispatch mode is active, so the only overhead per call that is not subtracted is reading the clock twice. With
+    `grad_enabled` autograd builds a graph. Compiled functions run eagerly, as in recordings of ops; enclosing
+    recordings are paused. The model, its buffers and the inputs are restored; parameters only if in
+    `written_parameters`, as a copy of all might exceed memory.
     """
     model_index = ModelIndex(model)
     recorder = Recorder(
         StopsAt(frozenset()), backward=False, probe=Probe({"time"}, next(iter(model_index.devices), None))
     )
     with (
-        deferred(),
+        interrupts.deferred(),
         suspend_outer_recordings(),
         compiler_disabled(),
-        unchanged(model_index, (args, kwargs), written),
-        torch.set_grad_enabled(gradients),
+        unchanged(model_index, (args, kwargs), written_parameters),
+        torch.set_grad_enabled(grad_enabled),
         module_scopes(recorder, model_index),
-        model_runs(),
+        model_runs(),  # allows signals and restores the thread's torch state
     ):
         model(*args, **kwargs)
     recorder.close()
@@ -56,15 +57,18 @@ def time_modules(
 
 
 @contextmanager
-def unchanged(model_index: ModelIndex, inputs: Any, written: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-    """Restore a model, its buffers and its inputs at the end, also writes that bypass dispatch modes.
+def unchanged(model_index: ModelIndex, inputs: Any, written_parameters: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    """Restore a model, its buffers and its inputs at the end, including writes that bypass dispatch modes.
 
-    Covers all tensors in the model or in objects among the inputs, except sparse ones and parameters not in `written`.
+    Covers all tensors in the model or in objects among the inputs, except sparse ones and parameters not in
+    `written_parameters`.
     """
     snapshot = Snapshot(model_index, inputs)
     buffers = [tensor for tensor, row in zip(model_index.tensors, model_index.rows, strict=True) if row[2] == "buffer"]
     with disable_dispatch_modes():
-        views = [_unexpanded(tensor) for tensor in (*buffers, *snapshot.tensors, *written) if _is_copyable(tensor)]
+        views = [
+            _unexpanded(tensor) for tensor in (*buffers, *snapshot.tensors, *written_parameters) if _is_copyable(tensor)
+        ]
         saved = [(view, view.clone()) for view in views]
     try:
         yield
@@ -80,7 +84,10 @@ def _is_copyable(tensor: torch.Tensor) -> bool:
 
 
 def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached view with expanded dimensions narrowed to size 1; metadata changes do not affect it."""
+    """Return a detached view with expanded dimensions narrowed to size 1.
+
+    Later changes of the tensor's shape or strides do not affect the view.
+    """
     view = tensor.detach()
     for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         if size > 1 and not stride:

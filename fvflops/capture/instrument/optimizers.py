@@ -1,4 +1,4 @@
-"""Record optimizer steps as the phase "optimizer", with ops by parameter group."""
+"""Record optimizer steps as the phase "optimizer", and attribute their ops to parameter groups."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ for _types in (optimizer_foreach_types, foreach_types):
     _types.append(ShapeTensor)
 
 
-class GroupStep:
-    """One optimizer step, which maps its ops to parameter groups.
+class OptimizerStep:
+    """One optimizer step, whose ops are attributed to parameter groups.
 
     Groups are processed one after another, so an op that reads only intermediate results belongs to the group of the
-    previous op. Ops on parameters outside the model belong to OUTSIDE, ops on both kinds to the model.
+    previous op. Ops on parameters that are not the model's belong to the pseudo-module OUTSIDE; foreach ops that read
+    parameters of both belong to the model.
     """
 
     def __init__(self, recorder: Recorder, optimizer: Optimizer, label: str, frame: FrameType) -> None:
@@ -75,6 +76,7 @@ class GroupStep:
         """Return the stack of an op of the step by the storages it reads."""
         groups = [group for index in reads if (group := self._groups.get(index)) is not None]
         if groups:
+            # Prefer the group of one of the model's parameters.
             self._stack = min(groups, key=lambda group: group[1])[0]
         return self._stack
 
@@ -98,14 +100,14 @@ def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
 
 
 def _set_origin(recorder: Recorder, storages: Sequence[int], origin: str) -> None:
-    """Set the origin of storages that existed before the run, unless it is known already."""
+    """Set the origin of storages that existed before the run and whose origin is "outside" so far."""
     for index in storages:
         row = recorder.storages[index]
         if origin and row[2] == "outside":
             recorder.storages[index] = (*row[:2], origin, *row[3:])
 
 
-class OptimizerStates:
+class OptimizerSnapshot:
     """Snapshot of optimizers in shape execution, where steps run on shape parameters and write to optimizer states.
 
     One-element states, such as the step count, retain their values, since optimizers read them.
@@ -136,7 +138,7 @@ class OptimizerStates:
         restore_all(((ContainerSnapshot.restore, [before for _, before in self._saved.values()]),))
 
     def _shape_state(self, value: Any) -> Any:
-        """Return an optimizer state as shape tensors; one element as it is."""
+        """Return an optimizer state as shape tensors, but a one-element tensor unchanged."""
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "meta":
             self._mode.concrete.mark_known(value)
             return value
@@ -153,6 +155,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
     optimizers: list[Optimizer] = []  # keep alive, so that ids are not reused
 
     def label_of(optimizer: Optimizer) -> str:
+        # "SGD", then "SGD 2,": with the group's name or number, a region is called "SGD 0" or "SGD 2, 0".
         if id(optimizer) not in labels:
             previous = sum(type(item) is type(optimizer) for item in optimizers)
             optimizers.append(optimizer)
@@ -166,7 +169,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         state.drop_ended_steps()
         if prepare is not None:
             prepare(optimizer)
-        state.active_optimizers.append(GroupStep(recorder, optimizer, label_of(optimizer), sys._getframe(1)))
+        state.active_optimizers.append(OptimizerStep(recorder, optimizer, label_of(optimizer), sys._getframe(1)))
         closures = [value for value in (*args[1:], *kwargs.values()) if callable(value)]
         if not closures:
             return None

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
-from fvflops.capture.restore.interrupts import deferred
 from fvflops.torch_internals import message_of_missing
 
 Function = Callable[..., Any]
@@ -89,28 +89,28 @@ class Patch:
         return getattr(super(self._owner, receiver), self._name)(*args, **kwargs)
 
 
-# A patch and a function that wraps its function.
-Wrapping = tuple[Patch, Wrap]
+# A patch, and the function that wraps the patched function.
+Wrapper = tuple[Patch, Wrap]
 
 
 @contextmanager
-def wrapped(wrappings: Iterable[Wrapping]) -> Iterator[None]:
+def wrapped(wrappers: Iterable[Wrapper]) -> Iterator[None]:
     """Wrap several functions while the context lasts; a run wraps about 30.
 
     Functions that this torch lacks are skipped, with a warning that names the missing feature.
     """
-    wrappings = list(wrappings)
-    for message in {patch.missing: None for patch, _ in wrappings if patch.missing is not None}:
+    wrappers = list(wrappers)
+    for message in {patch.missing: None for patch, _ in wrappers if patch.missing is not None}:
         warnings.warn(message, stacklevel=3)
-    wrappings = [(patch, wrap) for patch, wrap in wrappings if patch.missing is None]
+    wrappers = [(patch, wrap) for patch, wrap in wrappers if patch.missing is None]
     try:
-        with deferred(), _LOCK:
-            for patch, wrap in wrappings:
+        with interrupts.deferred(), _LOCK:
+            for patch, wrap in wrappers:
                 patch._add(wrap)
         yield
     finally:
-        with deferred(), _LOCK:
-            for patch, wrap in reversed(wrappings):
+        with interrupts.deferred(), _LOCK:
+            for patch, wrap in reversed(wrappers):
                 patch._remove(wrap)
 
 

@@ -1,4 +1,4 @@
-"""Measure time and memory of ops and regions, with profiling overhead subtracted."""
+"""Measure time and memory of ops and regions (calls of modules and functions), with profiling overhead subtracted."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Probe:
     excludes the sleeps inside it.
 
     `dispatch_ns` is the dispatch overhead of an op, the median time of a no-op sampled during the run: in a tight loop
-    that would take a tenth of the time, since no kernels evict the caches. On a CPU it is subtracted from an op's time,
-    but at most a tenth of that time, since small ops evict less. `overhead_ns` is the profiling overhead so far: the
-    time spent in the dispatch mode and one dispatch overhead per op. It is subtracted from a region's time.
+    the no-op would take a tenth of that time, since no kernels evict the caches. On a CPU it is subtracted from an op's
+    time, but at most a tenth of that time, since small ops evict less. `overhead_ns` is the profiling overhead so far:
+    the time spent in the dispatch mode and one dispatch overhead per op. It is subtracted from a region's time.
     `live_bytes` is the size of the live storages that the run created, the memory reported on a CPU.
     """
 
@@ -92,7 +92,7 @@ class Probe:
         return StartMark(self.overhead_ns, event, memory, len(self._sleeps))
 
     def end(self, start: StartMark, now: int) -> Any:
-        """Return the duration in ns without overhead; on CUDA, the events from which `resolve` computes it.
+        """Return the duration in ns without overhead; on CUDA, the events from which `finalize_durations` computes it.
 
         At least 0: the overhead of the ops inside is an estimate, which may exceed the time of a small region.
         """
@@ -114,7 +114,7 @@ class Probe:
         self.dispatch_ns = self._dispatch_samples[len(self._dispatch_samples) // 2]
 
     def columns(self, start: StartMark, duration: Any) -> tuple[Any, ...]:
-        """Return an event's columns from `start_ns` to the last."""
+        """Return an event's `start_ns`, `duration_ns` and, if memory is measured, its three memory columns."""
         times = (start.ns - self._started_ns, duration) if self._time else (None, None)
         if start.memory is None:
             return times
@@ -131,7 +131,7 @@ class Probe:
             metadata |= {"overhead_ns": str(self.overhead_ns), "overhead_ns_per_op": str(self.dispatch_ns)}
         return metadata
 
-    def resolve(self, events: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def finalize_durations(self, events: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Return events with final durations: on CUDA after synchronising, on a CPU without the dispatch overhead."""
         if not self._time:
             return list(events)
@@ -139,7 +139,7 @@ class Probe:
             return [self._without_dispatch(event) for event in events]
         torch.cuda.synchronize(self._cuda)
         slept = [0, *accumulate(_nanoseconds(*pair) for pair in self._sleeps)]
-        return [_resolve(event, slept) for event in events]
+        return [_finalize_duration(event, slept) for event in events]
 
     def _without_dispatch(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
         if event[0] != "op" or len(event) <= _DURATION:
@@ -152,7 +152,7 @@ class Probe:
         )
 
 
-def _resolve(event: tuple[Any, ...], slept: Sequence[int]) -> tuple[Any, ...]:
+def _finalize_duration(event: tuple[Any, ...], slept: Sequence[int]) -> tuple[Any, ...]:
     """Return an event with its duration; `slept` is the cumulative sleep time before each sleep."""
     if len(event) <= _DURATION or not isinstance(event[_DURATION], tuple):
         return event

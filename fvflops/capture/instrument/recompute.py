@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils import checkpoint
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import BEFORE, Recorder
 from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_autograd_node
 
@@ -18,8 +18,8 @@ _LEAVE_HOOK = Patch(RecomputationHook, "__exit__")
 _RERUN_BACKWARD = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
 
 
-def recompute_phase(recorder: Recorder) -> list[Wrapping]:
-    """Return the wrappings that record each forward rerun by activation checkpointing.
+def recompute_phase(recorder: Recorder) -> list[Wrapper]:
+    """Return the wrappers that record each forward rerun by activation checkpointing.
 
     A rerun belongs to the stack under which `checkpoint` was called. Non-reentrant checkpoints rerun while a saved
     tensor is unpacked, by a hook, which is wrapped. Re-entrant ones rerun inside the backward of CheckpointFunction:

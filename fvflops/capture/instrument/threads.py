@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 
 Enter = Callable[[], AbstractContextManager[Any]]
@@ -25,8 +25,8 @@ _POOLS = (
 _WORKERS = frozenset({"concurrent.futures.thread", "multiprocessing.pool"})
 
 
-def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapping]:
-    """Return the wrappings that record work in other threads.
+def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapper]:
+    """Return the wrappers that record work in other threads.
 
     `enter` creates the context for such a thread: dispatch modes and grad mode are per thread.
     """

@@ -1,4 +1,4 @@
-"""Record launches of Triton kernels, by the program or by torch's wrapper, with kernel name and arguments."""
+"""Record launches of Triton kernels by the model's code or by torch's triton_kernel_wrapper ops, with arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, tensors_of
 from fvflops.capture.recorder.source_lines import find_source_line
@@ -22,7 +22,7 @@ _KERNEL_CLASSES = (
     ("triton.runtime.autotuner", "Autotuner"),
 )
 _PATCHES: dict[type, Patch] = {}
-# Whether a thread is inside a launch: those that an autotuner makes inside its own are not recorded.
+# Whether a thread is inside a launch: launches that an autotuner makes within its own launch are not recorded.
 _thread_local = threading.local()
 
 
@@ -33,8 +33,8 @@ class LaunchRecorder(Protocol):
         """Record a launch, which may write to all of its tensors, and run it in real execution."""
 
 
-def triton_launches(recorder: Recorder, mode: LaunchRecorder) -> list[Wrapping]:
-    """Return the wrappings that record launches by the program, `kernel[grid](...)`."""
+def triton_launches(recorder: Recorder, mode: LaunchRecorder) -> list[Wrapper]:
+    """Return the wrappers that record launches by the model's code, `kernel[grid](...)`."""
     if "triton" not in sys.modules:
         return []
     classes = [getattr(sys.modules.get(path), name, None) for path, name in _KERNEL_CLASSES]

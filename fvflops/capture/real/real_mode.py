@@ -10,7 +10,7 @@ import torch
 from fvflops.capture.real.signature_cache import SignatureCache, have_values
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
-from fvflops.capture.restore.interrupts import deferred
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
@@ -156,7 +156,7 @@ class RecordingMode(SubclassAwareMode):
             self._undo_log.before(schema, (), kwargs, self.recorder.fresh)
         inputs = normalise(schema, (), kwargs)
         outputs = tuple(map(describe_tensor, self.recorder.uninitialised(tensors_of(kwargs))))
-        with deferred(), disable_dispatch_modes():
+        with interrupts.deferred(), disable_dispatch_modes():
             result = call_kernel()
         signature = Signature(schema.name, schema.names, inputs, outputs, schema.text, source)
         self.recorder.append_call(signature, self.recorder.storages_of(kwargs.values()), ())

@@ -1,4 +1,7 @@
-"""Map autograd nodes to the stack under which they were created, the owner of their backward ops."""
+"""Map autograd nodes to the region stack (modules and functions) in which they were created.
+
+Its innermost module owns the backward ops of the node.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,25 @@ class _ThreadNodes:
 
 
 class NodeOwners:
-    """The stack under which each autograd node was created, by the node's sequence number.
+    """The region stack in which each autograd node was created, by the node's sequence number.
+
+    A stack is given by its index in the Trace.
 
     Autograd numbers nodes in the order of their creation, just before the op is dispatched (for a write through a view,
-    just after). `assign_new` is called at each op and whenever the stack changes, so all numbers since its last call
-    belong to the current stack. Each thread counts from 0, so that nodes of several threads can have one number: the
-    owner is then an op that fits the node's name, preferably in the thread that called the backward pass. `callers`
-    are the threads that are calling backward passes, the innermost last.
+    just after). `assign_new` is called at each op and whenever the stack changes, so all numbers since its previous
+    call belong to the current stack. Each thread counts from 0, so that nodes of several threads can have one number:
+    the owner is then an op that fits the node's name, preferably in the thread that called the backward pass.
+    `calling_threads` are the threads that are calling backward passes, the innermost last.
     """
 
     def __init__(self) -> None:
-        self.callers: list[int] = []
+        self.calling_threads: list[int] = []
         self._threads = {get_ident(): _ThreadNodes(next_sequence_number())}
         self._mark = object()
         self._has_marks = False
 
     def assign_new(self, stack: int, op: str = "") -> None:
-        """Assign the nodes created since the last call to a stack, and the last of them to an op."""
+        """Attribute the nodes created since the previous call of this method to `stack`, and the newest one to `op`."""
         number = next_sequence_number()
         nodes = self._threads.get(get_ident())
         if nodes is None:
@@ -53,15 +58,16 @@ class NodeOwners:
         nodes.next_number = number
 
     def assign_last(self, stack: int) -> None:
-        """Assign the node created last to a stack."""
+        """Attribute the newest node to `stack`."""
         self.assign_new(stack)
         nodes = self._threads[get_ident()]
         nodes.owners[nodes.next_number - 1] = stack, ""
 
     def assign_graph(self, results: Any, arguments: Any, stack: int) -> None:
-        """Assign the nodes between nested arguments and results to a stack, except those assigned before.
+        """Attribute to `stack` the nodes between the tensors in `arguments` and those in `results`.
 
-        Needed in threads of the model, where nodes of equal ops can have equal numbers.
+        Nodes that an earlier call attributed are left as they are. Needed in threads that the model starts, where nodes
+        of equal ops can have equal numbers.
         """
         self._has_marks = True
         seen = {tensor.grad_fn for tensor in tensors_of(arguments)}
@@ -82,7 +88,7 @@ class NodeOwners:
                 nodes.owners = dict(list(nodes.owners.items())[-count:])
 
     def stack_of(self, node: Any) -> int | None:
-        """Return the stack under which a node was created, or None if that was not recorded."""
+        """Return the stack in which a node was created, or None if that was not recorded."""
         if self._has_marks and self._mark in node.metadata:
             mark: int = node.metadata[self._mark]
             return mark
@@ -97,7 +103,7 @@ class NodeOwners:
             owners = {thread: owner for thread, owner in owners.items() if _can_create(owner[1], name)} or owners
         if not owners:
             return None
-        caller = self.callers[-1] if self.callers else None
+        caller = self.calling_threads[-1] if self.calling_threads else None
         return owners[caller][0] if caller in owners else next(iter(owners.values()))[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.signature import ExplicitValue
-from fvflops.capture.restore.interrupts import deferred
+from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import disable_dispatch_modes
 
 # Position of the block mask's tuple among an op's arguments; query and key come first.
@@ -38,7 +38,7 @@ def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[An
     if isinstance(mask[-1], ExplicitValue) or not lists or not has_values(lists):
         return tuple(args)
     query, key = args[0].shape, args[1].shape
-    with deferred(), disable_dispatch_modes():
+    with interrupts.deferred(), disable_dispatch_modes():
         # Partial blocks, in which the mask function is evaluated, and full blocks if these are listed separately.
         pairs = sum(
             count_pairs(counts, indices, (query[-2], key[-2]), mask[-3:-1])

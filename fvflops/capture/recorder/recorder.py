@@ -268,7 +268,7 @@ class Recorder(ThreadState):
             probe.overhead_ns += probe.clock() - left_ns
 
     def own_last_node(self) -> None:
-        """Assign the autograd node created last, before the open region was entered, to that region."""
+        """Attribute the newest autograd node, created before the open region was entered, to that region."""
         if self.backward and self.is_recording_thread():
             self.owners.assign_last(self.thread_state().stack)
 
@@ -324,7 +324,7 @@ class Recorder(ThreadState):
         return self.stack_at(BEFORE) if owner is None else owner
 
     def assign_autograd_nodes(self) -> None:
-        """Assign the autograd nodes created since the last op to the current stack."""
+        """Attribute the autograd nodes created since the previous op to the current stack."""
         self._stack_and_phase(self.thread_state())
 
     def begin_rerun(self, stack: int) -> tuple[int, Any]:
@@ -504,7 +504,7 @@ class Recorder(ThreadState):
         self.recording = False
         self._saved_events, self.events = self._all_events(), []
         if self.probe is not None:
-            self._saved_events = self.probe.resolve(self._saved_events)
+            self._saved_events = self.probe.finalize_durations(self._saved_events)
         self._storage_refs.clear()
         self.unseen = None
         for state in (self, *self._thread_states.values()):
@@ -514,12 +514,12 @@ class Recorder(ThreadState):
         """Return the Trace of the recorded events."""
         events = self._all_events()
         if self.recording:
-            events = list(events) if self.probe is None else self.probe.resolve(events)
+            events = list(events) if self.probe is None else self.probe.finalize_durations(events)
         calls, region_calls = self._count(events)
         self._active.update([stack for _, stack, _ in calls])
         pseudo_modules = self._pseudo_modules({*self._active, *(stack for _, stack, _ in region_calls)})
         return Trace(
-            modules=modules.including(pseudo_modules) if pseudo_modules else modules,
+            modules=modules.with_pseudo_modules(pseudo_modules) if pseudo_modules else modules,
             regions=tuple(self._regions),
             stacks=tuple(self._paths),
             signatures=tuple(self._signatures),
@@ -562,7 +562,7 @@ class Recorder(ThreadState):
         node = current_autograd_node()
         owners = self.owners
         # Fast exit: most ops of a forward pass.
-        if node is not None or state.active_optimizers or owners.callers:
+        if node is not None or state.active_optimizers or owners.calling_threads:
             phase = self._phase(state, node)
             # Modules called inside a backward pass, or rerun by a checkpoint, own their ops.
             uses_current_stack = node is None or node is state.rerun_node or state.has_entered_during(node)
@@ -580,7 +580,11 @@ class Recorder(ThreadState):
             return "forward"
         if node is None:
             # In callbacks that autograd queues for the end of a pass there is no node.
-            return "backward" if self.owners.callers and self.owners.callers[-1] == get_ident() else "forward"
+            return (
+                "backward"
+                if self.owners.calling_threads and self.owners.calling_threads[-1] == get_ident()
+                else "forward"
+            )
         is_rerun = state.reruns or state.rerun_node is node or _is_library_checkpoint(node)
         return "recompute" if is_rerun else "backward"
 

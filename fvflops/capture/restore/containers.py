@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fvflops.capture.restore.contents import (
+    CHILDLESS,
     GENERATORS,
     LEAF_TYPES,
-    UNSHARED,
     VALUE_TYPES,
     Iterators,
     Restore,
@@ -27,10 +27,10 @@ from fvflops.capture.restore.contents import (
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
 from fvflops.capture.restore.tensor_state import TensorState, restore_all, restore_tensor, save_tensor
 
-# At most this many objects are visited, breadth first: a module may refer to a data set, or to a trainer with
-# everything.
+# At most this many objects are visited, breadth first: a module may refer to a data set, or to a trainer that
+# refers to everything else.
 _MAX_OBJECTS = 1 << 16
-# Code is searched through this many levels of function calls.
+# Functions called by the model's code are searched down to this depth.
 _CALL_DEPTH = 4
 # Libraries whose objects' attributes are not part of a model's state.
 _EXCLUDED = frozenset(
@@ -42,10 +42,10 @@ _EXCLUDED = frozenset(
     }
 )
 _CODE = frozenset({ModuleType, FunctionType, MethodType, BuiltinMethodType})
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: defined in Python
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created at run time, as classes defined in Python are
 
 
-class _Kind(NamedTuple):
+class _ClassAccessors(NamedTuple):
     """How to read a class's instances: functions for contents and attributes, and the descriptors of slots."""
 
     save: Save | None
@@ -53,8 +53,8 @@ class _Kind(NamedTuple):
     slots: tuple[Any, ...]
 
 
-# By the class's id; the weak reference shows whether the class is still alive, since ids are reused.
-_KINDS: dict[int, tuple[weakref.ref[type], _Kind]] = {}
+# By the id of the class; the weak reference shows whether the class is still alive, since ids are reused.
+_ACCESSORS: dict[int, tuple[weakref.ref[type], _ClassAccessors]] = {}
 
 
 class ContainerSnapshot:
@@ -72,11 +72,12 @@ class ContainerSnapshot:
         self._tensors: list[TensorState] = []
         # The restoring function, the object, and its contents.
         self._states: list[tuple[Restore, Any, Any]] = []
+        # The saving function and the object, to find new children after the run.
         self._saves: list[tuple[Save, Any]] = []
         self._iterators = Iterators()
 
     def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
-        """Save each container reachable through containers, and through objects too with `objects`."""
+        """Save the containers reachable from `values`; with `objects`, follow the attributes of objects too."""
         pending = deque(values)
         while pending and len(self._visited) < _MAX_OBJECTS:
             item = pending.popleft()
@@ -92,35 +93,35 @@ class ContainerSnapshot:
                 if objects:
                     self._tensors.append(save_tensor(item))
                 continue
-            kind = _kind_of(cls)
-            if kind.save is not None:
-                before, restore, children = kind.save(item)
+            accessors = _accessors_of(cls)
+            if accessors.save is not None:
+                before, restore, children = accessors.save(item)
                 if restore is not None:
                     self._states.append((restore, item, before))
-                if restore not in UNSHARED:
-                    self._saves.append((kind.save, item))
+                if restore not in CHILDLESS:
+                    self._saves.append((accessors.save, item))
                 pending += children
             elif is_iterator(item):
                 self._iterators.add(item)
             if objects:
-                pending += self._save_attributes(item, cls, kind)
+                pending += self._save_attributes(item, cls, accessors)
 
-    def _save_attributes(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
+    def _save_attributes(self, item: Any, cls: type, accessors: _ClassAccessors) -> Iterable[Any]:
         """Save an object's slots; return its attributes, which are visited next."""
         if cls is FunctionType or issubclass(cls, type):
             self.code.append(item)
-            self._visited.discard(id(item))
+            self._visited.discard(id(item))  # CodeSnapshot visits it later
             return ()
         if cls is MethodType:
             return item.__self__, item.__func__
         if cls is BuiltinMethodType:
             return (item.__self__,)
-        if kind.attributes is None and not kind.slots:
+        if accessors.attributes is None and not accessors.slots:
             return ()
-        attributes = None if kind.attributes is None else kind.attributes(item)
-        if not kind.slots:
+        attributes = None if accessors.attributes is None else accessors.attributes(item)
+        if not accessors.slots:
             return cls, attributes
-        owner = _Slots(item, kind.slots)
+        owner = _Slots(item, accessors.slots)
         return cls, attributes, *self._save(_save_slots, owner)
 
     def _save(self, save: Save, item: Any) -> Iterable[Any]:
@@ -147,7 +148,7 @@ class ContainerSnapshot:
         restore_all(((_restore_state, states),))
 
     def restore(self) -> None:
-        """Restore whatever differs, also after an exception for one object."""
+        """Restore all changed objects, even if restoring one raises."""
         restore_all(self.restorers())
 
 
@@ -170,13 +171,13 @@ class CodeSnapshot(ContainerSnapshot):
             super().snapshot(values, objects=objects)
             values = self._used_objects
 
-    def _save_attributes(self, item: Any, cls: type, kind: _Kind) -> Iterable[Any]:
+    def _save_attributes(self, item: Any, cls: type, accessors: _ClassAccessors) -> Iterable[Any]:
         if cls is FunctionType:
             self._used_objects += self._namespaces.objects_used_by(item)
             return self._save(_save_function, item)
         if issubclass(cls, type):
             return self._namespaces.objects_in_class(item)
-        return super()._save_attributes(item, cls, kind)
+        return super()._save_attributes(item, cls, accessors)
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
@@ -201,28 +202,28 @@ class _Slots(NamedTuple):
     slots: tuple[Any, ...]
 
 
-def _kind_of(cls: type) -> _Kind:
-    cached = _KINDS.get(id(cls))
+def _accessors_of(cls: type) -> _ClassAccessors:
+    cached = _ACCESSORS.get(id(cls))
     if cached is not None and cached[0]() is cls:
         return cached[1]
-    kind = _read_kind(cls)
-    _KINDS[id(cls)] = weakref.ref(cls, partial(_forget, id(cls))), kind
-    return kind
+    accessors = _find_accessors(cls)
+    _ACCESSORS[id(cls)] = weakref.ref(cls, partial(_forget, id(cls))), accessors
+    return accessors
 
 
 def _forget(key: int, reference: weakref.ref[type]) -> None:
-    if key in _KINDS and _KINDS[key][0] is reference:
-        del _KINDS[key]
+    if key in _ACCESSORS and _ACCESSORS[key][0] is reference:
+        del _ACCESSORS[key]
 
 
-def _read_kind(cls: type) -> _Kind:
+def _find_accessors(cls: type) -> _ClassAccessors:
     save = save_for(cls)
     if cls in _CODE or issubclass(cls, type):
-        return _Kind(save, None, ())
+        return _ClassAccessors(save, None, ())
     module = namespace_of(cls).get("__module__") if cls.__flags__ & _HEAP_TYPE else cls.__module__
     if save is None and type(module) is str and _is_excluded(module):
-        return _Kind(None, None, ())
-    return _Kind(save, dict_getter_of(cls), slots_of(cls))
+        return _ClassAccessors(None, None, ())
+    return _ClassAccessors(save, dict_getter_of(cls), slots_of(cls))
 
 
 def _is_excluded(module: str) -> bool:

@@ -303,9 +303,9 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
 )
 
 
-# Functions that restore random generators, and those for objects that contain no other objects.
+# Functions that restore random generators, and those that restore objects without children.
 GENERATORS = frozenset({_restore_numpy_generator, random.Random.setstate, _restore_generator})
-UNSHARED = GENERATORS | {_restore_bytes, _restore_numbers, _restore_stream}
+CHILDLESS = GENERATORS | {_restore_bytes, _restore_numbers, _restore_stream}
 
 
 def is_iterator(value: Any) -> bool:

@@ -41,7 +41,7 @@ namespace_of = vars(type)["__dict__"].__get__
 
 # A code object, the globals it names, the modules it imports, and all its names.
 _Names = tuple[CodeType, frozenset[str], frozenset[str], frozenset[str]]
-_names_by_id: dict[int, _Names] = {}
+_names_by_code_id: dict[int, _Names] = {}
 _MAX_CACHED = 1 << 15
 
 
@@ -81,9 +81,9 @@ def read_slot(slot: Any, item: Any) -> Any:
 class Namespaces:
     """Snapshot of the globals and class attributes that code uses.
 
-    Code is searched for names without running it. Of a class, only methods are searched whose names occur in the code
-    so far or that Python calls implicitly. `all_globals`: save all globals of the modules of that code, not only those
-    that it names.
+    Code is searched for names without running it. A class's methods are searched only if their names occur in code
+    searched so far, or if Python calls them implicitly. `all_globals`: save all globals of the modules of that code,
+    not only those named in that code.
     """
 
     def __init__(self, *, all_globals: bool) -> None:
@@ -93,10 +93,10 @@ class Namespaces:
         self._named_globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: dict[int, tuple[type, dict[str, Any]]] = {}
         self._names = {"forward"}
-        self._unused_methods: dict[str, list[Any]] = {}
+        self._deferred_methods: dict[str, list[Any]] = {}
 
     def objects_used_by(self, function: FunctionType) -> list[Any]:
-        """Save the globals that a function uses; return their values that were not returned before."""
+        """Save the globals that a function uses; return the values not returned by earlier calls."""
         namespace = function.__globals__
         if is_library(namespace.get("__name__")):
             return []
@@ -109,7 +109,7 @@ class Namespaces:
         for name in imported:
             objects += self._read_module(sys.modules.get(name), names)
         for name in names - self._names:
-            objects += self._unused_methods.pop(name, ())
+            objects += self._deferred_methods.pop(name, ())
         self._names |= names
         return objects
 
@@ -133,7 +133,7 @@ class Namespaces:
                 yield from self._read(namespace, name, names)
 
     def objects_in_class(self, cls: type) -> list[Any]:
-        """Save the attributes of a class and its bases; return values and functions not returned before."""
+        """Save the attributes of a class and its bases; return the values and functions not returned earlier."""
         objects: list[Any] = [type(cls)]
         for base in mro_of(cls):
             namespace: Mapping[str, Any] = namespace_of(base)
@@ -156,7 +156,7 @@ class Namespaces:
                 if name in self._names or name in _IMPLICIT_METHODS:
                     objects += functions
                 else:
-                    self._unused_methods.setdefault(name, []).extend(functions)
+                    self._deferred_methods.setdefault(name, []).extend(functions)
         return objects
 
     def new_values(self) -> Iterator[Any]:
@@ -169,7 +169,7 @@ class Namespaces:
             yield from (value for name, value in namespace_of(cls).items() if before.get(name, ABSENT) is not value)
 
     def restore(self, iterator_copies: Mapping[int, Any]) -> None:
-        """Restore what differs; `iterator_copies` maps ids of advanced iterators to their replacements."""
+        """Restore changed globals and attributes; `iterator_copies` maps ids of advanced iterators to their copies."""
         for namespace, before in self._all_globals.values():
             for name in namespace.keys() - before.keys():
                 del namespace[name]
@@ -192,11 +192,11 @@ class Namespaces:
 
 
 def _names_of(code: CodeType) -> _Names:
-    names = _names_by_id.get(id(code))
+    names = _names_by_code_id.get(id(code))
     if names is None:
-        if len(_names_by_id) >= _MAX_CACHED:
-            _names_by_id.clear()
-        names = _names_by_id[id(code)] = _read_code(code)
+        if len(_names_by_code_id) >= _MAX_CACHED:
+            _names_by_code_id.clear()
+        names = _names_by_code_id[id(code)] = _read_code(code)
     return names
 
 

@@ -12,9 +12,9 @@ import torch
 
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.signature import OpSchema, tensors_of
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.containers import CodeSnapshot, ContainerSnapshot
 from fvflops.capture.restore.fsdp_state import sharding_state
-from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.namespaces import is_library
 from fvflops.capture.restore.settings import Undo, save_settings
 from fvflops.capture.restore.tensor_state import (
@@ -92,7 +92,7 @@ class UndoLog:
             return
         key = id(storage)  # torch keeps one Python object per live storage
         if key not in fresh and key not in self._saved and (max_bytes is None or storage.nbytes() <= max_bytes):
-            with deferred(), without_modes():  # copying a storage dispatches ops
+            with interrupts.deferred(), without_modes():  # copying a storage dispatches ops
                 self._saved[key] = (storage, storage.clone())
 
     def _save_copy(self, tensor: torch.Tensor) -> None:
@@ -175,7 +175,7 @@ class Snapshot:
         return [*self._contents.tensors, *self._code.tensors]
 
     def restore(self) -> None:
-        """Restore whatever differs, also after an exception for one object."""
+        """Restore all changed objects, even if restoring one raises."""
         tensors, containers = self._contents.restorers()
         restore_all(
             (

@@ -22,7 +22,7 @@ def save_tensor(tensor: torch.Tensor) -> TensorState:
 
 
 def restore_tensor(state: TensorState) -> None:
-    """Restore what differs, except the elements, which the undo log restores."""
+    """Restore what has changed except the elements, which the undo log restores."""
     tensor, alias, requires_grad, grad = state
     if alias is not None and data_location(tensor) != data_location(alias):
         tensor.data = alias

@@ -11,8 +11,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
-from fvflops.capture.restore.interrupts import allowed
 from fvflops.torch_internals import (
     DispatchKeySet,
     ForceDispatchKeys,
@@ -72,7 +72,7 @@ class model_runs:
 
     def __enter__(self) -> None:
         self._state = TorchState()
-        self._allowed = allowed()
+        self._allowed = interrupts.allowed()
         self._allowed.__enter__()
 
     def __exit__(
@@ -92,7 +92,7 @@ class TorchState:
         self._before = _read_state()
 
     def restore(self) -> None:
-        """Restore whatever differs."""
+        """Restore all state that has changed."""
         if _read_state() == self._before:  # the usual case
             return
         (

@@ -1,8 +1,8 @@
-"""Choose CUDA's kernels under autograd in shape execution, where torch would choose the CPU's.
+"""Choose CUDA's kernels for runs with autograd in shape execution, where torch would choose the CPU's.
 
-Below autograd composite ops are recorded as called, without a choice of kernel. Under autograd torch decomposes them by
-the actual device of their tensors, which is the CPU on a machine without CUDA. The choices here are those of torch 2.11
-on an H100.
+Without autograd, composite ops are recorded as called, without a choice of kernel. With autograd, torch decomposes them
+by the actual device of their tensors, which is the CPU on a machine without CUDA. The choices here are those of torch
+2.11 on an H100.
 """
 
 from __future__ import annotations

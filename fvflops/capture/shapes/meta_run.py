@@ -10,8 +10,8 @@ import torch
 from fvflops.capture.recorder.signature import OpSchema, tensors_of
 from fvflops.capture.restore.restore import written_arguments
 from fvflops.capture.shapes.metadata import Metadata, bits_of, intern
-from fvflops.capture.shapes.plain_sizes import plain_sizes
 from fvflops.capture.shapes.shape_cache import CachedResult, Output
+from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.torch_internals import pytree, set_conjugate, set_negative
 
 META = torch.device("meta")
@@ -20,9 +20,9 @@ META = torch.device("meta")
 def meta_tensor_of(metadata: Metadata) -> torch.Tensor:
     """Return a meta tensor with this metadata."""
     meta_tensor = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
-    if metadata.bits & 1:
+    if metadata.is_conjugate:
         set_conjugate(meta_tensor, True)
-    if metadata.bits & 2:
+    if metadata.is_negative:
         set_negative(meta_tensor, True)
     return meta_tensor
 
@@ -102,7 +102,7 @@ class OutputInference:
         device_position = self.schema.position.get("device")
         if device_position is not None and not devices and len(args) <= device_position:
             meta_kwargs["device"] = META
-        with plain_sizes():
+        with without_symbolic_imports():
             result = func(*meta_args, **meta_kwargs)
         default_device = devices[0] if devices else self._common_device()
         resized = tuple(

@@ -64,6 +64,16 @@ class Metadata:
         return f"Metadata({self.spec}, stride={self.stride}, device={self.device}, known={self.known})"
 
     @property
+    def is_conjugate(self) -> bool:
+        """Whether the tensor is a lazy conjugate."""
+        return bool(self.bits & 1)
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether the tensor is a lazy negation."""
+        return bool(self.bits & 2)
+
+    @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)

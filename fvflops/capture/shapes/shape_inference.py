@@ -9,7 +9,7 @@ import torch
 
 from fvflops.capture.recorder.signature import describe, describe_result, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
-from fvflops.capture.restore.interrupts import is_interrupt
+from fvflops.capture.restore import interrupts
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
@@ -51,7 +51,7 @@ class OpInference:
         try:
             outcome = inference.run(rule, args, kwargs)
         except Exception as error:
-            if is_interrupt(error):
+            if interrupts.is_interrupt(error):
                 raise
             computable = known and tensors and isinstance(func, OpOverload)
             if computable or (self._rules.is_data_dependent(name) and self._concrete.have_values(tensors)):
@@ -111,7 +111,7 @@ class OpInference:
             except DataDependentError as retry_error:
                 error = retry_error
             except Exception as retry_error:  # from mixing real and meta tensors; the first error is the op's own
-                if is_interrupt(retry_error):
+                if interrupts.is_interrupt(retry_error):
                     raise
         size_rule = self._rules.assumed_size(name)
         if size_rule is not None:

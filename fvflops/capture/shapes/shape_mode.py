@@ -34,7 +34,13 @@ from fvflops.capture.shapes.shape_cache import (
     settings_of,
 )
 from fvflops.capture.shapes.shape_inference import OpInference
-from fvflops.capture.shapes.shape_tensor import DataDependentError, OwnedStorage, ShapeTensor, StorageRef, make
+from fvflops.capture.shapes.shape_tensor import (
+    DataDependentError,
+    OwnedStorage,
+    ShapeTensor,
+    StorageRef,
+    make_shape_tensor,
+)
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import disable_dispatch_modes, disable_torch_dispatch
 from fvflops.trace import Signature
@@ -114,7 +120,7 @@ class ShapeMode(SubclassAwareMode):
     def shape_tensor_for(self, tensor: torch.Tensor) -> ShapeTensor:
         """Return a shape tensor for a real tensor, a leaf that requires grad if the tensor does."""
         _, metadata, index = self.concrete.resolve(tensor)
-        shape_copy = make(metadata, StorageRef(self, index), tensor.requires_grad)
+        shape_copy = make_shape_tensor(metadata, StorageRef(self, index), tensor.requires_grad)
         if isinstance(tensor, torch.nn.Parameter):
             shape_copy._is_param = True
         return shape_copy
@@ -216,13 +222,13 @@ class ShapeMode(SubclassAwareMode):
             storages = recorder.storages
             index = len(storages)
             storages.append(outcome.row)
-            result: Any = make(fresh, OwnedStorage(self, recorder, index))
+            result: Any = make_shape_tensor(fresh, OwnedStorage(self, recorder, index))
             self._record(outcome, reads, (index,))
             return result
         source = outcome.source
         if source is not None and type(tensor := tensors[source]) is ShapeTensor:
             self._record(outcome, reads, (reads[source],))
-            return tensor if outcome.view is None else make(outcome.view, tensor.storage_ref)
+            return tensor if outcome.view is None else make_shape_tensor(outcome.view, tensor.storage_ref)
         if outcome.promoted is not None and outcome.promoted is not torch.get_default_dtype():
             outcome = self._infer(func, op, args, kwargs or {}, tensors, tuple(key))
         if outcome.concrete or (
@@ -291,14 +297,14 @@ class ShapeMode(SubclassAwareMode):
             elif source is None:
                 index = self._new_storage(row)
                 writes.append(index)
-                results.append(make(metadata, OwnedStorage(self, self.recorder, index)))
+                results.append(make_shape_tensor(metadata, OwnedStorage(self, self.recorder, index)))
             else:
                 tensor = tensors[source]
                 writes.append(reads[source])
                 if same:
                     results.append(tensor)
                 elif type(tensor) is ShapeTensor:
-                    results.append(make(metadata, tensor.storage_ref))
+                    results.append(make_shape_tensor(metadata, tensor.storage_ref))
                 else:
                     # A view of a real tensor is a real view: it needs no memory and shares the storage.
                     real_views = real_views or self._view(func, args, kwargs, tensors, outcome)
@@ -423,7 +429,7 @@ class ShapeMode(SubclassAwareMode):
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
             storage_ref = OwnedStorage(self, self.recorder, self._new_storage(metadata.row))
-            self._adopted[id(tensor)] = tensor, make(metadata, storage_ref, tensor.requires_grad)
+            self._adopted[id(tensor)] = tensor, make_shape_tensor(metadata, storage_ref, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 
     def _key(self, value: Any, tensors: list[torch.Tensor], reads: list[int]) -> Any:
@@ -491,7 +497,7 @@ class ShapeMode(SubclassAwareMode):
         if type(tensor) is not ShapeTensor:
             raise self.missing_value(op.schema.name)
         with disable_torch_dispatch():
-            torch.Tensor.set_(tensor, make(metadata, tensor.storage_ref))  # type: ignore[call-overload]
+            torch.Tensor.set_(tensor, make_shape_tensor(metadata, tensor.storage_ref))  # type: ignore[call-overload]
         tensor.metadata = metadata
 
 

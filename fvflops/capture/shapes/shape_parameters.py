@@ -1,4 +1,4 @@
-"""Replace a model's parameters and buffers by shape tensors, for runs under autograd."""
+"""Replace a model's parameters and buffers by shape tensors, for runs with autograd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ShapeParameters:
         self._originals: list[torch.Tensor] = []  # keeps them alive, since ids are reused
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the shape tensor for a tensor, or the tensor itself if it can be used as it is."""
+        """Return the shape tensor for a tensor, or the tensor itself if it can be used unchanged."""
         if tensor.device == self._mode.device or tensor.layout is not torch.strided:
             return tensor
         shape_copy = self._copies.get(id(tensor))

@@ -37,7 +37,7 @@ class MissingValueReporter(Protocol):
         """Record that an op needs an unknown value, and return the error to raise."""
 
 
-class FreeRecorder(Protocol):
+class StorageFreeRecorder(Protocol):
     """A recorder of freed storages (Recorder)."""
 
     def record_freed(self, index: int) -> None:
@@ -59,7 +59,7 @@ class OwnedStorage(StorageRef):
 
     __slots__ = ("recorder",)
 
-    def __init__(self, mode: MissingValueReporter, recorder: FreeRecorder, index: int) -> None:
+    def __init__(self, mode: MissingValueReporter, recorder: StorageFreeRecorder, index: int) -> None:
         self.mode = mode
         self.index = index
         self.recorder = recorder
@@ -73,7 +73,7 @@ class OwnedStorage(StorageRef):
 
 
 class ShapeStorage:
-    """A shape tensor's storage as programs access it: torch's storage without memory, which ignores resizing."""
+    """Storage returned to programs: wraps torch's storage without memory and ignores `resize_`."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
@@ -108,11 +108,12 @@ class ShapeTensor(torch.Tensor):
         if any(kind is not cls for kind in types):
             return NotImplemented  # so that a wrapper subclass among the arguments handles the call
         for tensor in args:
-            if isinstance(tensor, ShapeTensor):  # a thread without ShapeMode, whose exceptions may be lost
+            if isinstance(tensor, ShapeTensor):
+                # Called in a thread without ShapeMode, where an exception may be swallowed: record it too.
                 tensor.storage_ref.mode.missing_value(str(func))
                 break
         raise DataDependentError(
-            f"{func} got a shape tensor of fvflops (no values) that outlived its run; "
+            f"{func} got an fvflops shape tensor (without values) left over from a recording; "
             'if the model stores tensors, use execution="real"'
         )
 
@@ -175,7 +176,7 @@ class ShapeTensor(torch.Tensor):
         self.metadata, self.storage_ref = other.metadata, other.storage_ref
 
 
-def make(metadata: Metadata, storage_ref: StorageRef, requires_grad: bool = False) -> ShapeTensor:
+def make_shape_tensor(metadata: Metadata, storage_ref: StorageRef, requires_grad: bool = False) -> ShapeTensor:
     """Return a shape tensor with this metadata and storage."""
     tensor = make_wrapper_subclass(
         ShapeTensor,
@@ -192,8 +193,8 @@ def make(metadata: Metadata, storage_ref: StorageRef, requires_grad: bool = Fals
     # A kernel that accesses the data pointer, which would be 0, raises instead.
     refuse_data_pointer(tensor)
     if metadata.bits:
-        set_conjugate(tensor, bool(metadata.bits & 1))
-        set_negative(tensor, bool(metadata.bits & 2))
+        set_conjugate(tensor, metadata.is_conjugate)
+        set_negative(tensor, metadata.is_negative)
     tensor.metadata = metadata
     tensor.storage_ref = storage_ref
     return tensor

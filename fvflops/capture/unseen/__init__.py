@@ -1,1 +1,1 @@
-"""Detect work that does not go through the dispatcher."""
+"""Detect unseen work: computation that does not go through the dispatcher."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.unseen.export_patches import EXPORTS
 
@@ -19,8 +19,8 @@ _FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
 _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpack, "from_dlpack"))
 
 
-def data_exports(recorder: Recorder) -> list[Wrapping]:
-    """Return the wrappings that record exports of tensor data and imports of foreign memory."""
+def data_exports(recorder: Recorder) -> list[Wrapper]:
+    """Return the wrappers that record exports of tensor data and imports of foreign memory."""
     if recorder.unseen is None:
         return []
     return [

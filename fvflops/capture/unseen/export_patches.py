@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.instrument.patching import Patch, Wrapping
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 
@@ -22,8 +22,8 @@ EXPORTS = {
 }
 
 
-def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> list[Wrapping]:
-    """Return the wrappings that save a pre-existing tensor before `numpy`, DLPack or data_ptr exports it."""
+def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any]) -> list[Wrapper]:
+    """Return the wrappers that save a pre-existing tensor before `numpy`, DLPack or data_ptr exports it."""
 
     thread = get_ident()
 

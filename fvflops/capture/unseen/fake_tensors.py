@@ -1,4 +1,4 @@
-"""Distinguish a program's FakeTensors, which are counted, from those that torch uses internally to infer shapes."""
+"""Distinguish a program's FakeTensors, whose ops are counted, from those that torch uses internally to infer shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def active_fake_mode() -> FakeTensorMode | None:
 
 
 def is_torch_shape_inference(types: Sequence[type]) -> bool:
-    """Return whether torch itself makes the call to infer shapes, as DTensor's sharding rules do, not the model."""
+    """Return whether the call is torch's own shape inference (as in DTensor's sharding rules), not the model's."""
     if types and FakeTensor not in types:
         return False
     if active_fake_mode() is None:

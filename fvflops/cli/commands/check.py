@@ -16,6 +16,8 @@ from fvflops.features.budget.model import Budget
 from fvflops.formulas import load_table
 from fvflops.reports.document import Document
 
+DEFAULT_TABLE = "that of the budget, else default"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops check`."""
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth",
         type=parse_depth,
         metavar="N",
-        help="with --update: also the FLOPs of modules down to this level",
+        help="with --update: also write FLOPs budgets of modules down to this level",
     )
     parser.add_argument(
         "--summary", metavar="FILE", help="append the result to a file in Markdown, such as $GITHUB_STEP_SUMMARY"

@@ -47,10 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("module", "operator", "both", *CALL_VIEWS),
         default="module",
-        help="one row per module (default), operator, both, op call, module call or source line",
+        help="one row per module (default), operator, both (operators within each module), op call, module call or "
+        "source line",
     )
     add_depth(parser)
-    add_report(parser, more={name: report.help for name, report in REPORTS.items() if name not in FORMATS})
+    add_report(
+        parser,
+        more={name: report.help for name, report in REPORTS.items() if name not in FORMATS},
+        sort="parameters, flops, activations or name; with --by op, call or line by a column, named as in --format csv",
+    )
     parser.add_argument(
         "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )

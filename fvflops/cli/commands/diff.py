@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="A",
-        help="a MODEL as for count, a saved trace (.json), a torch.export program (.pt2), or REV:file.py:FACTORY of a "
-        "git revision",
+        help="a MODEL as for count, a Trace (.json, from count --format trace), a torch.export program (.pt2), or "
+        "REV:file.py:FACTORY of a git revision",
     )
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)

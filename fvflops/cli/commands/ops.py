@@ -13,7 +13,7 @@ from fvflops.reports.formula_rows import examples_report, row_report, rows_repor
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops ops`."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the op to explain, such as aten::linear or linear")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="op or module class to explain: aten::linear, linear")
     parser.add_argument("--check", action="store_true", help="run and check the examples of the table's rows")
     add_report(parser)
 

@@ -19,9 +19,16 @@ from fvflops.formulas import load_table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops plan`."""
-    add_model(parser)
+    add_model(
+        parser,
+        shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
+    )
     parser.add_argument(
-        "--mesh", required=True, metavar="AXIS=N,...", help="axes pp, dp, fsdp, cp and tp, outermost first"
+        "--mesh",
+        required=True,
+        metavar="AXIS=N,...",
+        help="sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp (context parallel) "
+        "and tp (tensor parallel)",
     )
     parser.add_argument("--rank", type=int, default=0, metavar="N", help="rank to plan; default: 0")
     parser.add_argument(
@@ -38,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="microbatches of a step; default: 1",
     )
     parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
-    parser.add_argument("--device", default=None, help="device whose kernels are simulated: cpu or cuda")
+    parser.add_argument(
+        "--device", default=None, help="device whose kernels are simulated: cpu, or cuda (needs no GPU)"
+    )
     add_report(parser)
 
 

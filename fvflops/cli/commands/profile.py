@@ -30,6 +30,8 @@ from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
 from fvflops.views.ranking import check_sort
 
+DEFAULT_TABLE = "exact, with --deepspeed deepspeed"
+
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
@@ -55,14 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs.add_argument(
         "--schedule",
         metavar="KEY=N,...",
-        help="instead of both: skip_first, wait, warmup, active and repeat, as in torch.profiler.schedule",
+        help="instead of --warmup and --repeat: skip_first, wait, warmup, active and repeat of torch.profiler.schedule",
     )
-    runs.add_argument("--steps", type=int, metavar="N", help="number of runs of the schedule")
+    runs.add_argument("--steps", type=int, metavar="N", help="with --schedule: number of runs")
     shown = parser.add_argument_group("report")
     shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     add_depth(shown)
-    add_report(shown)
+    add_report(
+        shown,
+        sort="time, self (without submodules), calls, flops, rate (FLOP/s), bytes, intensity (FLOP/byte), roofline, "
+        "memory (retained), peak, mismatch (time:FLOPs), a phase or name; with --by op by time, flops, memory, peak or "
+        "name",
+    )
     shown.add_argument(
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
     )
@@ -72,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
     files = parser.add_argument_group("additional files")
     add_exports(files, weights="time (default), flops, macs, bytes, memory")
-    files.add_argument("--html", metavar="PATH", help="HTML page with time and FLOP/s by module")
+    files.add_argument("--html", metavar="PATH", help="interactive page of the modules; --format html is the report")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,16 +23,18 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 
+DEFAULT_TABLE = "exact"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
-    parser.set_defaults(table="exact")  # the other conventions ignore some ops
+    parser.set_defaults(table=DEFAULT_TABLE)  # the other conventions ignore some ops
     add_model(parser, nargs="?")
     add_run(parser, device_option="--build")
     parser.add_argument(
         "--device",
         metavar="DEVICE",
-        help="device: a name such as H100, or FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
+        help="device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
     )
     parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
     parser.add_argument(

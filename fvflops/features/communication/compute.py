@@ -1,4 +1,4 @@
-"""Read the payload and the bytes on the wire of each collective of a Trace."""
+"""Read the payload and the bytes on the wire of each collective and point-to-point op of a Trace."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fvflops.features.communication.model import Communication, Transfer, Volume
 from fvflops.trace import Signature, TensorSpec, Trace, Value, tensors_in
 from fvflops.trace.process_group import ProcessGroupSpec
 
-# Bytes that one rank of n sends for a payload of s bytes with ring algorithms, rounded up to whole
-# bytes. Payload and factor are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring all-reduce
-# is that of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+# Bytes that one rank of n sends (or, for a receive, receives) for a payload of s bytes with ring algorithms, rounded up
+# to an integer. Payload and factor are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring
+# all-reduce is that of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+# (2009).
 _WIRE: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda s, n: -(-2 * (n - 1) * s // n),
     "all_gather": lambda s, n: -(-(n - 1) * s // n),
@@ -92,10 +93,11 @@ class _OpTraffic(NamedTuple):
 def read_communication(trace: Trace) -> Communication:
     """Return the communication of a rank's Trace.
 
-    Payloads are in bytes, as NVIDIA's nccl-tests define them: of an all-gather the gathered tensor, of a
-    reduce-scatter the input of one rank. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an
-    all-reduce, (n-1)/n for an all-gather, a reduce-scatter and an all-to-all, and the payload once for the others.
-    Unsupported ops of torch's communication namespaces are in `unknown`.
+    Payloads are in bytes, as NVIDIA's nccl-tests define them: of an all-gather the gathered tensor, of a reduce-scatter
+    the input of one rank. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an all-reduce, and
+    (n-1)/n for an all-gather, a reduce-scatter and an all-to-all. Broadcast, reduce, gather and scatter count the
+    payload once, but 0 for a group of one rank; send and receive count it once, and a barrier 0. Unsupported ops of
+    torch's communication namespaces are in `unknown`.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> inputs = (TensorSpec((6,)),), ProcessGroupSpec("0", 4).symbol()

@@ -1,4 +1,4 @@
-"""Explain why two conventions count one run differently, from the entries of their counts."""
+"""Explain why two conventions count one run differently, from the `Counts` of both."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]
 
     `units` are the FLOPs per multiply-add of each. The values add up to `second.total() - first.total()`. Ops are
     matched within each module, since conventions count at different ops: `linear` in one is `addmm` in another. An op
-    without a match is ignored by the other convention.
+    without a match is ignored by the other convention, zero-FLOP or unsupported.
     """
     first_unit, second_unit = units
     macs = sum(entry.macs for entry in first.entries)
     values: Counter[tuple[str, str]] = Counter()
     calls: Counter[tuple[str, str]] = Counter()
-    whole_modules = _scopes_with_formula(first) | _scopes_with_formula(second)
-    first_sums, second_sums = (_sum_by_scope(counts.entries, whole_modules, second_unit) for counts in (first, second))
+    modules_with_formula = _scopes_with_formula(first) | _scopes_with_formula(second)
+    first_sums, second_sums = (
+        _sum_by_scope(counts.entries, modules_with_formula, second_unit) for counts in (first, second)
+    )
     for scope in first_sums.keys() | second_sums.keys():
         for pair, value, count in _match(first_sums.get(scope, {}), second_sums.get(scope, {})):
             values[pair] += value
@@ -33,28 +35,28 @@ def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]
     for (left, right), value in values.items():
         if value:
             if left and right:
-                kind = "otherwise"
+                kind = "different_count"
             elif right:
-                kind = "beside"
+                kind = "only_second"
             else:
-                kind = "unknown" if left in unsupported else "without"
+                kind = "unsupported" if left in unsupported else "only_first"
             reasons.append(Difference(kind, value, left, right, calls[left, right]))
     return tuple(sorted(reasons, key=lambda reason: -abs(reason.value)))
 
 
 def _scopes_with_formula(counts: Counts) -> set[Scope]:
-    """Return the scopes of modules that a table counts by a formula for the module instead of by their ops."""
+    """Return the scopes of modules that a formula table counts by a formula for the module instead of by their ops."""
     return {entry.scope for entry in counts.entries if "::" not in entry.op}
 
 
 def _sum_by_scope(
-    entries: Iterable[Entry], whole_modules: set[Scope], unit: int
+    entries: Iterable[Entry], modules_with_formula: set[Scope], unit: int
 ) -> dict[Scope, dict[str, tuple[int, int]]]:
-    """Return scope → label → (FLOPs, calls); ops inside one of `whole_modules` are attributed to it."""
+    """Return scope → label → (FLOPs, calls); ops inside one of `modules_with_formula` are attributed to it."""
     sums: dict[Scope, dict[str, tuple[int, int]]] = defaultdict(dict)
     for entry in entries:
         scope = entry.scope
-        scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in whole_modules), scope)
+        scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in modules_with_formula), scope)
         flops, calls = sums[scope].get(entry.label, (0, 0))
         sums[scope][entry.label] = flops + unit * entry.macs + entry.flops, calls + entry.calls
     return sums
@@ -63,7 +65,7 @@ def _sum_by_scope(
 def _match(
     first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
 ) -> Iterable[tuple[tuple[str, str], int, int]]:
-    """Match the labels of two counts of one module, label → (FLOPs, calls).
+    """Match the labels of one module's costs in two conventions; the arguments map label → (FLOPs, calls).
 
     Yield (first label, second label), the second's FLOPs minus the first's, and the calls; a label is "" where the work
     is not counted. Labels of equal FLOPs on both sides count the same work, and are not yielded.

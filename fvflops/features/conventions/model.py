@@ -33,10 +33,10 @@ class Difference:
     multiply-add, and `calls` is how often the op ran. `kind` is one of
 
     - "unit": a multiply-add is another number of FLOPs;
-    - "without": the second ignores `first`;
-    - "unknown": `first` is unsupported by the second;
-    - "beside": the second also counts `second`, which the first ignores;
-    - "otherwise": both count the op, with different results.
+    - "only_first": the first counts `first`, the second does not;
+    - "unsupported": the same, since `first` is unsupported by the second;
+    - "only_second": the second counts `second`, the first does not;
+    - "different_count": both count the op, with different results.
     """
 
     kind: str

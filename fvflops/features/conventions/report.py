@@ -84,11 +84,11 @@ def _describe(reason: Difference, base: ConventionTotal, convention: ConventionT
     match reason.kind:
         case "unit":
             return f"a MAC is {format_quantity(convention.multiply_add, 'FLOP')}, not {base.multiply_add}"
-        case "without":
+        case "only_first":
             return f"ignores {reason.first}{calls}"
-        case "unknown":
+        case "unsupported":
             return f"no formula for {reason.first}{calls}"
-        case "beside":
+        case "only_second":
             return f"also counts {reason.second}{calls}"
     if reason.first == reason.second:
         return f"counts {'more' if reason.value > 0 else 'less'} for {reason.first}{calls}"

@@ -72,7 +72,7 @@ def read_routing(trace: Trace) -> Routing:
     into one buffer) counts as used where its module runs. A trace without ordered events raises TraceError.
     """
     if trace.events is None:
-        raise TraceError("this Trace has no ordered events, which active parameters need: record the model again")
+        raise TraceError("this Trace has no ordered events; active parameters need them: record the model again")
     walk = _RoutingWalk(trace)
     for position, event in enumerate(trace.events):
         walk.add_event(position, event)

@@ -42,10 +42,11 @@ class Block(NamedTuple):
 
 
 class MemoryMoment(NamedTuple):
-    """The memory alive at one event of a run, in bytes.
+    """The memory allocated at one event of a run, in bytes.
 
-    `op` is the op of the event, run in `module` and `phase`. `by_kind` has only the kinds present; `by_module` sums
-    over each module with its submodules, "" being the model.
+    `op` is the op, or the event's kind ("enter", "exit", "free") if it is no op call, or "" before the run; `module`
+    and `phase` are where it happened. `by_kind` has only the kinds present; `by_module` sums over each module with its
+    submodules, "" being the model.
     """
 
     event: int
@@ -62,7 +63,7 @@ class MemoryTimeline:
     """The memory of a run on one device, at each event of its Trace; all values in bytes.
 
     `blocks` are all allocations; every other value derives from them. `unseen` is op → calls for ops with an unknown
-    workspace, by which the peak may be higher.
+    workspace; the peak may be higher by those workspaces.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -85,20 +86,20 @@ class MemoryTimeline:
 
     @property
     def baseline(self) -> int:
-        """The memory alive before the run."""
+        """The memory allocated before the run."""
         return self._totals[0]
 
     @property
     def peak(self) -> int:
-        """The most memory alive at any event."""
+        """The peak memory over all events."""
         return max(self._totals)
 
     def at_peak(self) -> MemoryMoment:
-        """Return the first event with the most memory alive."""
+        """Return the first event at which the memory is at its peak."""
         return self.at(self._totals.index(self.peak) - 1)
 
     def at(self, event: int) -> MemoryMoment:
-        """Return the memory alive at an event, -1 for before the run; an index out of range raises IndexError."""
+        """Return the memory allocated at an event, -1 for before the run; an index out of range raises IndexError."""
         events = self.trace.events or ()
         if not _BEFORE <= event < len(events):
             raise IndexError(f"no event {event}: the run has events 0 to {len(events) - 1}, and -1 is before the run")
@@ -119,7 +120,7 @@ class MemoryTimeline:
         )
 
     def by_phase(self) -> dict[str, int]:
-        """Return phase → the most memory alive at any op of it."""
+        """Return phase → peak memory over its ops."""
         peaks: dict[str, int] = {}
         for event, total in zip(self.trace.events or (), self._totals[1:], strict=True):
             if event.kind == "op":
@@ -127,7 +128,7 @@ class MemoryTimeline:
         return peaks
 
     def curve(self, kind: str | None = None) -> tuple[int, ...]:
-        """Return the memory alive at each event, of all kinds or of one; the first value is from before the run."""
+        """Return the memory allocated at each event, of all kinds or of one; the first value is from before the run."""
         if kind is None:
             return self._totals
         if kind not in KINDS:
@@ -149,13 +150,13 @@ def read_memory(
     """
     if trace.events is None:
         raise TraceError(
-            "this Trace has no ordered events (it was merged, aggregated, or of a long recording), which memory needs: "
-            "pass the Trace of one step, such as run.steps[0]"
+            "this Trace has no ordered events (it was merged, aggregated, or comes from a long recording); memory "
+            "prediction needs them: pass the Trace of one step, such as run.steps[0]"
         )
     devices = _devices(trace)
     device = _choose_device(devices) if device is None else device
     if device not in devices and devices:
-        raise ValueError(f"this run has no memory on {device!r}: it used {', '.join(devices)}")
+        raise ValueError(f"this run used no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
     require_int("granularity in bytes", unit, least=1)
     blocks = _Lifetimes(trace, device, unit).blocks(later_step)
@@ -166,7 +167,7 @@ def read_memory(
 
 
 def _devices(trace: Trace) -> Counter[str]:
-    """Return device → bytes of all its storages; shape execution simulates a single device."""
+    """Return device → bytes of its storages; in shape execution only the emulated device, with the value 1."""
     info = trace.info
     if info.execution == "shapes" and info.device:
         return Counter({info.device: 1})
@@ -235,25 +236,25 @@ class _Lifetimes:
         nbytes = _round_up(row.nbytes, self._unit)
         if row.origin != "op":
             kind, module = self._kind_of_existing(index), row.name.rpartition(".")[0]
-            # A storage from outside that is freed in the run was most likely created in it, unrecorded, such as a batch
-            # of data; optimizer state that did not exist before the step, such as its step count, was created in it.
+            # A storage of unknown origin that is freed in the run, such as a batch of data, was probably created in it
+            # by unrecorded code; so was optimizer state that did not exist before the step, such as its step count.
             created_in_run = (
                 row.origin == "outside" and (end is not None or kind == "optimizer state") and first is not None
             )
             begin = first if created_in_run and first is not None else _BEFORE
-            return Block(index, nbytes, kind, self._remember_module(index, module), "", begin, end)
+            return Block(index, nbytes, kind, self._set_module(index, module), "", begin, end)
         if first is None:
-            return None  # of a call whose recording was rolled back
+            return None  # created by a call without an event, such as one in a discarded branch
         event = self._events[first]
         kind = self._kind_of_result(first, end)
         module = _owner(self._trace, event.stack)
         if kind == "optimizer state":  # attribute it to the owner of the parameter that the op read
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
         return Block(
-            index, nbytes, kind, self._remember_module(index, module), self._trace.signatures[event.item].op, first, end
+            index, nbytes, kind, self._set_module(index, module), self._trace.signatures[event.item].op, first, end
         )
 
-    def _remember_module(self, index: int, module: str) -> str:
+    def _set_module(self, index: int, module: str) -> str:
         self._modules[index] = module
         return module
 
@@ -294,7 +295,7 @@ class _Lifetimes:
         return next_ops
 
     def _end_in_place_operands(self) -> None:
-        """End the first operand of an out-of-place add where the sum is created, if torch would add in place.
+        """End the lifetime of the first operand of an out-of-place add at the add, if torch would add in place.
 
         Under a dispatch mode autograd does not accumulate gradients in place (accumulate in input_buffer.cpp), even
         without another reference to them, and linear does not add its bias in place (Linear.cpp).
@@ -319,18 +320,18 @@ class _Lifetimes:
         return module is not None and _LINEAR in module.classes
 
     def _in_later_step(self, block: Block) -> list[Block]:
-        """Return the lifetimes of a block in a step that follows an equal one."""
+        """Return the lifetimes of a block in a step that is preceded by an identical step."""
         if block.begin == _BEFORE or block.end is not None:
             return [block]
         if block.kind == "optimizer state":
             return [block._replace(begin=_BEFORE)]
         if block.kind in ("activation", "temporary"):
             # The program keeps a reference to the last step's result until the model returns the next.
-            return [block, block._replace(begin=_BEFORE, end=self._return_after(block.begin))]
+            return [block, block._replace(begin=_BEFORE, end=self._next_model_exit(block.begin))]
         return [block]
 
-    def _return_after(self, index: int) -> int:
-        """Return the index of the first event after one at which the outermost module returns."""
+    def _next_model_exit(self, index: int) -> int:
+        """Return the index of the first event after `index` at which the model returns."""
         for later in range(index + 1, len(self._events)):
             if self._events[later].kind == "exit" and self._events[later].stack == 0:
                 return later
@@ -338,7 +339,7 @@ class _Lifetimes:
 
 
 def _find_end_of_run(events: Sequence[Event]) -> int:
-    """Return the index where a run ends; the events after it are the recording freeing its references."""
+    """Return the index where a run ends; later events are frees caused by the recorder dropping its references."""
     run_end = len(events)
     while run_end and events[run_end - 1].kind == "free":
         run_end -= 1
@@ -346,7 +347,7 @@ def _find_end_of_run(events: Sequence[Event]) -> int:
 
 
 def _sweep(blocks: Sequence[Block], length: int) -> tuple[int, ...]:
-    """Return the bytes alive before the run and at each event, from differences."""
+    """Return the bytes allocated before the run and at each event (prefix sum over allocations and frees)."""
     changes = [0] * (length + 2)
     for block in blocks:
         changes[block.begin + 1] += block.nbytes

@@ -21,11 +21,11 @@ from fvflops.capture.run import Loss, record_call
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.features.planning.context_parallel import ShardedSequence
-from fvflops.features.planning.derived_calls import (
+from fvflops.features.planning.estimated_calls import (
     Call,
     StageLinks,
-    accumulate,
     add_calls,
+    gradient_accumulation,
     gradient_allreduce,
     local_spec,
     repeat,
@@ -107,12 +107,12 @@ def plan_rank(
     process group, so that torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes
     what is estimated instead. The axes:
 
-        dp      replicas, as DistributedDataParallel makes them (derived); with fsdp, hybrid sharding
+        dp      replicas, as DistributedDataParallel makes them (estimated); with fsdp, hybrid sharding
         fsdp    FSDP2 of each member of the model's outermost module lists, and of the root
         tp      tensor parallelism: zoo and transformers models by a known plan, others by `shard_by`, a function of
                 (model, DeviceMesh of tp); `sequence_parallel` shards the sequence between the layers too
         cp      context parallelism: each rank has a part of the sequence, and attention gathers keys and values
-        pp      pipeline stages, of models with a known split; their sends and receives are derived
+        pp      pipeline stages, of models with a known split; their sends and receives are estimated
 
     `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
     whose gradients are accumulated. `loss` is a function of the model's result, by default the sum of its first tensor
@@ -149,7 +149,7 @@ def plan_rank(
                 assume=assume,
                 stops_at=resolve_table(table).stops_at,
             )
-        trace, derived = _derive(trace, rank_model, device_mesh, mesh, links, microbatches)
+        trace, descriptions = _add_estimated_calls(trace, rank_model, device_mesh, mesh, links, microbatches)
     return RankPlan(
         mesh=dict(mesh),
         rank=rank,
@@ -158,7 +158,7 @@ def plan_rank(
         parameter_bytes=sum(spec.nbytes for spec in specs),
         model_parameters=sum(parameter.numel() for parameter in model.parameters()),
         trace=trace,
-        derived=derived,
+        derived=descriptions,
         left_out=_list_excluded(mesh, sequence_parallel),
     )
 
@@ -259,7 +259,7 @@ def _name_default_group(axis: str) -> None:
     default_process_group()._set_group_desc(f"mesh_{axis}")
 
 
-def _derive(
+def _add_estimated_calls(
     trace: Trace,
     model: nn.Module,
     device_mesh: Any,
@@ -269,22 +269,22 @@ def _derive(
 ) -> tuple[Trace, tuple[str, ...]]:
     """Return a Trace with the estimated calls of a rank's step, and their descriptions."""
     added: list[Call] = []
-    derived = []
+    descriptions = []
     if links is not None:
         added += send_recv(links, describe(device_mesh.get_group("pp")), microbatches)
-        derived.append("pipeline sends and receives over pp, once per microbatch")
+        descriptions.append("pipeline sends and receives over pp, once per microbatch")
     if microbatches > 1:
         trace = repeat(trace, microbatches)
-        added += accumulate(trace, model, microbatches)
-        derived.append(f"{microbatches} microbatches with gradient accumulation, of which one was run")
+        added += gradient_accumulation(trace, model, microbatches)
+        descriptions.append(f"{microbatches} microbatches with gradient accumulation, of which one was run")
     replicas = _join(device_mesh, mesh, "dp", "cp")
     if replicas is not None and mesh.get("fsdp", 1) == 1:
         added += gradient_allreduce(trace, model, describe(replicas.get_group()), replicas.size())
-        derived.append(
+        descriptions.append(
             f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
             "regardless of bucketing)"
         )
-    return add_calls(trace, added), tuple(derived)
+    return add_calls(trace, added), tuple(descriptions)
 
 
 def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:

@@ -226,7 +226,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         uses_autograd = trace.info.op_set == "core" and torch.is_grad_enabled()
         gradients = self._loss is not None or uses_autograd
         written = [tensor for tensor, version in versions if tensor._version != version]
-        return [time_modules(model, args, kwargs, gradients=gradients, written=written)]
+        return [time_modules(model, args, kwargs, grad_enabled=gradients, written_parameters=written)]
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)

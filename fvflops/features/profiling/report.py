@@ -150,8 +150,8 @@ def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_Repo
 
 
 def _make_optional(column: _ReportColumn) -> _ReportColumn:
-    optional = int(column.column.key in _OPTIONAL)
-    return column._replace(column=replace(column.column, optional=optional))
+    hide_order = int(column.column.key in _OPTIONAL)
+    return column._replace(column=replace(column.column, hide_order=hide_order))
 
 
 def _phase_column(measured: Profile, by: str, phase: str) -> _ReportColumn:

@@ -82,7 +82,7 @@ def roofline(
 class _WorkCostModel:
     """Cost model of FLOPs and bytes at once: the value of a cost is its bytes, its status that of its FLOPs.
 
-    The memory traffic of a region that the table counts as a whole is its inputs, outputs and parameters.
+    The memory traffic of a region that the formula table counts as one unit is its inputs, outputs and parameters.
     """
 
     def __init__(self, flops: CostModel, moved: TrafficCostModel, modules: ModuleTree) -> None:

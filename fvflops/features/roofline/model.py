@@ -54,7 +54,7 @@ class Bounded(NamedTuple):
     """The load of all calls of one signature in one scope and phase.
 
     `scope` has the names of the modules that the calls ran under, root first; `dtype` is the short name of the dtype
-    whose peak applies to its products.
+    whose peak applies to its matrix products.
     """
 
     scope: tuple[str, ...]

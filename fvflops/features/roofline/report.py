@@ -25,16 +25,16 @@ _LOAD = (
     number_column("seconds", "least time", form=format_seconds),
     number_column("share", form=_percent),
     text_column("bound"),
-    replace(number_column("flops", "FLOPs"), optional=1),
-    replace(number_column("bytes"), optional=1),
-    replace(number_column("intensity", "FLOP/byte", form=format_ratio), optional=1),
+    replace(number_column("flops", "FLOPs"), hide_order=1),
+    replace(number_column("bytes"), hide_order=1),
+    replace(number_column("intensity", "FLOP/byte", form=format_ratio), hide_order=1),
 )
 _CALLS = number_column("calls", form=format_thousands)
 _OP = (
     text_column("op", form=lambda op: op.removeprefix("aten::")),
     text_column("module", form=lambda name: name or "model"),
     text_column("dtype"),
-    replace(_CALLS, optional=2),
+    replace(_CALLS, hide_order=2),
 )
 _PEAKS = (
     text_column("dtype"),

@@ -17,7 +17,7 @@ from fvflops.features.scaling.polynomial import Exponents, Number, Polynomial
 
 # The highest power of one size that is tried.
 HIGHEST = 4
-# Numbers whose multiples are tried where a count is no polynomial: typical strides, patches and blocks.
+# Steps whose multiples are tried where a count is no polynomial: typical strides, patches and blocks.
 PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 3, 6, 12, 24, 48, 96, 7, 14, 28, 56, 112, 5, 10, 20, 40, 80)
 # Indices of sizes in a long range: at its low end, where a run is cheapest, unevenly spaced.
 _NODE_INDICES = (0, 1, 3, 7, 12, 20)
@@ -41,7 +41,7 @@ class Fit:
 
 
 def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> Fit:
-    """Return the fit of a count for all sizes of the axes, the larger ones, or the multiples of a number.
+    """Return the fit of a count for all sizes of the axes, those above a minimum, or the multiples of a step.
 
     `count` is called with sizes in the order of the axes, and `counted` has its results so far: those that are not
     fitted verify the fit. The degree is raised, up to the fourth in each size, until all counts agree.
@@ -124,7 +124,7 @@ def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
 
 
 def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
-    """Return the axis of the larger sizes where a count is a polynomial only there, as with a sliding window."""
+    """Return the axis of the sizes above a minimum if a count is a polynomial only there, as with a sliding window."""
     low, high = 0, max(len(axis) - max(len(axis) // 8, 8), 1)
     if len(axis) - high < 4:
         return None
@@ -145,7 +145,7 @@ def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
 
 
 def _multiples(axis: Axis) -> Iterable[Axis]:
-    """Yield the axes of multiples of a number that have enough sizes for a fit."""
+    """Yield the axes of multiples of a step that have enough sizes for a fit."""
     if axis.first % axis.step:
         return
     for period in PERIODS:

@@ -92,9 +92,9 @@ class CostExpression:
     """A count of a model, or of a module or operator of it, as a function of sizes.
 
     `axes` are the sizes that were varied, and `polynomial` is the count for all sizes in `domain`: the axes, or their
-    larger sizes, or the multiples of a number; None where there is no polynomial. It was fitted to the
-    counts at `fitted` and verified at `held_out`; `without` names the sizes in which there is none. `counted` is sizes
-    → count. `unknown` is unsupported op → calls, which the counts lack.
+    sizes above a minimum, or their multiples of a step; None where there is no polynomial. It was fitted to the counts
+    at `fitted` and verified at `held_out`; `without` names the sizes in which there is none. `counted` is sizes →
+    count. `unknown` is unsupported op → calls, which the counts lack.
 
     Called with sizes, it returns the count there, or the polynomial's value; sizes outside of `axes`, and unknown
     costs, raise ScalingError. Two are equal if their polynomials and domains are equal or, without polynomials, their

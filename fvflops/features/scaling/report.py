@@ -1,4 +1,4 @@
-"""Report of a cost as a polynomial in sizes, of its verification, and of the counts."""
+"""Report of a cost as a polynomial in input or model sizes, of its verification, and of the counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fvflops.reports.names import list_ops
 from fvflops.units import format_quantity, format_share, format_thousands
 from fvflops.views.summary_rows import depth_of
 
-_TOKENS = 8  # decoded tokens that are shown
+_MAX_TOKEN_ROWS = 8
 
 
 def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Document:
@@ -48,13 +48,13 @@ def generation_report(cost: GenerationCost, *, title: str) -> Document:
     total = "no polynomial in P and N" if cost.polynomial is None else cost.polynomial.write(cost.symbols)
     parts: list[Part] = [
         Items(_write_equation("prefill", cost.prefill), ["P = tokens of the prompt"]),
-        Items(_write_equation("one token", cost.decode), ["L = tokens in the KV cache before it"]),
+        Items(_write_equation("decode of one token", cost.decode), ["L = tokens in the KV cache before it"]),
         Items(
             f"total = {total}",
             ["N = new tokens: the prefill gives the first, the others are decoded at L = P ... P + N - 2"],
         ),
-        Items("", [f"Prefill: {_describe_fit(cost.prefill)}.", f"One token: {_describe_fit(cost.decode)}."]),
-        _list_parts(cost),
+        Items("", [f"Prefill: {_describe_fit(cost.prefill)}.", f"Decode of one token: {_describe_fit(cost.decode)}."]),
+        _list_stages(cost),
         *_list_unsupported(cost.decode),
     ]
     data = {
@@ -89,34 +89,40 @@ def _describe_fit(cost: CostExpression) -> str:
     if cost.polynomial is None:
         names = " and ".join(cost.without or cost.names)
         return (
-            f"{runs}: no polynomial of degree 4 or less in {names} gives all counts, neither for all sizes nor for the "
-            "larger ones or the multiples of a number"
+            f"{runs}: no polynomial of degree 4 or less in {names} fits the counts: not over the whole range, not "
+            "above a minimum size, and not at multiples of a step"
         )
     verified = f"{runs}: fitted to {len(cost.fitted)}, exact on {len(cost.held_out)} held out"
     if cost.everywhere:
         return verified
     others = len(cost.counted) - len(cost.fitted) - len(cost.held_out)
-    return f"{verified}; no polynomial at other sizes, {others} of which were counted"
+    return f"{verified}; valid only in this domain: {format_quantity(others, 'count')} outside"
 
 
 def _list_modules(cost: CostExpression, depth: int) -> Table:
     """Return the coefficients of each module's polynomial; no row where only the model has a cost."""
     shown = {
-        name: part for name, part in cost.modules.items() if depth_of(name) <= depth and any(part.counted.values())
+        name: module_cost
+        for name, module_cost in cost.modules.items()
+        if depth_of(name) <= depth and any(module_cost.counted.values())
     }
     terms = {
-        exponents for part in shown.values() if part.polynomial is not None for exponents, _ in part.polynomial.terms
+        exponents
+        for module_cost in shown.values()
+        if module_cost.polynomial is not None
+        for exponents, _ in module_cost.polynomial.terms
     }
     ordered = sorted(terms, key=lambda exponents: (sum(exponents), exponents), reverse=True)
     rows: list[tuple[Value, ...]] = [
-        (name, *_list_coefficients(part, ordered), _describe_part(part)) for name, part in shown.items()
+        (name, *_list_coefficients(module_cost, ordered), _write_note(module_cost))
+        for name, module_cost in shown.items()
     ]
     columns = (module_column(), *(_term_column(cost, exponents) for exponents in ordered), text_column("note"))
     return Table(
         "modules",
         data_only(columns, [] if any(row[-1] for row in rows) else ["note"]),
         rows if len(rows) > 1 else (),
-        title=f"{METRICS[cost.metric].title} of the modules, as coefficients",
+        title=f"{METRICS[cost.metric].title} by module: polynomial coefficients",
         noun="module",
     )
 
@@ -131,10 +137,10 @@ def _term_column(cost: CostExpression, exponents: Exponents) -> Column:
     return number_column("*".join(powers) or "1", heading, form=_write_coefficient)
 
 
-def _list_coefficients(part: CostExpression, terms: Sequence[Exponents]) -> list[Value]:
-    if part.polynomial is None:
+def _list_coefficients(cost: CostExpression, terms: Sequence[Exponents]) -> list[Value]:
+    if cost.polynomial is None:
         return [None] * len(terms)
-    factors = dict(part.polynomial.terms)
+    factors = dict(cost.polynomial.terms)
     values = [factors.get(exponents, Fraction(0)) for exponents in terms]
     return [value.numerator if value.denominator == 1 else value for value in values]
 
@@ -145,15 +151,16 @@ def _write_coefficient(value: int | Fraction) -> str:
     return f"{value.numerator:,}" + (f"/{value.denominator:,}" if value.denominator > 1 else "")
 
 
-def _describe_part(part: CostExpression) -> str:
-    if part.polynomial is not None:
+def _write_note(cost: CostExpression) -> str:
+    """Return the note on a module without a polynomial."""
+    if cost.polynomial is not None:
         return ""
-    counts = set(part.counted.values())
-    return f"{format_thousands(counts.pop())} in each run" if len(counts) == 1 else "no polynomial"
+    counts = set(cost.counted.values())
+    return f"{format_thousands(counts.pop())} at all counted sizes" if len(counts) == 1 else "no polynomial"
 
 
-def _sort_runs(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
-    """Yield the sizes that were run, in order, with their counts and how they were used: fitted or held out."""
+def _runs_with_roles(cost: CostExpression) -> Iterator[tuple[Sizes, int, str]]:
+    """Yield the sizes that were run, in order, with their counts and roles in the fit, such as "held out"."""
     roles = {**dict.fromkeys(cost.held_out, "held out"), **dict.fromkeys(cost.fitted, "fitted")}
     other = "" if cost.polynomial is None else "outside the domain"
     for sizes in sorted(cost.counted):
@@ -166,18 +173,19 @@ def _list_runs(cost: CostExpression) -> Table:
         number_column(cost.metric, METRICS[cost.metric].title, form=format_thousands),
         text_column("used"),
     )
-    rows: list[tuple[Value, ...]] = [(*sizes, count, role) for sizes, count, role in _sort_runs(cost)]
+    rows: list[tuple[Value, ...]] = [(*sizes, count, role) for sizes, count, role in _runs_with_roles(cost)]
     return Table("runs", data_only(columns, ["used"] if cost.polynomial is None else []), rows, noun="run")
 
 
-def _list_parts(cost: GenerationCost) -> Table:
+def _list_stages(cost: GenerationCost) -> Table:
+    """Return the costs of the prefill, of some decoded tokens, and of all decoded tokens."""
     prefill = int(cost.prefill(prompt=cost.prompt))
     rows: list[tuple[str, int | None, int]] = [(f"prefill of {format_thousands(cost.prompt)}", None, prefill)]
-    for step in _thin_out(range(cost.new - 1)):
+    for step in _evenly_spaced(range(cost.new - 1)):
         value = _cost_of_token(cost, cost.prompt + step)
         if value is not None:
             rows.append((f"token {format_thousands(step + 2)}", cost.prompt + step, value))
-    rows.append((f"all {format_thousands(cost.new - 1)} decoded", None, cost.total - prefill))
+    rows.append((f"all {format_thousands(cost.new - 1)} decoded tokens", None, cost.total - prefill))
     columns = (
         text_column("part"),
         number_column("cache", form=format_thousands),
@@ -187,7 +195,7 @@ def _list_parts(cost: GenerationCost) -> Table:
     return Table(
         "parts",
         columns,
-        [(part, cache, count, count / cost.total if cost.total else None) for part, cache, count in rows],
+        [(stage, cache, count, count / cost.total if cost.total else None) for stage, cache, count in rows],
         total=("total", None, cost.total, 1.0 if cost.total else None),
         noun="part",
     )
@@ -199,11 +207,11 @@ def _cost_of_token(cost: GenerationCost, length: int) -> int | None:
     return int(cost.decode(cache=length)) if in_domain or (length,) in cost.decode.counted else None
 
 
-def _thin_out(steps: Sequence[int]) -> Sequence[int]:
-    """Return the first, the last, and some in between."""
-    if len(steps) <= _TOKENS:
+def _evenly_spaced(steps: Sequence[int]) -> Sequence[int]:
+    """Return at most _MAX_TOKEN_ROWS of the steps: the first, the last, and some in between."""
+    if len(steps) <= _MAX_TOKEN_ROWS:
         return steps
-    return [steps[index * (len(steps) - 1) // (_TOKENS - 1)] for index in range(_TOKENS)]
+    return [steps[index * (len(steps) - 1) // (_MAX_TOKEN_ROWS - 1)] for index in range(_MAX_TOKEN_ROWS)]
 
 
 def _list_unsupported(cost: CostExpression) -> list[str]:
@@ -218,16 +226,12 @@ def _encode(cost: CostExpression) -> dict[str, Any]:
         "polynomial": _encode_polynomial(cost.polynomial, cost.symbols),
         "counted": [
             {"sizes": dict(zip(cost.names, sizes, strict=True)), "count": count, "used": role}
-            for sizes, count, role in _sort_runs(cost)
+            for sizes, count, role in _runs_with_roles(cost)
         ],
-        "modules": {name: _encode_part(part, cost) for name, part in cost.modules.items()},
-        "operators": {name: _encode_part(part, cost) for name, part in cost.operators.items()},
+        "modules": {name: _encode_polynomial(item.polynomial, cost.symbols) for name, item in cost.modules.items()},
+        "operators": {name: _encode_polynomial(item.polynomial, cost.symbols) for name, item in cost.operators.items()},
         "unknown": dict(cost.unknown),
     }
-
-
-def _encode_part(part: CostExpression, cost: CostExpression) -> Any:
-    return _encode_polynomial(part.polynomial, cost.symbols)
 
 
 def _encode_axis(axis: Axis) -> dict[str, Any]:

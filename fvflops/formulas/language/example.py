@@ -1,4 +1,4 @@
-"""Example of a row: one call, small enough to recompute by hand, and its cost."""
+"""Example in a row of a formula table: one call, small enough to recompute by hand, and its FLOPs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ExampleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One call and its cost.
+    """One call and its FLOPs.
 
     Written `2 3 8, 5 8 = 240`: the op's tensors in schema order (the arguments of type Tensor, Tensor? and Tensor[]),
     each by its sizes; `()` is 0-dimensional, a dtype may follow (`2 3 int64`, else float32), `_` is an absent tensor,
     and `[2 3, 3 4]` a list of tensors. Every other argument is named: `dim=1`, `p=2.0`, `equation='ij->ji'`,
     `stride=[2, 2]`, `training=true`, `weight=none`; a tensor in a named argument is in angle brackets, `offs=<4
     int32>`. Results may follow after `->`, separated by `;`: then the op is not run, for ops that have no meta kernel
-    or belong to a library that is not installed. The number at the end is multiply_add * macs + flops.
+    or belong to a library that is not installed. The number at the end is the FLOPs, multiply_add * macs + flops.
     """
 
     text: str
@@ -54,22 +54,22 @@ class Example:
             raise ExampleError(
                 f"an example has at most {MAX_LENGTH} characters, this has {len(text):,}: {truncate(text)!r}"
             )
-        call, results, total = _sections(text)
+        call, results, total = _split_sections(text)
         tensors: list[Argument] = []
         named: dict[str, Argument] = {}
         for item in _split(call, ",", text):
             match = _NAMED_ARGUMENT.fullmatch(item)
             if match is None:
-                tensors.append(_tensors(item, text))
+                tensors.append(_parse_tensor(item, text))
             elif match[1] in named:
-                raise ExampleError(f"the example {text!r} has {match[1]} twice")
+                raise ExampleError(f"the example {text!r} gives the argument {match[1]!r} twice")
             else:
-                named[match[1]] = _value(match[2].strip(), text)
-        outputs = None if results is None else tuple(_tensors(item, text) for item in _split(results, ";", text))
+                named[match[1]] = _parse_value(match[2].strip(), text)
+        outputs = None if results is None else tuple(_parse_tensor(item, text) for item in _split(results, ";", text))
         return Example(text, tuple(tensors), named, outputs, total)
 
 
-def _sections(text: str) -> tuple[str, str | None, int]:
+def _split_sections(text: str) -> tuple[str, str | None, int]:
     call, equals, total = text.rpartition(" = ")
     if not equals or not re.fullmatch(r" *[0-9]+ *", total):
         raise ExampleError(f"the example {text!r} does not end in ' = ' and an integer, as in '4 5, 5 6 = 120'")
@@ -95,14 +95,14 @@ def _split(text: str, separator: str, example: str) -> Iterator[str]:
             yield text[start:index].strip()
             start = index + len(separator)
     if quoted or depth:
-        raise ExampleError(f"the example {example!r} has an unclosed bracket or quote")
+        raise ExampleError(f"the example {example!r} has an unmatched bracket or quote")
     if text[start:].strip() or start:
         yield text[start:].strip()
 
 
-def _tensors(item: str, example: str) -> Argument:
+def _parse_tensor(item: str, example: str) -> Argument:
     if item.startswith("[") and item.endswith("]"):
-        return tuple(_tensors(part, example) for part in _split(item[1:-1], ",", example))
+        return tuple(_parse_tensor(part, example) for part in _split(item[1:-1], ",", example))
     if item in ("_", "none"):
         return None
     match = _SHAPE.fullmatch(item)
@@ -112,11 +112,11 @@ def _tensors(item: str, example: str) -> Argument:
     return TensorSpec(sizes, match[1] or "float32", "meta")
 
 
-def _value(item: str, example: str) -> Argument:
+def _parse_value(item: str, example: str) -> Argument:
     if item.startswith("[") and item.endswith("]"):
-        return tuple(_value(part, example) for part in _split(item[1:-1], ",", example))
+        return tuple(_parse_value(part, example) for part in _split(item[1:-1], ",", example))
     if item.startswith("<") and item.endswith(">"):
-        return _tensors(item[1:-1].strip(), example)
+        return _parse_tensor(item[1:-1].strip(), example)
     if len(item) >= 2 and item[0] == item[-1] == "'":
         return item[1:-1]
     if item in _CONSTANTS:

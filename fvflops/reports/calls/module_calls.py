@@ -30,7 +30,7 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
         "module": module_column(),
         "class": text_column("class"),
         "phase": replace(
-            text_column("phase"), optional=1, only="" if len({call.phase for call in calls}) > 1 else "data"
+            text_column("phase"), hide_order=1, only_for="" if len({call.phase for call in calls}) > 1 else "data"
         ),
         "inputs": INPUTS,
         "outputs": OUTPUTS,
@@ -39,7 +39,7 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
         "activations": number_column("activations", "acts", form=format_thousands),
         "bytes": number_column("bytes"),
         "unknown": number_column(
-            "unknown", "unsupported ops", form=str, only="" if any(call.unknown for call in calls) else "data"
+            "unknown", "unsupported ops", form=str, only_for="" if any(call.unknown for call in calls) else "data"
         ),
     }
     return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="call")

@@ -30,7 +30,7 @@ def op_call_table(
     sort: str | None = None,
     top: int | None = None,
 ) -> Table:
-    """Return a row for each op call in execution order or, with `sort`, one of SORTS, in descending order.
+    """Return a row for each op call in execution order or sorted by `sort`, one of SORTS.
 
     The first `top` are shown, None for all; the total includes all. An unknown `sort` raises ValueError.
 
@@ -47,9 +47,9 @@ def op_call_table(
     headings, rows = list_op_rows(calls)
     columns = [_COLUMNS[heading] for heading in headings]
     if len({call.phase for call in calls}) == 1:
-        columns[headings.index("phase")] = replace(_COLUMNS["phase"], only="data")
+        columns[headings.index("phase")] = replace(_COLUMNS["phase"], only_for="data")
     if "memory_before" in headings:
-        columns.append(number_column("memory_delta", "delta", form=_signed, only="people"))
+        columns.append(number_column("memory_delta", "delta", form=_signed, only_for="people"))
         rows = [[*row, call.memory_delta] for row, call in zip(rows, calls, strict=True)]
     totals: dict[str, Value] = {
         "name": "total",
@@ -102,13 +102,13 @@ def _list_counts(calls: Mapping[str, int]) -> str:
 
 def data_column(key: str) -> Column:
     """Return a column that only CSV and JSON have."""
-    return Column(key, key, only="data")
+    return Column(key, key, only_for="data")
 
 
-INPUTS = replace(text_column("inputs", "in", form=list_shapes), optional=2)
+INPUTS = replace(text_column("inputs", "in", form=list_shapes), hide_order=2)
 OUTPUTS = text_column("outputs", "out", form=list_shapes)
 _OPTIONAL = {
-    key: replace(text_column(key), optional=level) for key, level in (("name", 2), ("target", 3), ("phase", 1))
+    key: replace(text_column(key), hide_order=order) for key, order in (("name", 2), ("target", 3), ("phase", 1))
 }
 _COLUMNS: Mapping[str, Column] = {
     "number": number_column("number", "#", form=str),

@@ -31,11 +31,11 @@ def line_table(lines: Sequence[LineCount]) -> Table:
         "line": text_column("line", form=lambda line: line or _NO_LINE),
         "calls": number_column("calls", "op calls", form=format_thousands),
         "flops": number_column("flops", "FLOPs", form=format_thousands),
-        "share": number_column("share", form=lambda flops: format_percent(flops, total), only="people"),
+        "share": number_column("share", form=lambda flops: format_percent(flops, total), only_for="people"),
         "activations": number_column("activations", "acts", form=format_thousands),
         "bytes": number_column("bytes"),
         "unknown": number_column(
-            "unknown", "unsupported ops", form=str, only="" if any(line.unknown for line in lines) else "data"
+            "unknown", "unsupported ops", form=str, only_for="" if any(line.unknown for line in lines) else "data"
         ),
     }
     after_flops = headings.index("flops") + 1

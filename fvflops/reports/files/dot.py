@@ -15,7 +15,7 @@ from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_short
 
 _MAX_LENGTH = 60  # characters of a name
-_HUE = "0.08"  # orange; the saturation shows the share of FLOPs
+_HUE = "0.08"  # orange; the saturation shows the FLOPs relative to the largest node
 _HEAD = """\
   rankdir=TB
   node [shape=box style="rounded,filled" fillcolor=white fontname="Helvetica" fontsize=10]
@@ -55,9 +55,9 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
     """Return the forward pass as DOT text, which `dot -Tsvg` draws.
 
     A node is a call of a module without submodules, or of one `depth` levels below the root, or an op that a module
-    with submodules calls itself. Its label has the class, the shape of the result, the FLOPs and their share, which is
-    also the saturation of its colour. Enclosing modules are boxes. An edge is a tensor, labelled with its shape, from
-    the node that computed it to one that reads it; views are not drawn.
+    with submodules calls itself. Its label has the class, the shape of the result, the FLOPs and their share; the
+    saturation of its colour grows with the FLOPs, relative to the largest node. Enclosing modules are boxes. An edge is
+    a tensor, labelled with its shape, from the node that computed it to one that reads it; views are not drawn.
 
     >>> from fvflops.trace import ModuleInfo
     >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
@@ -79,17 +79,17 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
     return "\n".join([header.rstrip(), *_write(root, modules, total, largest), *_list_edges(nodes), "}"])
 
 
-def list_computing(calls: Sequence[OpCall]) -> list[OpCall]:
+def list_calls_with_work(calls: Sequence[OpCall]) -> list[OpCall]:
     """Return the op calls of the forward pass that compute something or move bytes, which excludes views."""
     return [call for call in calls if call.phase == "forward" and (call.nbytes != 0 or call.flops)]
 
 
 def _make_nodes(calls: Sequence[OpCall], modules: ModuleTree, depth: int | None) -> Iterator[_Node]:
-    groups = groupby(list_computing(calls), lambda call: _node_key(call, modules, depth))
-    for number, ((name, single), group) in enumerate(groups):
+    groups = groupby(list_calls_with_work(calls), lambda call: _node_key(call, modules, depth))
+    for number, ((name, call_number), group) in enumerate(groups):
         node_calls = list(group)
         ancestors = tuple(modules_above(name)[1:])
-        if single is None:
+        if call_number is None:
             yield _Node(number, name, modules.by_name[name].class_name, ancestors, node_calls)
         else:
             op = node_calls[0].op.removeprefix("aten::")

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from fvflops.reports.files.dot import list_computing
+from fvflops.reports.files.dot import list_calls_with_work
 from fvflops.reports.names import printable
 from fvflops.trace.calls import OpCall, OpGraph
 from fvflops.trace.module_tree import modules_above
@@ -27,7 +27,7 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
     ('relu', {'key': 'FLOPs', 'value': '8'})
     """
     modules = graph.modules
-    calls = list_computing(graph.calls)
+    calls = list_calls_with_work(graph.calls)
     numbers = {call.number for call in calls}
     flops: Counter[str] = Counter()
     for call in calls:

@@ -100,14 +100,14 @@ def _show(text: str) -> str:
 def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the indexes of the columns that fit with truncated text.
 
-    Optional columns are dropped first, then numbers, then text, from the right. The column by which rows are sorted is
-    never dropped.
+    Columns with a `hide_order` are dropped first, then numbers, then text, from the right. The column by which rows are
+    sorted is never dropped.
     """
     indexes = list(range(len(table.columns)))
     widths = _measure_columns(table, rows, width, _OPTIONAL_WIDTH)
     optional = sorted(
-        (index for index in indexes if table.columns[index].optional and table.columns[index].key != table.sort),
-        key=lambda index: (table.columns[index].optional, index),
+        (index for index in indexes if table.columns[index].hide_order and table.columns[index].key != table.sort),
+        key=lambda index: (table.columns[index].hide_order, index),
     )
     while optional and _total_width([widths[index] for index in indexes]) > width:
         indexes.remove(optional.pop())

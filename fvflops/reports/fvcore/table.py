@@ -36,9 +36,9 @@ def render(
     except that unprintable names are escaped.
 
     `depth` is the number of levels shown below the root, 3 if None; by operator it is ignored. By module,
-    `show_param_shapes` adds a row with the shape of each parameter. With `sort`, a heading or "name", or `top` the rows
-    of all levels are one list in descending order, without shapes; the first `top` are shown, and a note has the number
-    of the others. An unknown `by` or `sort` raises ValueError.
+    `show_param_shapes` adds a row with the shape of each parameter. With `sort` or `top` the rows of all levels are one
+    list, by a metric in descending order or by "name" in natural order, without shapes; the first `top` are shown, and
+    a note has the number of the others. An unknown `by` or `sort` raises ValueError.
     """
     check_view(by, report="the table")
     ranked = sort is not None or top is not None

@@ -21,11 +21,11 @@ def render(
 ) -> str:
     r"""Return a tabular of parameters in 10^6, FLOPs in 10^9 and activations in 10^6.
 
-    There is one row for the model and, with `depth`, one for each module down to that level below the root, in
-    descending order if `sort` or `top` is given; numbers have three significant digits. Comments above the table, for
-    the caption, name the convention, the inputs, the ops that are not counted and the versions; a line below the table
-    names the unsupported ops. By "operator" and "both" the rows are those of the CSV report. The document needs the
-    package booktabs, and XeLaTeX or LuaLaTeX for names in other scripts. An unknown `by` raises ValueError.
+    There is one row for the model and, with `depth`, one for each module down to that level below the root, sorted (by
+    a metric in descending order) if `sort` or `top` is given; numbers have three significant digits. Comments above the
+    table, for the caption, name the convention, the inputs, the ops that are not counted and the versions; a line below
+    the table names the unsupported ops. By "operator" and "both" the rows are those of the CSV report. The document
+    needs the package booktabs, and XeLaTeX or LuaLaTeX for names in other scripts. An unknown `by` raises ValueError.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}

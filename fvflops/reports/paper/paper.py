@@ -13,9 +13,9 @@ def render(
 ) -> str:
     """Return parameters in 10^6, FLOPs in 10^9 and activations in 10^6, with three significant digits.
 
-    There is one row for the model and, with `depth`, one for each module down to that level below the root, in
-    descending order if `sort` or `top` is given. Notes below the table name the convention, the inputs, the ops that
-    are not counted and the versions. A `by` other than "module" raises ValueError.
+    There is one row for the model and, with `depth`, one for each module down to that level below the root, sorted (by
+    a metric in descending order) if `sort` or `top` is given. Notes below the table name the convention, the inputs,
+    the ops that are not counted and the versions. A `by` other than "module" raises ValueError.
     """
     headings, rows, notes = list_paper_rows(summary, by=by, depth=depth, report="the paper report", sort=sort, top=top)
     names = [escape_markdown(name) for name, _ in rows]

@@ -39,9 +39,9 @@ def list_paper_rows(
 ) -> PaperRows:
     """Return a row for the model and, with `depth`, one for each module down to that level below the root.
 
-    Modules without any count, and columns that are not metrics, are dropped. With `sort`, a heading or "name", or `top`
-    the modules are in descending order, and the first `top` follow the model. A `by` other than "module" raises
-    ValueError with `report` as the subject of the message.
+    Modules without any count, and columns that are not metrics, are dropped. With `sort` or `top` the modules are
+    sorted, by a metric in descending order or by "name" in natural order, and the first `top` follow the model. A `by`
+    other than "module" raises ValueError with `report` as the subject of the message.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}

@@ -1,6 +1,6 @@
 """Tables in tabulate's "pipe" format that preserve leading blanks of cells.
 
-The blanks are the indentation of fvcore's tables. Up to release 0.9 tabulate preserves them only if a global variable
+fvcore-style tables indent submodules with blanks. Up to release 0.9 tabulate preserves them only if a global variable
 of its module is set, which other threads would see; since 0.10 `tabulate()` has an argument instead.
 """
 
@@ -16,7 +16,7 @@ import tabulate
 
 
 def pipe_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table aligned by tabulate: left, or at the decimal point if all cells are numbers.
+    """Return a table aligned by tabulate: left, or in columns of numbers at the decimal point.
 
     >>> print(pipe_table(["module", "#flops"], [("model", "1K"), (" fc", " 1K")]))
     | module   | #flops   |

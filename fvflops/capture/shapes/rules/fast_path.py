@@ -1,7 +1,8 @@
 """Fast shape rules for common ops; torch's own rules are in Python and take about a millisecond per call.
 
-A rule handles the common case, contiguous tensors of one floating-point dtype. Otherwise it returns NotImplemented, and
-torch's rule is called, whose first call may spend seconds on imports.
+A shape rule is a function from an op's arguments to a result without values. A fast rule handles the common case,
+contiguous tensors of one floating-point dtype. Otherwise it returns NotImplemented, and torch's rule is called, whose
+first call may spend seconds on imports.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def _contiguous_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
 
 
 def _contiguous_format_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
-    """Return whether additionally no tensor suggests channels_last, as contiguous one-pixel images do."""
+    """Return whether additionally `suggest_memory_format` is contiguous for all tensors.
+
+    It can be channels_last for contiguous tensors with sizes of 1.
+    """
     return _contiguous_same_float_dtype(*tensors) and all(
         item is None or suggested_format(item) is torch.contiguous_format for item in tensors
     )
@@ -37,25 +41,25 @@ def _new(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=like.dtype, device=_META)
 
 
-def like_elementwise(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return a tensor like the first, with the strides of elementwise kernels."""
+def unary(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Return a tensor like `self`, with the strides of elementwise kernels."""
     return elementwise_result([self], self.dtype) if self.dtype in _FLOATS else NotImplemented
 
 
-def like_first(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return a tensor like the first, with its strides."""
+def like_self(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Return a tensor like `self`, with its strides."""
     return torch.empty_like(self) if self.dtype in _FLOATS else NotImplemented
 
 
-def contiguous_like_first(self: torch.Tensor) -> Any:
-    """Return a contiguous tensor like the first."""
+def contiguous_like_self(self: torch.Tensor) -> Any:
+    """Return a contiguous tensor like `self`."""
     return _new(self.shape, self) if _contiguous_same_float_dtype(self) else NotImplemented
 
 
 def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | bool | None = None) -> Any:
-    """Return a tensor like the first.
+    """Return a tensor like `self`.
 
-    `dtype` is the result's in `softmax`; in `_softmax` it is a bool: whether half converts to single precision.
+    `dtype` is the result's in `softmax`; in `_softmax` it is `half_to_float`, a bool.
     """
     return _new(self.shape, self) if _contiguous_same_float_dtype(self) and dtype in (None, False) else NotImplemented
 
@@ -95,8 +99,8 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     return _new((*input.shape[:-1], weight.shape[0]), input)
 
 
-def matmul(self: torch.Tensor, mat2: torch.Tensor) -> Any:
-    """Return the product [*, rows, columns]."""
+def mm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
+    """Return the product [*, rows, columns], without broadcasting."""
     if self.dim() != mat2.dim() or self.shape[-1] != mat2.shape[-2] or self.dtype != mat2.dtype:
         return NotImplemented
     return _new((*self.shape[:-1], mat2.shape[-1]), self) if self.shape[:-2] == mat2.shape[:-2] else NotImplemented
@@ -123,9 +127,9 @@ def convolution(
     groups: int,
 ) -> Any:
     """Return the result [batch, channels, *spatial]."""
-    rank = len(stride)
+    spatial_rank = len(stride)
     supported = (
-        rank == len(padding) == len(dilation) == input.dim() - 2 == weight.dim() - 2
+        spatial_rank == len(padding) == len(dilation) == input.dim() - 2 == weight.dim() - 2
         and not transposed
         and input.shape[1] == weight.shape[1] * groups
         and weight.shape[0] % groups == 0
@@ -272,7 +276,7 @@ def clone(self: torch.Tensor, *, memory_format: Any = None) -> Any:
 
 
 def roll(self: torch.Tensor, *rest: Any) -> Any:
-    """Return a contiguous tensor like the first."""
+    """Return a contiguous tensor like `self`."""
     return (
         _new(self.shape, self) if _contiguous_format_same_float_dtype(self) and 0 not in self.shape else NotImplemented
     )
@@ -301,20 +305,15 @@ def pool(
     ceil_mode: bool = False,
 ) -> Any:
     """Return the result [batch, channels, height, width]."""
-    sizes = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
-    if (
-        not _contiguous_format_same_float_dtype(self)
-        or self.dim() != 4
-        or len(sizes) != 4
-        or 0 in self.shape
-        or 0 in sizes[1]
-    ):
+    pairs = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
+    if not _contiguous_format_same_float_dtype(self) or self.dim() != 4 or len(pairs) != 4 or 0 in self.shape:
         return NotImplemented
-    if any(2 * pad > kernel for kernel, pad in zip(sizes[0], sizes[2], strict=True)):
+    kernels, steps, pads, dilations = pairs
+    if 0 in steps or any(2 * pad > kernel for kernel, pad in zip(kernels, pads, strict=True)):
         return NotImplemented
     spatial = [
         _pooled_size(size, kernel, step, pad, axis_dilation, ceil_mode)
-        for size, kernel, step, pad, axis_dilation in zip(self.shape[2:], *sizes, strict=True)
+        for size, kernel, step, pad, axis_dilation in zip(self.shape[2:], kernels, steps, pads, dilations, strict=True)
     ]
     return _new((*self.shape[:2], *spatial), self) if min(spatial) > 0 else NotImplemented
 
@@ -404,10 +403,10 @@ _BINARY = (
 _IN_PLACE = "elu_ gelu_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ mish_ relu_ relu6_ sigmoid_ silu_ tanh_"
 
 FAST_RULES: dict[str, _Rule] = {
-    **{f"aten::{name}": like_elementwise for name in _UNARY.split()},
+    **{f"aten::{name}": unary for name in _UNARY.split()},
     **{f"aten::{name}": binary for name in _BINARY.split()},
-    **{f"aten::{name}": like_first for name in ("hardtanh", "relu6")},
-    "aten::log_sigmoid": contiguous_like_first,
+    **{f"aten::{name}": like_self for name in ("hardtanh", "relu6")},
+    "aten::log_sigmoid": contiguous_like_self,
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),
@@ -418,7 +417,7 @@ FAST_RULES: dict[str, _Rule] = {
     "aten::addmm": addmm,
     "aten::avg_pool2d": average_pool,
     "aten::batch_norm": batch_norm,
-    "aten::bmm": matmul,
+    "aten::bmm": mm,
     "aten::clone": clone,
     "aten::convolution": convolution,
     "aten::convolution_backward": convolution_backward,
@@ -427,7 +426,7 @@ FAST_RULES: dict[str, _Rule] = {
     "aten::max_pool2d": pool,
     "aten::max_pool2d_with_indices": pool_with_indices,
     "aten::mean.dim": reduce,
-    "aten::mm": matmul,
+    "aten::mm": mm,
     "aten::native_batch_norm": lambda *args: native_batch_norm(None, *args),
     "aten::native_batch_norm_backward": batch_norm_backward,
     "aten::native_layer_norm": native_layer_norm,
@@ -435,7 +434,8 @@ FAST_RULES: dict[str, _Rule] = {
     "aten::roll": roll,
     "aten::scaled_dot_product_attention": scaled_dot_product_attention,
     "aten::sum.dim_IntList": reduce,
-    "aten::threshold_backward": lambda grad_output, self, threshold: binary(self, grad_output),  # the kernel's order
+    # The kernel's operand order, which determines the result's strides.
+    "aten::threshold_backward": lambda grad_output, self, threshold: binary(self, grad_output),
 }
 
 

@@ -12,8 +12,8 @@ from fvflops.trace import TensorSpec
 def count_torch_flops_convolution(call: Call) -> Cost:
     """Return the cost of a module Conv1d, Conv2d or Conv3d by torch_flops: multiplications, additions, the bias.
 
-    An element of the output has kernel * in_channels / groups products, one addition fewer, and one for the bias, if
-    the module has one. Source: `flops_convnd` in torch_flops/flops_ops.py.
+    An element of the output has kernel * in_channels / groups multiplications, one addition fewer, and one for the
+    bias, if the module has one. Source: `flops_convnd` in torch_flops/flops_ops.py.
 
     >>> spec = TensorSpec((1, 6, 6))
     >>> call = Call("torch.nn.Conv1d", {}, (spec,), attributes={"weight": TensorSpec((6, 2, 3))})
@@ -22,9 +22,9 @@ def count_torch_flops_convolution(call: Call) -> Cost:
     """
     weight = call.attributes["weight"]
     assert isinstance(weight, TensorSpec)
-    products = math.prod(weight.shape[1:])
+    multiplications = math.prod(weight.shape[1:])
     bias = isinstance(call.attributes.get("bias"), TensorSpec)
-    return Cost(flops=call.out.numel * (2 * products - 1 + bias))
+    return Cost(flops=call.out.numel * (2 * multiplications - 1 + bias))
 
 
 def count_torch_flops_avg_pool(call: Call) -> Cost:

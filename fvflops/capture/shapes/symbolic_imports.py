@@ -1,8 +1,8 @@
 """Run torch's Python shape rules without importing the modules for symbolic sizes.
 
 The rules call `torch.fx.experimental.symbolic_shapes` even for plain ints, and are wrapped for `torch.compile`: this
-imports sympy and torch._dynamo, 800 modules. Inside `plain_sizes` torch's own functions get proxies of these modules,
-which return the same results for plain numbers, and otherwise import and call the originals.
+imports sympy and torch._dynamo, 800 modules. Inside `without_symbolic_imports` torch's own functions get proxies of
+these modules, which return the same results for plain numbers, and otherwise import and call the originals.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _never(_: Any) -> bool:
     return False
 
 
-def _has_plain_sizes(value: Any) -> bool:
+def _has_int_sizes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
 
@@ -112,7 +112,7 @@ _PROXIES = {
         _SYMBOLIC,
         {
             "expect_true": _replace("expect_true", _identity, _is_bool),
-            "free_unbacked_symbols": _replace("free_unbacked_symbols", lambda _: (), _has_plain_sizes),
+            "free_unbacked_symbols": _replace("free_unbacked_symbols", lambda _: (), _has_int_sizes),
             "guard_bool": _replace("guard_bool", _identity, _is_bool),
             "guard_int": _replace("guard_int", _identity, _is_int),
             "guard_or_false": _replace("guard_or_false", _identity, _is_bool),
@@ -178,8 +178,8 @@ class _ProxyImport:
 
 
 @contextmanager
-def plain_sizes() -> Iterator[None]:
-    """Keep torch's functions from importing sympy and torch._dynamo for plain sizes."""
+def without_symbolic_imports() -> Iterator[None]:
+    """Keep torch's functions from importing sympy and torch._dynamo where all sizes are plain ints."""
     original = builtins.__import__
     nested = isinstance(original, _ProxyImport) and original.is_active
     if nested or (_SYMBOLIC in sys.modules and "torch._dynamo" in sys.modules):

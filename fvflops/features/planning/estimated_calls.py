@@ -28,7 +28,7 @@ class StageLinks:
 def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[Call]:
     """Return the calls of DistributedDataParallel: each gradient scaled, then an all-reduce of each dtype's gradients.
 
-    Buffers are broadcast before the forward pass, as is its default.
+    Buffers are broadcast before the forward pass, as DDP does by default (broadcast_buffers=True).
     """
     device = trace.info.device
     gradients = Counter[str]()
@@ -67,8 +67,8 @@ def send_recv(links: StageLinks, group: Value, microbatches: int) -> list[Call]:
     return added
 
 
-def accumulate(trace: Trace, model: nn.Module, microbatches: int) -> list[Call]:
-    """Return the accumulation of the microbatches' gradients."""
+def gradient_accumulation(trace: Trace, model: nn.Module, microbatches: int) -> list[Call]:
+    """Return the additions of the gradients of all microbatches but the first."""
     add = torch.ops.aten.add_.Tensor
     return [
         (_make_signature(add, spec, self=spec, other=spec, alpha=1), "backward", microbatches - 1)
@@ -77,7 +77,7 @@ def accumulate(trace: Trace, model: nn.Module, microbatches: int) -> list[Call]:
 
 
 def _trainable_specs(trace: Trace, model: nn.Module) -> list[TensorSpec]:
-    """Return the local part of each trainable parameter, on the Trace's device."""
+    """Return the spec of each trainable parameter's local shard, on the Trace's device."""
     specs = [local_spec(parameter) for parameter in model.parameters() if parameter.requires_grad]
     return [replace(spec, device=trace.info.device) for spec in specs]
 
@@ -113,7 +113,7 @@ def _make_signature(op: Any, *outputs: Value, **inputs: Value) -> Signature:
 
 
 def local_spec(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of the local part of a tensor."""
+    """Return the spec of a tensor, of a DTensor's local shard."""
     from torch.distributed.tensor import DTensor
 
     return describe_tensor(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
