@@ -96,6 +96,8 @@ class _Parser(argparse.ArgumentParser):
 def format_error(error: BaseException) -> str:
     """Return an error in one line: the message of an error of fvflops; for others also the type, file and line.
 
+    One that a model's forward raised begins with the module and its inputs.
+
     >>> format_error(ZeroDivisionError("no inputs"))
     'ZeroDivisionError: no inputs'
     """
@@ -113,6 +115,13 @@ def format_error(error: BaseException) -> str:
     libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
+        from fvflops.cli.model_errors import describe_module, explain_input
+
+        if expected := explain_input(error):
+            return expected
+        if module := describe_module(error):
+            kind = f"{module}: {kind}"
     if not others:
         return kind
     return (

@@ -133,14 +133,14 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
 def parse_depth(text: str) -> int:
     """Return a depth, as argparse's `type`."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"depth must be an integer of at least 0; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0; got {text!r}")
     return int(text)
 
 
 def parse_top(text: str) -> int:
     """Return a number of rows, as argparse's `type`."""
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"the number of rows must be at least 1; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
     return int(text)
 
 
@@ -149,7 +149,7 @@ def parse_format(formats: Mapping[str, str], text: str) -> str:
     try:
         check_format(text, formats)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix("format ")) from None
     return text
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from fvflops import paths
 from fvflops.capture.model.model import describe_inputs
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
+from fvflops.cli.model_errors import describe_module
 from fvflops.text import nearest
 
 T = TypeVar("T")
@@ -54,6 +55,10 @@ def load_model(
     path of a JSON file, for transformers. A missing or misspelt name or value raises ValueError.
     """
     source, separator, rest = name.rpartition(":")
+    if name == "zoo:":
+        from fvflops.zoo import ZOO
+
+        raise ValueError(f"zoo: names no model: write zoo:NAME with one of {', '.join(ZOO)}")
     if not separator or not rest or not source:
         raise ValueError(
             f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
@@ -62,6 +67,8 @@ def load_model(
     if config is not None and source != "transformers":
         raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
     specs = tuple(parse_input(text) for text in inputs)
+    if device is not None:
+        _check_device(device)
     with torch.device(device) if device is not None else nullcontext():
         built = _SOURCES[source](rest, config) if source in _SOURCES else _from_factory(source, rest)
     device_of_model = _device_of(built.model)
@@ -233,6 +240,19 @@ def _describe_missing(source: str, name: str, names: Sequence[str]) -> str:
     return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
 
 
+def _check_device(name: str) -> None:
+    """Raise ValueError for a device that torch does not know, or CUDA where there is none."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ValueError(f"{name!r} is not a device of torch: pass cpu, cuda or meta") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        built = "has no CUDA" if torch.version.cuda is None else "finds no CUDA device"
+        raise ValueError(
+            f"device {name!r}: this torch ({torch.__version__}) {built}: omit the device, or pass cpu or meta"
+        )
+
+
 def _device_of(model: nn.Module) -> torch.device:
     parameter = next(model.parameters(), None)
     return torch.device("cpu") if parameter is None else parameter.device
@@ -247,11 +267,11 @@ _SOURCES: dict[str, Callable[[str, str | None], _Built]] = {
 
 
 def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
-    """Return the result of `analyse`; if the inputs are defaults, an error message includes them."""
+    """Return the result of `analyse`; if the inputs are defaults, an error of the model's forward includes them."""
     try:
         return analyse()
     except Exception as error:
-        if subject.assumed and error.args:
+        if subject.assumed and error.args and describe_module(error):
             shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
             error.args = (
                 f"{error.args[0]} (default inputs: {shapes}; pass others by --input)",

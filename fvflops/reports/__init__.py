@@ -24,9 +24,10 @@ class Report:
     """One format of `fvflops count`: the `function` of `module`, which is imported on the first call.
 
     `help` describes the format in `--help`. The function's argument is the `source`: a "summary" (`trace.Summary`), a
-    "breakdown" (`views.breakdown.Breakdown`) or a "graph" (`trace.calls.OpGraph`). `options` are the keyword arguments
-    that it accepts, such as `depth`, the levels below the root that are shown; None is the report's default. `views`
-    are the accepted values of `by`. The result is a string, an iterator of strings or, if `binary`, bytes.
+    "breakdown" (`views.breakdown.Breakdown`), a "graph" (`trace.calls.OpGraph`) or a "trace" (`trace.Trace`). `options`
+    are the keyword arguments that it accepts, such as `depth`, the levels below the root that are shown; None is the
+    report's default. `views` are the accepted values of `by`. The result is a string, an iterator of strings or, if
+    `binary`, bytes.
     """
 
     module: str
@@ -90,6 +91,9 @@ REPORTS: Mapping[str, Report] = {
         source="graph",
         views=_MODULE,
         options=("depth",),
+    ),
+    "trace": Report(
+        "fvflops.trace.codec", "the Trace, which diff reads", "encode", source="trace", views=_MODULE, options=()
     ),
 }
 

@@ -8,9 +8,10 @@ from fvflops.formulas import FormulaTable, Row
 from fvflops.formulas.language.expression import Expression
 from fvflops.formulas.schema import is_composite, schemas_of
 from fvflops.reports.document import Document, Items, Table, Value, data_only, text_column
-from fvflops.text import suggest
+from fvflops.text import nearest, suggest
 
 _FUNCTION = "prim::PythonOp."
+_MAX_SUGGESTED = 6  # ops in a message
 _PARTS = ("shapes", "use", "macs", "flops", "activations", "label")
 _COLUMNS = (
     text_column("op", shorten_last=True),
@@ -40,14 +41,26 @@ def row_report(table: FormulaTable, name: str) -> Document:
     row = table.row(op)
     schemas = {} if op.startswith(_FUNCTION) else schemas_of(op)
     if not schemas and (row is None or (row.name != op and "." in op)):
-        hint = suggest(op.lower(), table.rows, cutoff=0.8) or suggest(name, table.modules, cutoff=0.8)
-        raise ValueError(f"no op is called {name!r}, and no module class in table {table.name!r}{hint}")
+        raise ValueError(f"no op or module class is called {name!r} in table {table.name!r}{_suggest(table, name)}")
     lines = [("schema", str(schema)) for schema in schemas.values()]
     if row is not None:
         return _write_row(op, row, [*lines, *_describe_row(table, row, op)])
     composite = all(is_composite(overload) for overload in schemas)
     treatment = "decomposed into the ops that run inside" if composite and not table.opaque else "unsupported"
     return _write_row(op, None, [*lines, (f"table {table.name}", f"no row, so it is {treatment}")])
+
+
+def _suggest(table: FormulaTable, name: str) -> str:
+    """Return, as the end of a message, the ops that begin with a name or have it as label, else a similar name."""
+    short_name = name.removeprefix("aten::")
+    ops = [op for op in table.rows if op.startswith(f"aten::{short_name}")]
+    ops = sorted(ops or [op for op, row in table.rows.items() if row.label == name], key=lambda op: (len(op), op))
+    if ops:
+        more = len(ops) - _MAX_SUGGESTED
+        return f": ops are {', '.join(ops[:_MAX_SUGGESTED])}" + (f" and {more} more" if more > 0 else "")
+    by_short_name = {op.removeprefix("aten::"): op for op in table.rows}  # a common prefix makes all names similar
+    near = nearest(short_name.lower(), by_short_name, cutoff=0.75)
+    return f": did you mean {by_short_name[near]!r}?" if near else suggest(name, table.modules, cutoff=0.8)
 
 
 def examples_report(table: FormulaTable, results: Sequence[tuple[Row, ValueError | None]]) -> Document:

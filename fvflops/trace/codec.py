@@ -68,7 +68,9 @@ def decode(text: str, make: Callable[..., T]) -> T:
     except RecursionError:
         raise TraceError("not a trace: it is nested too deeply") from None
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
-        raise TraceError(f'not a trace of fvflops: it has no "format": "{_FORMAT}"')
+        raise TraceError(
+            f'not a trace of fvflops: it has no "format": "{_FORMAT}"; `fvflops count --format trace` writes one'
+        )
     if type(record.get("schema")) is not int or not 1 <= record["schema"] <= SCHEMA:
         schema = repr(record.get("schema"))[:_MAX_SHOWN]
         raise TraceError(

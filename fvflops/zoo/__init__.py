@@ -88,7 +88,7 @@ def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
     """Build the model called `name`, with random weights, in training mode as torch builds every module.
 
     Without a `device`, a model too large for memory goes to the meta device and any other to torch's default.
-    Raises ValueError with the closest match for a name that is not in `ZOO`.
+    A name that is not in `ZOO` raises ValueError.
 
     >>> next(build("llama3_405b").parameters()).device
     device(type='meta')
@@ -98,7 +98,8 @@ def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
     """
     entry = ZOO.get(name)
     if entry is None:
-        hint = suggest(name, ZOO) or f": use one of {', '.join(ZOO)}"
+        # Above the similarity of two sizes of one family, such as resnet18 and resnet50.
+        hint = suggest(name, ZOO, cutoff=0.8) or f": use one of {', '.join(ZOO)}"
         raise ValueError(f"no model {name!r} in the zoo{hint}")
     if device is None and entry.meta:
         device = "meta"

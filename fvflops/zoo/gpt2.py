@@ -107,7 +107,9 @@ class GPT2(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         n = tokens.shape[1]
         if n > self.config.positions:
-            raise ValueError(f"tokens is {tuple(tokens.shape)}: this GPT-2 takes {self.config.positions} at most")
+            raise ValueError(
+                f"tokens of shape {tuple(tokens.shape)} exceed this GPT-2's context length, {self.config.positions}"
+            )
         x = self.drop(self.wte(tokens) + self.wpe(torch.arange(n, device=tokens.device)))
         for block in self.h:
             x = block(x)

@@ -179,7 +179,8 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
     [
         (["zoo:resnet5"], "no model 'resnet5' in the zoo: did you mean 'resnet50'?"),
         (["resnet50"], "'resnet50' names no model: write zoo:resnet50"),
-        (["zoo:"], "'zoo:' names no model"),
+        (["zoo:resnet18"], "no model 'resnet18' in the zoo: use one of lenet5, resnet50,"),
+        (["zoo:"], "zoo: names no model: write zoo:NAME with one of lenet5, resnet50,"),
         (["timm:resnet5o"], "timm has no 'resnet5o': the nearest is 'resnet50'"),
         (["torchvision:resnet51"], "torchvision has no 'resnet51': the nearest is 'resnet5"),
         (["transformers:BertModle"], "transformers has no 'BertModle': the nearest is 'BertModel'"),
@@ -189,14 +190,17 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["zoo:lenet5", "--input", "1,a"], "--input 1,a: '1,a' is not a shape; write it like 1,3,224,224"),
         (["zoo:lenet5", "--input", "1:floot"], "'floot' is not a dtype"),
         (["zoo:lenet5", "--input", "0y=1"], "'0y' is not an argument name"),
-        (["zoo:lenet5", "--input", "1,3,28,28"], "expected input[1, 3, 28, 28] to have 1 channels"),
+        (["zoo:lenet5", "--device", "H100"], "'H100' is not a device of torch: pass cpu, cuda or meta"),
         (["transformers:AutoModel"], "AutoModel has no configuration: name a model class"),
         (["transformers:BertModel", "--config", "[]"], "a configuration is a JSON object"),
         (
             ["transformers:CLIPModel", "--device", "meta"],
             "default inputs: input_ids=int64[1, 128]; pass",
         ),
+        (["zoo:lenet5", "--format", "txet"], "--format: must be one of text, markdown,"),
         (["zoo:lenet5", "--format", "txet"], "got 'txet': did you mean 'text'"),
+        (["zoo:lenet5", "--format", "xml"], "got 'xml' (fvflops count --help"),
+        (["zoo:lenet5", "--top", "x"], "--top: must be an integer of at least 1; got 'x'"),
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
         (["no.such.package:model"], "there is no package"),
         (["missing.py:model"], "there is no file 'missing.py'"),
@@ -281,9 +285,11 @@ def test_ops_lists_and_explains(capsys):
     assert code == 0 and "ignored" in out
     for name, message in (
         ("aten::lineer", "'aten::linear'"),
-        ("aten::add.Tenser", "no op is called 'aten::add.Tenser', and no module class in table 'default'\n"),
-        ("torch.nn.LSTM", "no op is called 'torch.nn.LSTM', and no module class in table 'default'\n"),
+        ("aten::add.Tenser", "no op or module class is called 'aten::add.Tenser' in table 'default'"),
+        ("torch.nn.LSTM", "no op or module class is called 'torch.nn.LSTM' in table 'default'\n"),
         ("LSTM", "did you mean 'aten::lstm'?"),
+        ("conv", "in table 'default': ops are aten::conv_tbc, aten::convolution, "),
+        ("sdpa", "'sdpa' in table 'default'\n"),
     ):
         code, out, err = run(capsys, "ops", name)
         assert (code, out) == (2, "") and message in err

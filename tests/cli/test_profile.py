@@ -159,7 +159,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
         (["--sort", "tim"], "got 'tim': did you mean 'time'?"),
         (["--by", "op", "--sort", "self"], "got 'self'"),
         (["--sort", "roofline"], "--sort roofline: add the device, such as --peaks H100"),
-        (["--top", "0"], "the number of rows must be at least 1; got '0'"),
+        (["--top", "0"], "must be an integer of at least 1; got '0'"),
         (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
         (["--deepspeed", "--format", "csv"], "--format csv: --deepspeed writes DeepSpeed's text; omit --format"),
         (["--ignore", "aten::view"], "--ignore excludes ops from the list of op calls: add --by op"),
@@ -212,7 +212,11 @@ def test_a_mistake_of_a_model_is_said_in_one_line(capsys, factory, options, mess
 @pytest.mark.parametrize(
     ("name", "said", "told"),
     [
-        ("raising", "fvflops: error: RuntimeError: no more (nets.py:", "raised RuntimeError: no more"),
+        (
+            "raising",
+            "fvflops: error: Net on float32[2, 8]: RuntimeError: no more (nets.py:",
+            "raised RuntimeError: no more",
+        ),
         (
             "interrupted",
             "fvflops: error: interrupted in a run: the report is of the 2 measured before\n",

@@ -94,9 +94,18 @@ def test_the_report_explains_the_differences(capsys):
 
 def test_the_report_compares_with_another_reference():
     comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "fvcore"])
-    assert render(comparison, against="fvcore").endswith("default              0  the same")
+    assert render(comparison, against="fvcore").endswith("default              0  no difference")
     with pytest.raises(KeyError, match="no convention 'fvcor' was compared: did you mean 'fvcore'"):
         render(comparison, against="fvcor")
+
+
+def test_a_convention_without_macs_is_noted_and_two_labels_of_an_op_are_short(capsys):
+    assert main(["compare", "zoo:resnet50", "--tables", "torch_flops,thop", "--device", "meta"]) == 0
+    text = capsys.readouterr().out
+    assert "\ntorch_flops: multiply-adds are among the other FLOPs.\n" in text
+    assert "  counts BatchNorm2d, not batch_norm (53 calls)\n" in text and "…" not in text
+    assert main(["compare", "zoo:resnet50", "--tables", "thop", "--device", "meta"]) == 0
+    assert "multiply-adds are among" not in capsys.readouterr().out
 
 
 def test_smaller_differences_are_summed():
@@ -126,7 +135,7 @@ def test_json_has_every_pair(capsys):
         (["--tables", ","], "--tables ',' names no convention"),
         (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
         (["--sort", "flosp"], "got 'flosp': did you mean 'flops'"),
-        (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
+        (["--top", "0"], "--top: must be an integer of at least 1; got '0'"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(capsys, arguments, message):

@@ -293,14 +293,18 @@ def test_axes_nest():
 
 def test_ranks_that_share_a_parameter_reduce_its_gradient():
     replicas = plan_llama({"dp": 2, "cp": 2, "tp": 2})
-    assert replicas.communication().by_axis()["dp_cp"].payload == FLOAT * replicas.parameters
+    assert replicas.communication().by_axis()["dp+cp"].payload == FLOAT * replicas.parameters
     nested = plan_llama({"dp": 2, "tp": 2, "cp": 2}, rank=7)
-    (group,) = {item.group for item in nested.communication().transfers if item.group.axis == "dp_cp"}
+    (group,) = {item.group for item in nested.communication().transfers if item.group.axis == "dp+cp"}
     assert (group.size, group.first, group.step) == (4, 2, None)  # 2, 3, 6 and 7
+    # All ranks are in the group, for which torch has no axis.
+    whole = plan_llama({"dp": 2, "cp": 2})
+    assert set(whole.communication().by_axis()) == {"cp", "dp+cp"}
+    assert whole.derived[0].startswith("DDP gradient averaging over dp+cp (")
     sharded = plan_llama({"dp": 2, "fsdp": 2, "cp": 2})
     sums = sharded.communication().by_collective_and_group()
     by_axis = {(key.collective, key.axis): volume.payload for key, volume in sums.items()}
-    assert by_axis["reduce_scatter", "fsdp_cp"] == FLOAT * PARAMETERS
+    assert by_axis["reduce_scatter", "fsdp+cp"] == FLOAT * PARAMETERS
     assert by_axis["all_reduce", "dp"] == FLOAT * PARAMETERS // 4 and sharded.parameters == PARAMETERS // 4
 
 
@@ -366,7 +370,7 @@ def test_gpt2_splits_its_heads():
     assert {
         key.collective: volume.calls for key, volume in split.communication().by_collective_and_group().items()
     } == {"all_reduce": 4 * 12}
-    with pytest.raises(ShardingError, match=r"h.0.attn.heads is 12, which 8 ranks cannot share evenly"):
+    with pytest.raises(ShardingError, match=r"tp=8 .*h.0.attn.heads is 12.: use tp=1, 2, 3, 4, 6 or 12"):
         plan_rank(model, (tokens,), mesh={"tp": 8})
 
 
@@ -405,8 +409,8 @@ def test_a_function_shards_any_model():
         ({"dp": 0}, 0, "axis dp of the mesh must have at least 1 rank; got 0"),
         ({"pp": 2, "fsdp": 2}, 0, "the schedule decides when FSDP2 gathers and reduces"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
-        ({"tp": 3}, 0, "q_proj has 4 heads, which 3 ranks cannot share evenly: use a tp that divides 2"),
-        ({"tp": 4}, 0, "k_proj has 2 heads, which 4 ranks cannot share evenly: use a tp that divides 2"),
+        ({"tp": 3}, 0, r"tp=3 must divide the numbers of heads of .* .q_proj 4, k_proj 2, v_proj 2.: use tp=1 or 2"),
+        ({"tp": 4}, 0, r"tp=4 must divide the numbers of heads of .* .q_proj 4, k_proj 2, v_proj 2.: use tp=1 or 2"),
     ],
     ids=["rank", "axis", "none", "size", "fsdp", "stages", "heads", "key heads"],
 )
@@ -559,9 +563,10 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
         (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: expected a floating-point dtype"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
-        (["--mesh", "dp=2", "--format", "xml"], "got 'xml': did you mean 'html'"),
+        (["--mesh", "tp=3"], "(q_proj 4, k_proj 2, v_proj 2): use tp=1 or 2\n"),  # without the default inputs
+        (["--mesh", "dp=2", "--format", "htlm"], "got 'htlm': did you mean 'html'"),
     ],
-    ids=["size", "twice", "dtype", "shard", "format"],
+    ids=["size", "twice", "dtype", "shard", "heads", "format"],
 )
 def test_a_mistake_on_the_command_line_is_reported(capsys, arguments, message):
     with suppress(SystemExit):  # argparse's own mistakes

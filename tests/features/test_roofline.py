@@ -269,7 +269,7 @@ def test_the_command_draws_a_model_by_module_operator_and_op(capsys):
     assert (code, err) == (0, "")
     assert out.startswith("zoo:resnet50 on A100 SXM 80GB\n\nmodule ")
     peaks = out.split("\n\n")[-1].splitlines()
-    assert peaks[0] == "Peaks of A100 SXM 80GB"
+    assert peaks[0] == "Peaks of A100 SXM 80GB" and "\n\nConvention: exact (2 FLOPs per multiply-add).\n" in out
     assert [line.split() for line in peaks[3:]] == [
         ["tf32", "156T", "2.04T", "76.5"],
         ["fp32", "19.5T", "2.04T", "9.56"],
@@ -364,7 +364,7 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
         (["zoo:lenet5", "--device", "H100", "--table", "exactly"], "exactly"),
         (
             ["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"],
-            "number of rows must be at least 1",
+            "must be an integer of at least 1",
         ),
         (["zoo:lenet5", "--device", "H100", "--sort", "flosp"], "got 'flosp': did you mean 'flops'?"),
         (["zoo:lenet5", "--device", "H100", "--format", "htlm"], "got 'htlm': did you mean 'html'"),

@@ -294,7 +294,7 @@ def test_the_registry_offers_each_report_by_name():
     summary = summarise(flops)
     assert list(REPORTS) == [
         *("text", "markdown", "csv", "json", "html", "latex"),
-        *("fvcore", "tree", "paper", "svg", "png", "dot", "model-explorer"),
+        *("fvcore", "tree", "paper", "svg", "png", "dot", "model-explorer", "trace"),
     ]
     assert list(REPORTS)[: len(FORMATS)] == list(FORMATS)
     for render in SUMMARY_REPORTS.values():

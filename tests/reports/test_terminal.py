@@ -177,7 +177,8 @@ def test_equal_layers_are_one_row_with_their_sum_and_unequal_ones_stay():
     ]
     text = terminal.render(found, width=80)
     assert re.findall(r"^ +\S.*? (?= )", text, re.MULTILINE)[:4] == ["  layers ", "    0 ", "      up ", "      down "]
-    assert "    1–3 × 3  " in text and "      1.up " in text and "sum of N equal modules" in text
+    assert "    1–3 × 3  " in text and "      1.up " in text and "sum of N equal modules; rows of their" in text
+    assert "sum of N equal modules.\n" in terminal.render(found, width=80, depth=2)
     assert "layers.1–3 × 3" in table.render(found) and "layers.1–3 × 3 | Block |" in markdown.render(found)
     assert collapse(summarise_stack(8, 4, 8)).labels == {}
     for name in ("tree", "json"):
@@ -204,7 +205,7 @@ def test_the_python_table_takes_the_same_options_and_is_fvcores_without_them():
         "| model          | 0.17K         | 0.144K   |\n"
         "| layers.0–1 × 2 | 0.152K        | 0.128K   |\n\n"
         "3 more modules.\n"
-        "A row with × N is the sum of N equal modules; the rows below it are those of the first."
+        "A row with × N is the sum of N equal modules."
     )
 
 
@@ -306,8 +307,8 @@ def exit_code(*argv: str) -> int:
     [
         (["--sort", "flps"], "parameters, flops, activations, name; got 'flps': did you mean 'flops'?"),
         (["--sort", "parameters", "--by", "operator"], "sort must be one of flops, activations, name"),
-        (["--top", "0"], "--top: the number of rows must be at least 1; got '0'"),
-        (["--top", "-3"], "--top: the number of rows must be at least 1; got '-3'"),
+        (["--top", "0"], "--top: must be an integer of at least 1; got '0'"),
+        (["--top", "-3"], "--top: must be an integer of at least 1; got '-3'"),
         (["--sort", "flops", "--format", "tree"], "--sort does not apply to --format tree"),
         (["--by", "op", "--sort", "flosp"], "did you mean 'flops'"),
         (["--by", "line", "--sort", "macss"], "did you mean 'macs'"),

@@ -45,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("--depth applies to --update only: add --update")
     name = arguments.name or arguments.model
     exists = paths.exists(arguments.budget)
-    budgets = load_budgets(arguments.budget) if exists or not arguments.update else {}
+    if not exists and not arguments.update:
+        raise ValueError(f"there is no budget file {arguments.budget!r}: --update creates it")
+    budgets = load_budgets(arguments.budget) if exists else {}
     budget = budgets.get(name) if arguments.update else find_budget(budgets, name, arguments.budget)
     table_name = _choose_table(arguments.table, budget)
     table = load_table(table_name)

@@ -35,6 +35,7 @@ _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
     "summary": lambda flops: make_summary(with_columns(analysed_run(flops))),
     "breakdown": lambda flops: read_breakdown(analysed_run(flops)),
     "graph": lambda flops: OpGraph(flops.op_calls(), flops.module_tree()),
+    "trace": lambda flops: flops.trace(),
 }
 
 

@@ -45,11 +45,18 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     descriptions = [
         f"{name}: {convention.description.partition(';')[0]}." for name, convention in comparison.totals.items()
     ]
+    # One that counts FLOPs only, where others count multiply-adds too.
+    without_macs = [count.name for count in counts if not count.macs and count.flops and any(c.macs for c in counts)]
+    notes = [f"{', '.join(without_macs)}: multiply-adds are among the other FLOPs."] if without_macs else []
     reasons: list[tuple[Value, ...]] = []
     for name, convention in comparison.totals.items():
         if name != against:
             reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
-    parts: list[Any] = [_PREFACE, Table("conventions", _TOTALS, rows, noun="convention"), Items("", descriptions)]
+    parts: list[Any] = [
+        _PREFACE,
+        Table("conventions", _TOTALS, rows, noun="convention", notes=notes),
+        Items("", descriptions),
+    ]
     if reasons:
         columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"
@@ -61,7 +68,7 @@ def _list_reasons(
     base: ConventionTotal, convention: ConventionTotal, reasons: Sequence[Difference], shown: int
 ) -> list[tuple[Value, ...]]:
     if not reasons:
-        return [(convention.name, 0, "the same")]
+        return [(convention.name, 0, "no difference")]
     rows: list[tuple[Value, ...]] = [
         (convention.name, reason.value, _describe(reason, base, convention)) for reason in reasons[:shown]
     ]
@@ -85,7 +92,7 @@ def _describe(reason: Difference, base: ConventionTotal, convention: ConventionT
             return f"also counts {reason.second}{calls}"
     if reason.first == reason.second:
         return f"counts {'more' if reason.value > 0 else 'less'} for {reason.first}{calls}"
-    return f"counts {reason.second} where {base.name} counts {reason.first}{calls}"
+    return f"counts {reason.second}, not {reason.first}{calls}"
 
 
 def _sign(value: int) -> str:

@@ -176,7 +176,7 @@ def _number_columns() -> tuple[Column, ...]:
 
 
 def _difference_column(measure: str) -> Column:
-    return doc.difference_column(measure, _HEADINGS[measure])
+    return doc.difference_column(measure, f"Δ {_HEADINGS[measure]}")
 
 
 def _list_numbers(change: Change) -> tuple[Value, ...]:

@@ -249,9 +249,14 @@ def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
 
 def _make_mesh(mesh: Mapping[str, int]) -> Any:
     parallel = [axis for axis, size in mesh.items() if size > 1]
-    if len(parallel) == 1:  # its group is that of all ranks, for which torch reports no axis
-        default_process_group()._set_group_desc(f"mesh_{parallel[0]}")
+    if len(parallel) == 1:
+        _name_default_group(parallel[0])
     return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+
+
+def _name_default_group(axis: str) -> None:
+    """Name the group of all ranks after the only axis that needs it; torch reports none for it."""
+    default_process_group()._set_group_desc(f"mesh_{axis}")
 
 
 def _add_estimated_calls(
@@ -287,7 +292,13 @@ def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
     parallel = tuple(axis for axis in axes if mesh.get(axis, 1) > 1)
     if not parallel:
         return None
-    return device_mesh[parallel[0]] if len(parallel) == 1 else device_mesh[parallel]._flatten("_".join(parallel))
+    if len(parallel) == 1:
+        return device_mesh[parallel[0]]
+    name = "+".join(parallel)
+    flattened = device_mesh[parallel]._flatten(name)
+    if flattened.size() == math.prod(mesh.values()):
+        _name_default_group(name)
+    return flattened
 
 
 def _make_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, StageLinks]:

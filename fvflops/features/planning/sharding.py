@@ -184,10 +184,19 @@ def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
                     heads[name] = module.out_features // head_size
     for name, count in heads.items():
         if count % ranks:
-            divisor = math.gcd(*heads.values())
+            attention = name.rpartition(".")[0]
+            counts = {key.rpartition(".")[2]: heads[key] for key in heads if key.rpartition(".")[0] == attention}
+            described = ", ".join(f"{key} {number}" for key, number in counts.items())
             raise ShardingError(
-                f"{name} has {count} heads, which {ranks} ranks cannot share evenly: use a tp that divides {divisor}"
+                f"tp={ranks} must divide the numbers of heads of {attention} ({described}): "
+                f"use tp={_list_divisors(math.gcd(*heads.values()))}"
             )
+
+
+def _list_divisors(number: int) -> str:
+    """Return the divisors of a number, such as "1, 2 or 4"."""
+    *others, last = (str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
@@ -197,7 +206,8 @@ def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
     heads = getattr(module, attribute)
     if heads % ranks:
         raise ShardingError(
-            f"{name}.{attribute} is {heads}, which {ranks} ranks cannot share evenly: use a tp that divides {heads}"
+            f"tp={ranks} must divide the number of heads ({name}.{attribute} is {heads}): "
+            f"use tp={_list_divisors(heads)}"
         )
     setattr(module, attribute, heads // ranks)
 

@@ -320,7 +320,11 @@ def _describe_mean(middle: int, runs: int) -> str:
         return "one run"
     if middle == 1:
         return f"the middle of {runs} runs"
-    return f"the mean of {runs} runs" if middle == runs else f"the mean of the middle {middle} of {runs} runs"
+    if middle == runs:
+        return f"the mean of {runs} runs"
+    dropped = (runs - middle) // 2
+    extremes = "the fastest and the slowest" if dropped == 1 else f"the {dropped} fastest and the {dropped} slowest"
+    return f"the mean of {middle} of {runs} runs, without {extremes},"
 
 
 def _duration_of_run(trace: Trace) -> int:

@@ -56,7 +56,8 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
         table = _tabulate_modules(roofline, total, DEPTH if depth is None else depth)
     else:
         table = _tabulate_operators(roofline, total) if by == "operator" else _tabulate_ops(roofline, total)
-    parts: list[Part] = [table, "\n".join([_describe_total(total), *_list_gaps(roofline)])]
+    convention = f"Convention: {plain_name(roofline.table)} (2 FLOPs per multiply-add)."
+    parts: list[Part] = [table, convention, "\n".join([_describe_total(total), *_list_gaps(roofline)])]
     if roofline.peaks:
         parts.append(_tabulate_peaks(roofline))
     title = f"{subject} on {roofline.device}" if subject else f"Roofline on {roofline.device}"

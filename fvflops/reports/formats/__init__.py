@@ -36,7 +36,7 @@ def write_document(document: Document, format: str = "text", *, width: int | Non
 
 
 def check_format(name: str, formats: Mapping[str, str] = FORMATS) -> None:
-    """Raise ValueError, with the closest match, for an unknown format."""
+    """Raise ValueError for an unknown format, with a close match if there is one."""
     if name not in formats:
-        hint = suggest(name, formats, cutoff=0)
+        hint = suggest(name, formats)
         raise ValueError(f"format must be one of {', '.join(formats)}; got {name!r}{hint}")

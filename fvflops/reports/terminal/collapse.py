@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
+from fvflops.trace.module_tree import modules_above
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.DOTALL)
 
@@ -57,9 +58,13 @@ def collapse(summary: Summary) -> Summary:
 
 
 def collapse_note(summary: Summary, shown: Iterable[str]) -> list[str]:
-    """Return a sentence that explains rows of repeated layers, [] if none is shown."""
-    note = "A row with × N is the sum of N equal modules; the rows below it are those of the first."
-    return [note] if any(name in summary.labels for name in shown) else []
+    """Return a sentence that explains rows of repeated layers, and those of modules in them; [] if none is shown."""
+    names = list(shown)
+    if not any(name in summary.labels for name in names):
+        return []
+    in_layers = any(above in summary.labels for name in names for above in modules_above(name))
+    submodules = "; rows of their submodules are of the first" if in_layers else ""
+    return [f"A row with × N is the sum of N equal modules{submodules}."]
 
 
 def _number_subtrees(summary: Summary) -> dict[str, int]:

@@ -21,6 +21,8 @@ def format_range(names: Sequence[str]) -> str:
 
     >>> format_range(["layers.0.fc", "layers.1.fc", "layers.2.fc"])
     'layers.0–2.fc'
+    >>> format_range(["0.1", "1.1", "2.1"])  # not 0–2.1, which reads as a range from 0 to 2.1
+    '{0–2}.1'
     """
     if not names:
         return ""
@@ -34,6 +36,8 @@ def format_range(names: Sequence[str]) -> str:
             parts.append(f"{numbers[0]}–{numbers[-1]}")
         else:
             parts.append(",".join(map(str, numbers)) if len(numbers) <= 4 else f"{numbers[0]}…{numbers[-1]}")
+    if sum(part[:1].isdigit() for part in parts) > 1:
+        parts = [part if part.isdigit() or not part[:1].isdigit() else f"{{{part}}}" for part in parts]
     return ".".join(parts)
 
 
