@@ -124,13 +124,20 @@ def test_a_wrong_input_is_told_as_with_the_symbolic_modules(process):
 
 
 @pytest.fixture
-def nothing_heavy(monkeypatch):
+def nothing_heavy():
     """Let the heavy modules be as if they were not imported yet, which other tests have."""
-    for name in filter(is_heavy, list(sys.modules)):
-        monkeypatch.delitem(sys.modules, name)
+    before = {name: sys.modules.pop(name) for name in filter(is_heavy, list(sys.modules))}
     clear_cache()
     yield
     clear_cache()
+    # A module that was imported anew has classes of its own: put back all that there were, also in their packages.
+    for name in filter(is_heavy, list(sys.modules) if before else ()):
+        del sys.modules[name]
+    sys.modules.update(before)
+    for name, heavy in before.items():
+        package, _, attribute = name.rpartition(".")
+        if package:
+            setattr(sys.modules[package], attribute, heavy)
 
 
 VALUES = (True, False, 0, 1, 3, 1.5)
