@@ -16,6 +16,7 @@ from fvflops.text import printable_short
 from fvflops.units import format_quantity
 
 _MODULE_CALL = "_call_impl"  # of nn.Module: its arguments are those of forward
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def describe_module(error: BaseException) -> str:
@@ -68,7 +69,7 @@ def _compare(module: nn.Module, value: torch.Tensor) -> tuple[str, list[int], st
         return "", shape, ""
     if isinstance(module, nn.Embedding) and (value.is_floating_point() or value.is_complex()):
         return "integer indices", shape, ":int64"
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, _CONVOLUTIONS):
         axis = len(shape) - len(module.kernel_size) - 1  # 1 with a batch, 0 without
         has_axis, size, noun = axis in (0, 1), module.in_channels, "input channel"
     elif isinstance(module, nn.Linear):

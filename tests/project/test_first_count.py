@@ -126,7 +126,16 @@ def test_a_wrong_input_is_told_as_with_the_symbolic_modules(process):
 @pytest.fixture
 def nothing_heavy():
     """Let the heavy modules be as if they were not imported yet, which other tests have."""
-    before = {name: sys.modules.pop(name) for name in filter(is_heavy, list(sys.modules))}
+    before = {name: sys.modules[name] for name in filter(is_heavy, list(sys.modules))}
+    parents = {name: sys.modules.get(name.rpartition(".")[0]) for name in before}
+    # A package may have another object of a module's name.
+    attributes = [
+        (parents[name], name.rpartition(".")[2], heavy)
+        for name, heavy in before.items()
+        if getattr(parents[name], name.rpartition(".")[2], None) is heavy
+    ]
+    for name in before:
+        del sys.modules[name]
     clear_cache()
     yield
     clear_cache()
@@ -134,10 +143,8 @@ def nothing_heavy():
     for name in filter(is_heavy, list(sys.modules) if before else ()):
         del sys.modules[name]
     sys.modules.update(before)
-    for name, heavy in before.items():
-        package, _, attribute = name.rpartition(".")
-        if package:
-            setattr(sys.modules[package], attribute, heavy)
+    for parent, attribute, heavy in attributes:
+        setattr(parent, attribute, heavy)
 
 
 VALUES = (True, False, 0, 1, 3, 1.5)
