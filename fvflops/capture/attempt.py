@@ -215,13 +215,13 @@ class Attempt:
             result = model(*args, **kwargs)
             self._run_backward(result)
             return
-        unseen = self._recorder.unseen
-        if unseen is not None:
-            unseen.enter((args, kwargs))
+        unseen_work = self._recorder.unseen
+        if unseen_work is not None:
+            unseen_work.enter((args, kwargs))
         token = self._recorder.enter(self._recorder.region(Region("module", "")), (args, kwargs))
         result = model(*args, **kwargs)
-        if unseen is not None:
-            unseen.leave(result, model)
+        if unseen_work is not None:
+            unseen_work.leave(result, model)
         self._recorder.leave(token, result)
         self._run_backward(result)
 

@@ -22,10 +22,11 @@ class Event(NamedTuple):
 
     `kind` is "enter" or "exit" (of a region), "op" or "free" (of a storage). `item` is an index: of the region's
     signature for exit, of the region for enter, of the op call's signature for op, of the storage for free. `stack` is
-    the index of its stack of regions, `thread` is 0 for the thread that started the recording, `reads` and `writes` are
-    indexes of storages. Times are in nanoseconds, memory in bytes. `raised`: an exception ended the region. `rank` is
-    the rank of a distributed process, or None. `line` is the index of the source line that called an op, where lines
-    were recorded.
+    the index of its stack of regions, `thread` is 0 for the thread that started the recording. `reads` are the indexes
+    of the storages of an op's tensor arguments, `writes` those of its results: a view has its input's storage, and an
+    argument that an op modifies without returning it is only in `reads`. Times are in nanoseconds, memory in bytes.
+    `raised`: an exception ended the region. `rank` is the rank of a distributed process, or None. `line` is the index
+    of the source line that called an op, where lines were recorded.
     """
 
     kind: str
@@ -58,8 +59,8 @@ class Region(NamedTuple):
 class Storage(NamedTuple):
     """A tensor storage; `origin` is "parameter", "buffer", "input", "op" (created by a recorded op) or "outside".
 
-    "outside": any other storage, such as a tensor that the program created before the run, or in unrecorded code. For
-    those that belong to an optimizer, `origin` is "gradient" or "optimizer state".
+    "outside": any other storage, such as a tensor that the program created before the run, or in unrecorded code. Such
+    a storage has "gradient" or "optimizer state" instead if an optimizer's parameter has it as its gradient or state.
     """
 
     nbytes: int
@@ -102,12 +103,13 @@ class RunInfo:
 
     Three have other keys there: `op_set` is "vocabulary", `assumed` is "supposed" and `upper_bounds` is "bounds".
 
-    `execution` is "shapes", "real" or "fake". `op_set` is "composite" (ops as called, without autograd) or "core" (ops
-    as decomposed by autograd). `device` is the target device of a shape execution or the device of a profile, `inputs`
-    the model's inputs; "" where unknown. `measured` may contain "time" and "memory". `assumed` describes, by op, the
-    assumed results of data-dependent ops, and `upper_bounds` names the ops whose results were assumed to have their
-    maximum size. A profile has the number of `warmup` runs, or of `steps` of a torch.profiler schedule; `overhead_ns`
-    is the subtracted profiling overhead in total, `overhead_ns_per_op` per op.
+    `execution` is "shapes", "real" or "fake" (as "real", on FakeTensors of the program). `op_set` is "composite" (ops
+    as called, without autograd) or "core" (ops as decomposed by autograd). `device` is the target device of a shape
+    execution or the device of a profile, `inputs` the model's inputs; "" where unknown. `measured` may contain "time"
+    and "memory". `assumed` describes, by op, the assumed results of data-dependent ops, and `upper_bounds` names the
+    ops whose results were assumed to have their maximum size. A profile has the number of `warmup` runs, or of `steps`
+    of a torch.profiler schedule; `overhead_ns` is the subtracted profiling overhead in total, `overhead_ns_per_op` per
+    op.
     """
 
     execution: str = ""

@@ -41,19 +41,19 @@ def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
         if not recorder.is_recording_thread():
             return original(cls, *args, **kwargs)
         recorder.activate()
-        unseen = recorder.unseen
-        if unseen is not None and not unseen.is_real:
-            unseen = None
-        if unseen is not None:
-            unseen.enter((args, kwargs))
+        unseen_work = recorder.unseen
+        if unseen_work is not None and not unseen_work.is_real:
+            unseen_work = None
+        if unseen_work is not None:
+            unseen_work.enter((args, kwargs))
         token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs))
         try:
             result = original(cls, *args, **kwargs)
         except BaseException as error:
             recorder.leave(token, None, error)
             raise
-        if unseen is not None:
-            unseen.leave(result, getattr(cls, "forward", None))
+        if unseen_work is not None:
+            unseen_work.leave(result, getattr(cls, "forward", None))
         recorder.leave(token, result)
         return result
 

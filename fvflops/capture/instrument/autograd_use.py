@@ -1,4 +1,4 @@
-"""Detect that a model's forward uses autograd although it runs without, where most uses fail silently."""
+"""Detect that a model's forward uses autograd in a run without autograd, where most uses fail silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.torch_internals import TensorBase, TransformType, grad_switch, peek_interpreter
 
-# All switches of grad mode call it, also torch.enable_grad as a context or decorator.
+# torch._C._set_grad_enabled: all switches of grad mode call it, also torch.enable_grad as a context or decorator.
 _GRAD_SWITCH = Patch(*grad_switch)
 _REQUIRES_GRAD_METHOD = Patch(torch.Tensor, "requires_grad_")
 _REQUIRES_GRAD_FLAG = Patch(torch.Tensor, "requires_grad")
@@ -45,7 +45,7 @@ class AutogradUse:
         ]
 
     def _record_use(self, call: str) -> bool:
-        """Record a call that uses autograd; False in other threads and in torch.func, where it is no such use."""
+        """Record a call that uses autograd; False in unrecorded threads, and in derivatives of torch.func."""
         is_use = self._recorder.is_recording_thread() and not _in_derivative()
         if is_use and not self.first_use:
             self.first_use = call

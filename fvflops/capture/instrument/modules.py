@@ -83,7 +83,7 @@ def _around(
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
     hidden_ops = {id(module): ops for module in scripts.values() if (ops := _hidden_ops(module))}
-    unseen = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
+    unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
     regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
@@ -95,8 +95,8 @@ def _around(
         region = regions.get(id(module))
         if region is None or (get_ident() != thread and not recorder.is_recording_thread()):
             return original(module, *args, **kwargs)
-        if unseen is not None:
-            unseen.enter((args, kwargs))
+        if unseen_work is not None:
+            unseen_work.enter((args, kwargs))
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if id(module) in with_fused_path:
@@ -110,8 +110,8 @@ def _around(
         if hidden_ops:
             for op in hidden_ops.get(id(module), ()):
                 recorder.record_opaque_call(op)
-        if unseen is not None:
-            unseen.leave(result, getattr(module, "forward", None))
+        if unseen_work is not None:
+            unseen_work.leave(result, getattr(module, "forward", None))
         if recorder.has_threads:
             recorder.assign_graph(result, (args, kwargs))
         leave(token, result)

@@ -113,7 +113,10 @@ def read_run(profiler: Any, model_index: ModelIndex, *, complete: bool = True) -
 
 
 def _read_launches(results: Any) -> dict[int, int]:
-    """Return device event → op that launched it, by correlation ids; events of older torch versions lack the latter."""
+    """Return correlation id of a device event → that of the op that launched it.
+
+    In older torch versions a FunctionEvent does not contain the latter.
+    """
     cpu = torch.autograd.DeviceType.CPU
     return {
         event.correlation_id(): event.linked_correlation_id()

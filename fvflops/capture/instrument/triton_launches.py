@@ -52,7 +52,7 @@ def launch_kernel(
     call_kernel: Callable[[], Any],
     frame: FrameType | None,
 ) -> Any:
-    """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it."""
+    """Record one launch as `triton::NAME`, with the kernel's parameter names, and run it in real execution."""
     names = tuple(arguments)
     name = f"triton::{_function_of(kernel).__name__}"
     schema = OpSchema(

@@ -100,30 +100,32 @@ class RecordingMode(SubclassAwareMode):
                 return func.decompose(*args, **kwargs)
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
-        unseen = recorder.unseen
-        if unseen is None:
+        unseen_work = recorder.unseen
+        if unseen_work is None:
             pending = self._calls.before_call(schema, args, kwargs)
         else:
+            # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it
+            # may contain data exported before.
             is_constant = func is self._lift
             if is_constant:
-                unseen.set_lifting(True)
+                unseen_work.set_lifting(True)
             pending = self._calls.before_call(schema, args, kwargs)
-            unseen.before(schema, args, kwargs, pending[2])
+            unseen_work.before(schema, args, kwargs, pending[2])
             if is_constant:
-                unseen.set_lifting(False)
+                unseen_work.set_lifting(False)
         if probe is None:
-            if unseen is None:
+            if unseen_work is None:
                 result = call(*args, **kwargs)
             else:
-                unseen.in_op = True
+                unseen_work.in_op = True
                 try:
                     result = call(*args, **kwargs)
                 finally:
-                    unseen.in_op = False
+                    unseen_work.in_op = False
             index, writes = self._calls.after_call(schema, pending, result)
             recorder.add(index, pending[2], writes)
-            if unseen is not None:
-                unseen.after(schema, args, kwargs, pending[2], result, writes)
+            if unseen_work is not None:
+                unseen_work.after(schema, args, kwargs, pending[2], result, writes)
             return result
         start, clock = probe.begin(), probe.clock
         start.ns = clock()
@@ -132,8 +134,8 @@ class RecordingMode(SubclassAwareMode):
         duration = probe.end(start, ended_ns)
         index, writes = self._calls.after_call(schema, pending, result)
         recorder.add(index, pending[2], writes, probe.columns(start, duration))
-        if unseen is not None:
-            unseen.after(schema, args, kwargs, pending[2], result, writes)
+        if unseen_work is not None:
+            unseen_work.after(schema, args, kwargs, pending[2], result, writes)
         probe.sample()
         probe.overhead_ns += start.ns - entered_ns + clock() - ended_ns + probe.dispatch_ns
         return result

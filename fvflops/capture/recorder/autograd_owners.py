@@ -58,7 +58,7 @@ class NodeOwners:
         nodes.next_number = number
 
     def assign_last(self, stack: int) -> None:
-        """Attribute the newest node to `stack`."""
+        """Attribute new nodes to `stack`, as `assign_new` does, and the newest one even if it is attributed already."""
         self.assign_new(stack)
         nodes = self._threads[get_ident()]
         nodes.owners[nodes.next_number - 1] = stack, ""

@@ -1,4 +1,4 @@
-"""Read the values that an op's cost depends on: offsets of packed sequences, and pairs that a mask leaves unmasked."""
+"""Read the values that an op's cost depends on: offsets of packed sequences, and the unmasked entries of masks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ValueReader:
         self._masks: dict[tuple[Any, ...], tuple[ReferenceType[Any], int]] = {}
 
     def read(self, value_arguments: Sequence[ValueArgument], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
-        """Return the values of an op's value-dependent arguments; a mask's is its number of pairs."""
+        """Return the values of an op's value-dependent arguments; for a mask, the number of unmasked entries."""
         return tuple(
             self._read(
                 args[argument.position] if argument.position < len(args) else kwargs.get(argument.name),

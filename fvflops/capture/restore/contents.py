@@ -31,16 +31,18 @@ LEAF_TYPES = frozenset(
         *(types.GenericAlias, types.MappingProxyType, types.CodeType, re.Pattern, weakref.ref, object, slice),
     }
 )
-# Larger NumPy arrays are not compared.
+# Larger NumPy arrays are neither saved nor restored.
 _MAX_ARRAY_BYTES = 1 << 26
 
 Restore = Callable[[Any, Any], None]
-# An object's contents, the function that restores them (None if immutable), and the objects to visit next.
+# An object's contents, the function that restores them, and the objects to visit next. The function is None if the
+# object is immutable, read-only or too large, or has no contents but those objects.
 Saved = tuple[Any, Restore | None, Iterable[Any]]
 Save = Callable[[Any], Saved]
 
-CACHE = type(cache(len))
-_EMPTY_ITERABLES: tuple[Any, ...] = (
+LRU_CACHE_TYPE = type(cache(len))
+# One per type of iterator: those over range(1 << 70) and over a non-ASCII string have types of their own.
+_ITERABLES: tuple[Any, ...] = (
     [],
     (),
     range(0),
@@ -54,11 +56,9 @@ _EMPTY_ITERABLES: tuple[Any, ...] = (
     {}.items(),
     set(),
 )
-_EMPTY_REVERSIBLES: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
+_REVERSIBLES: tuple[Any, ...] = ([], range(0), {}, {}.values(), {}.items())
 # Types of iterators with a length hint.
-_HINTED = frozenset(
-    map(type, [*map(iter, _EMPTY_ITERABLES), *map(reversed, _EMPTY_REVERSIBLES), itertools.repeat(0, 1)])
-)
+_HINTED = frozenset(map(type, [*map(iter, _ITERABLES), *map(reversed, _REVERSIBLES), itertools.repeat(0, 1)]))
 _ITERATORS = frozenset(
     (
         *_HINTED,
@@ -255,7 +255,7 @@ def _restore_cell(item: types.CellType, before: list[Any]) -> None:
 
 def _save_cache(item: Any) -> Saved:
     """Save a `functools.lru_cache`: an unbounded one by its dict; a bounded one can only be cleared."""
-    info = CACHE.cache_info(item)
+    info = LRU_CACHE_TYPE.cache_info(item)
     attributes = item.__dict__
     referents = [value for value in gc.get_referents(item) if value is not attributes and type(value) is not type]
     if info.maxsize is None:
@@ -264,8 +264,8 @@ def _save_cache(item: Any) -> Saved:
 
 
 def _restore_cache(item: Any, misses: int) -> None:
-    if CACHE.cache_info(item).misses != misses:
-        CACHE.cache_clear(item)
+    if LRU_CACHE_TYPE.cache_info(item).misses != misses:
+        LRU_CACHE_TYPE.cache_clear(item)
 
 
 def _save_partial(item: partial[Any]) -> Saved:
@@ -296,7 +296,7 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
     (random.Random, _save_random),
     (torch.Generator, _save_generator),
     ((io.BytesIO, io.StringIO), _save_stream),
-    (CACHE, _save_cache),
+    (LRU_CACHE_TYPE, _save_cache),
     (partial, _save_partial),
     (threading.local, _save_local),
     (ContextVar, _save_variable),

@@ -15,7 +15,8 @@ from fvflops.capture.shapes.meta_run import substitute
 class MissingDeviceMode(TorchFunctionMode):
     """A function mode that redirects requests for a missing device to the CPU.
 
-    Without it torch would raise before dispatching any op. With `under_autograd`, functions choose kernels as on CUDA.
+    Without it torch would raise before dispatching any op. `under_autograd`: autograd decomposes the run's ops (the op
+    set "core"), and functions choose kernels by device: as on CUDA, if that is the missing one.
     """
 
     def __init__(self, device: torch.device, *, under_autograd: bool = True) -> None:

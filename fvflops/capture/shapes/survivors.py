@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.capture.restore.contents import CACHE
+from fvflops.capture.restore.contents import LRU_CACHE_TYPE
 from fvflops.capture.restore.namespaces import read_slot, slots_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 
@@ -89,8 +89,8 @@ def _remove_from(referrer: Any, ids: set[int]) -> None:
         base.extend(referrer, remaining)
     elif issubclass(kind, set):
         set.difference_update(referrer, [item for item in set.__iter__(referrer) if id(item) in ids])
-    elif kind is CACHE:
-        CACHE.cache_clear(referrer)
+    elif kind is LRU_CACHE_TYPE:
+        LRU_CACHE_TYPE.cache_clear(referrer)
     else:
         for slot in slots_of(kind):
             if id(read_slot(slot, referrer)) in ids:

@@ -36,10 +36,10 @@ def _around_export(
     """Wrap a function that exports a tensor's data; `floats_only` ignores integers, such as lengths."""
 
     def export(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
-        unseen = recorder.unseen
+        unseen_work = recorder.unseen
         is_data = not floats_only or tensor.is_floating_point() or tensor.is_complex()
-        if unseen is not None and is_data and not recorder.paused and recorder.is_recording_thread():
-            unseen.record_export(tensor, sys._getframe(1))
+        if unseen_work is not None and is_data and not recorder.paused and recorder.is_recording_thread():
+            unseen_work.record_export(tensor, sys._getframe(1))
         return original(tensor, *args, **kwargs)
 
     return export
@@ -48,9 +48,9 @@ def _around_export(
 def _around_import(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def import_(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor: torch.Tensor = original(*args, **kwargs)
-        unseen = recorder.unseen
-        if unseen is not None and not recorder.paused and recorder.is_recording_thread():
-            unseen.record_import(tensor)
+        unseen_work = recorder.unseen
+        if unseen_work is not None and not recorder.paused and recorder.is_recording_thread():
+            unseen_work.record_import(tensor)
         return tensor
 
     return import_

@@ -24,27 +24,27 @@ _MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 class Cell:
     """Cost of one hidden unit of a cell in one step, without the products.
 
-    `gates` is the number of rows of its weight matrices, each with one or two biases; `sums` the number of these that
-    add the contributions of the input and the hidden state. `steps` are other operations forward and backward, the
-    rest the numbers of elementary function calls forward, and of tanh backward.
+    `gates` is the number of rows of its weight matrices, each with two biases or none; `sums` the number of these that
+    add the contributions of the input and the hidden state. `sigmoids` and `tanhs` are calls of these functions,
+    `other_ops` all other operations; those named `_backward` are of the backward pass.
     """
 
     gates: int
     sums: int
-    steps: int
-    exponentials: int
-    tangents: int
-    steps_backward: int
-    tangents_backward: int
+    other_ops: int
+    sigmoids: int
+    tanhs: int
+    other_ops_backward: int
+    tanhs_backward: int
 
     def forward(self, biases: int, constants: Mapping[str, int]) -> int:
         """Return the FLOPs of one unit in one step, with `biases` per gate."""
-        functions = self.exponentials * (constants["exp"] + 3) + self.tangents * constants["tanh"]
-        return self.gates * biases + self.sums + self.steps + functions
+        functions = self.sigmoids * (constants["exp"] + 3) + self.tanhs * constants["tanh"]
+        return self.gates * biases + self.sums + self.other_ops + functions
 
     def backward(self, biases: int, constants: Mapping[str, int]) -> int:
         """Return the FLOPs of one unit in one step of the backward pass; the gradient of a bias is a sum."""
-        return self.gates * biases + self.steps_backward + self.tangents_backward * constants["tanh"]
+        return self.gates * biases + self.other_ops_backward + self.tanhs_backward * constants["tanh"]
 
 
 # LSTM: i, f, o are sigmoids and g a tanh; f*c + i*g, o*tanh(c). GRU: r, z are sigmoids, n = tanh(x + r*h), and
@@ -139,7 +139,10 @@ def _inputs(call: Call) -> list[int]:
 
 
 def _projection_saving(call: Call) -> int:
-    """Return the number of units minus projected hidden state elements, over all layers and directions."""
+    """Return the additions saved by projections: gradients of the hidden state are summed per projected element.
+
+    `Cell.backward` counts such a sum for each unit.
+    """
     if not _projected(call):
         return 0
     matrices, gates = list(find_matrices(call)), _cell(call).gates
