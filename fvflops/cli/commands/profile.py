@@ -61,20 +61,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs.add_argument("--steps", type=int, metavar="N", help="with --schedule: number of runs")
     shown = parser.add_argument_group("report")
-    shown.add_argument("--by", choices=("module", "operator", "op"), default="module", help="default: module")
+    shown.add_argument(
+        "--by",
+        choices=("module", "operator", "op"),
+        default="module",
+        help="one row per module (default), operator (all its calls summed) or op call",
+    )
     shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
     add_depth(shown)
     add_report(
         shown,
         sort="time, self (without submodules), calls, flops, rate (FLOP/s), bytes, intensity (FLOP/byte), roofline, "
-        "memory (retained), peak, mismatch (time:FLOPs), a phase or name; with --by op by time, flops, memory, peak or "
-        "name",
+        "memory (retained), peak, mismatch (share of the time / share of the FLOPs), a phase or name; with --by op "
+        "by time, flops, memory, peak or name",
     )
     shown.add_argument(
         "--peaks", metavar="DEVICE", help="show the share of a device's roofline: H100, FILE.yaml or FILE.yaml:NAME"
     )
     shown.add_argument(
-        "--ignore", action="append", default=[], metavar="OP", help="exclude an op from --by op; may be repeated"
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="OP",
+        help="exclude an op, or a module class counted as a whole, from --by op; may be repeated",
     )
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
     files = parser.add_argument_group("additional files")

@@ -22,7 +22,7 @@ from fvflops.trace import Trace
 # Key of Trace.about → the note for the report.
 _NOTES = {
     "supposed": "ASSUMED (data-dependent): {}",
-    "bounds": "an upper bound, since {} is assumed to keep all of its input",
+    "bounds": "an upper bound, since the output of {} is assumed to have its maximum size",
 }
 
 

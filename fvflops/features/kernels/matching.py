@@ -30,6 +30,9 @@ _ALL_COLUMNS = tuple(column for columns in _COLUMNS.values() for column in colum
 class KernelMatch:
     """A torch.profiler run with the module, the phase and the FLOPs of each event.
 
+    Its events are all of torch.profiler's, such as ops, module calls and autograd nodes. Kernels are those of kind
+    "device": they have the module and phase of the op that launched them, but no FLOPs.
+
     `modules`, `phases` and `steps` have an item for each event; `steps` are numbers of steps, -1 outside all steps.
     `self_flops` are FLOPs without nested events, `flops` with them; None if unknown. `call_of_event` maps the index of
     an event to the index of the Trace's event matched with it: an op, or the end of a module call. `total` is the FLOPs
@@ -57,8 +60,8 @@ def match_kernels(run: KernelRun, trace: Trace | None, cost_model: CostModel) ->
     """Return a run with the modules, phases and FLOPs of its events.
 
     The Trace is of one step; each step of the run is matched with it. In each module call, ops are matched in order
-    with the outermost events of their names, which get their FLOPs. FLOPs of ops without an event, as in fused kernels,
-    are attributed to the call of their module.
+    with the outermost op events of their names, which get their FLOPs; kernels are not matched. FLOPs
+    of ops without an event, as in fused kernels, are attributed to the call of their module.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -214,8 +217,9 @@ class _Call:
 
 
 def _build_calls(trace: Trace, cost_model: CostModel) -> _Call:
-    """Return the nested calls of a Trace, those of all threads in one order, since threads wait for each other.
+    """Return the nested calls of a Trace, those of all threads merged in the order of the Trace.
 
+    Threads of the backward pass run while the calling thread waits; those that a model starts may run concurrently.
     The FLOPs of a region that is not a module are attributed to the enclosing module.
     """
     root = _Call("root", "")

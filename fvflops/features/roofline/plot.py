@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
 
 class Point(NamedTuple):
-    """A point of the plot, for `times` modules or ops of one class with equal loads."""
+    """A point of the plot: `times` modules or ops of one class, equal loads, and names that differ only in numbers."""
 
     name: str
     group: str
@@ -60,9 +60,9 @@ def draw_roofline(
     """Return a Figure, 7 inches wide, with the attainable FLOP/s over FLOP/byte of each point.
 
     `by` is "module" (`depth` levels below the root, 3 if None, or a leaf above that), "operator" or "op", the calls of
-    one operator in one module. A point's area is its share of the least time; layers with the same load are one point.
-    `roofs` are further peaks to draw, dtype → FLOP/s. An unknown view raises ValueError, missing matplotlib (the extra
-    `plot`) PlotError.
+    one signature in one module and phase. A point's area is its share of the least time; layers with equal loads whose
+    names differ only in numbers are one point. `roofs` are further peaks to draw, dtype → FLOP/s. An unknown view
+    raises ValueError, missing matplotlib (the extra `plot`) PlotError.
     """
     check_view(by, VIEWS, "the roofline")
     total = roofline.total()
@@ -262,7 +262,7 @@ def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> Non
     root = plain(roofline.modules.root.class_name) or "the model"
     title = f"Roofline of {root} on {plain(roofline.device)}: at least {format_seconds(total.seconds)}"
     bound = format_percent(total.compute_bound, total.seconds) or "0.0%"
-    facts = [f"{bound} of it compute-bound", f"memory {_format_rate(roofline.bandwidth, 'B')}"]
+    facts = [f"{bound} of the time compute-bound", f"memory bandwidth {_format_rate(roofline.bandwidth, 'B')}"]
     facts.append(f"convention {roofline.table}")
     if roofline.unknown:
         facts.append(f"{format_quantity(sum(roofline.unknown.values()), 'call')} of unsupported ops not counted")

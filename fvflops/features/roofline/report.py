@@ -48,7 +48,7 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
     """Return the least time of each module, operator or op on a device, with the device's peaks.
 
     `by` is "module" (down to `depth` levels, 3 if None), "operator", or "op" for the calls of one signature in one
-    module, those with the longest time first. `subject` names the model. An unknown view raises ValueError.
+    module and phase, those with the longest time first. `subject` names the model. An unknown view raises ValueError.
     """
     check_view(by, VIEWS, "the roofline")
     total = roofline.total()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.restore.interrupts import allowed, deferred
+from fvflops.capture.restore import interrupts
 from fvflops.features.utilisation.devices import Device
 
 # The dtype that is timed for each peak; tf32 is float32 with rounding to tf32 allowed on CUDA.
@@ -126,7 +126,7 @@ def _memory(device: torch.device) -> int:
 def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
     """Return the FLOP/s of the fastest product, 0 where the device does not support the dtype."""
     best, side, deadline = 0, _MIN_SIDE, time.perf_counter() + seconds
-    with deferred(), _allow_tf32(device, dtype == "tf32"), allowed():
+    with interrupts.deferred(), _allow_tf32(device, dtype == "tf32"), interrupts.allowed():
         while side <= _MAX_SIDE:
             try:
                 left, right, out = (torch.ones(side, side, device=device, dtype=PRODUCTS[dtype]) for _ in range(3))

@@ -11,15 +11,16 @@ from fvflops.units import format_quantity, format_thousands
 
 _MAX_IGNORED = 5  # ignored ops that are named; unsupported ones are all named
 
-# Key of `about` → sentence on ops with a formula of torch.utils.flop_counter, and how its result is read.
+# Key of `about` → sentence on ops whose formula the program registered in torch.utils.flop_counter, and how its result
+# is read.
 _REGISTERED = {
-    "registered_halved": "Counted by register_flop_formula, 2 FLOPs as 1 multiply-add",
-    "registered": "Counted by register_flop_formula, as FLOPs of elementwise ops",
+    "registered_halved": "Counted by formulas registered with torch's register_flop_formula, halved to multiply-adds",
+    "registered": "Counted by formulas registered with torch's register_flop_formula, taken as FLOPs (elementwise ops)",
 }
 
 
 def render(summary: Summary) -> str:
-    """Return the sentences as lines of plain text, "" if neither the table nor op calls are known.
+    """Return the sentences as lines of plain text, "" if the table, the inputs and the op calls are all unknown.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> print(render(Summary(
@@ -69,7 +70,10 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
             sentences.append(Note(f"{sentence}: {escape(summary.about[key])}."))
     if "bounds" in summary.about:
         sentences.append(
-            Note(f"Upper bound: {escape(summary.about['bounds'])} is assumed to keep all of its input.", "assumed")
+            Note(
+                f"Upper bound: the output of {escape(summary.about['bounds'])} is assumed to have its maximum size.",
+                "assumed",
+            )
         )
     if "supposed" in summary.about:
         sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "assumed"))
