@@ -17,7 +17,11 @@ def installed() -> dict[str, object]:
             dict(optimizers._global_optimizer_post_hooks),
         ),
         "backward": torch.autograd._engine_run_backward,
-        "function": vars(torch.autograd.function._SingleLevelFunction).get("apply"),
+        # Where `apply` is torch's C function, the look-up of `forward` is wrapped instead.
+        "function": (
+            vars(torch.autograd.function._SingleLevelFunction).get("apply"),
+            vars(torch.autograd.function.FunctionMeta).get("forward"),
+        ),
         "frame": checkpointing._CheckpointFrame.__init__,
         "hook": dict(vars(checkpointing._recomputation_hook)),
         "reentrant": checkpointing.CheckpointFunction.backward,
