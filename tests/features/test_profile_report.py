@@ -486,7 +486,7 @@ def test_runs_that_are_slow_or_fast_do_not_sway_the_mean():
     runs = [measure(trace, {"aten::relu": relu}) for relu in (900_000, 5000, 1, 7000, 6000)]
     middle = trimmed_mean(runs)
     assert ProfileAnalysis.from_trace(middle).times().modules["forward"]["body.1"].total == 6100
-    assert middle.about["averaged"] == "the mean of 3 of 5 runs, without the fastest and the slowest,"
+    assert middle.about["averaged"] == "the mean of 3 of 5 runs (without the fastest and the slowest)"
     assert trimmed_mean(runs[:1]).about["averaged"] == "one run"
 
 

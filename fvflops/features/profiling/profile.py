@@ -324,7 +324,7 @@ def _describe_mean(middle: int, runs: int) -> str:
         return f"the mean of {runs} runs"
     dropped = (runs - middle) // 2
     extremes = "the fastest and the slowest" if dropped == 1 else f"the {dropped} fastest and the {dropped} slowest"
-    return f"the mean of {middle} of {runs} runs, without {extremes},"
+    return f"the mean of {middle} of {runs} runs (without {extremes})"
 
 
 def _duration_of_run(trace: Trace) -> int:
