@@ -96,7 +96,7 @@ class record(FlopCountAnalysis):
         self._unreported = 0  # number of recorded steps that on_trace_ready has not been called for
         self._aggregated = 0
         self._step_counts: tuple[Any, list[StepCount]] = None, []  # cache key and counts
-        self._modules = self._make_session().modules
+        self._make_session()  # raises for invalid arguments
 
     def __enter__(self) -> record:
         if self._stage != "new":
@@ -222,7 +222,11 @@ class record(FlopCountAnalysis):
     def module_tree(self) -> ModuleTree:
         """Return the model's module tree, with owners such as "<before recording>" if any ops count for them."""
         has_trace = self._session is not None or self._recorded or self._partial is not None
-        return self.trace().modules if has_trace else super().module_tree()
+        if has_trace:
+            return self.trace().modules
+        if self._modules is None:
+            self._modules = self._make_session().modules
+        return self._modules
 
     def counts(self) -> Counts:
         """Return the counts of the recording: every entry, with its op, scope, phase and status."""

@@ -86,7 +86,8 @@ class Session:
             model = unwrap_compiled(model)
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = unwrap_compiled(model.module)
-        self._model_index = ModelIndex(model)  # type: ignore[arg-type]
+        self._model: Any = model
+        self._model_index: ModelIndex | None = None
         self._execution = execution
         self._stops_at = stops_at
         self._device = device
@@ -108,18 +109,20 @@ class Session:
     @property
     def modules(self) -> ModuleTree:
         """The model's module tree."""
-        return self._model_index.tree
+        return (ModelIndex(self._model) if self._model_index is None else self._model_index).tree
 
     def start(self) -> None:
         """Start recording; a session can be started once."""
         if self._recorder is not None:
             raise RuntimeError("a recording can be started only once: create another")
+        trim_cache()
+        model_index = self._model_index = ModelIndex(self._model)
         limit = _MAX_EVENTS if self._execution == "real" and not self._measure else None
-        probe = Probe(self._measure, next(iter(self._model_index.devices), None)) if self._measure else None
+        probe = Probe(self._measure, next(iter(model_index.devices), None)) if self._measure else None
         recorder = self._recorder = Recorder(
             self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
         )
-        recorder.module_of_tensor = self._model_index.module_of_tensor()
+        recorder.module_of_tensor = model_index.module_of_tensor()
         self._thread = threading.get_ident()
         with interrupts.deferred(), ExitStack() as stack:
             self._modes = dispatch_mode_stack()
@@ -127,15 +130,14 @@ class Session:
             stack.enter_context(undone_in_child(recorder.pause))
             stack.enter_context(compiler_disabled())
             if self._execution == "real":
-                recorder.register_storages(self._model_index.storages, self._model_index.rows)
+                recorder.register_storages(model_index.storages, model_index.rows)
                 recorder.unseen = UnseenWork(recorder, has_values=probe is None)
-                stack.enter_context(instrument(recorder, self._model_index, RecordingMode(recorder)))
+                stack.enter_context(instrument(recorder, model_index, RecordingMode(recorder)))
             else:
-                self._start_shapes(recorder, stack)
+                self._start_shapes(recorder, model_index, stack)
             self._stack = stack.pop_all()
 
-    def _start_shapes(self, recorder: Recorder, stack: ExitStack) -> None:
-        model_index = self._model_index
+    def _start_shapes(self, recorder: Recorder, model_index: ModelIndex, stack: ExitStack) -> None:
         if find_fake_mode(model_index.tensors) is not None:
             raise ExecutionError(
                 "a model of FakeTensors, or in a FakeTensorMode, has no training step in shape execution: build it on "
@@ -143,7 +145,6 @@ class Session:
             )
         devices = list(model_index.devices)
         device = choose_device(self._device, devices)
-        trim_cache()
         self._rules = ShapeRules(self._assume, exact=False, device=device)
         self._metadata["device"] = str(device)
         stack.enter_context(suspend_outer_recordings())
@@ -276,7 +277,7 @@ class Session:
         if self._recorder.probe is not None:
             metadata |= self._recorder.probe.metadata()
         return self._recorder.trace(
-            self._model_index.tree, metadata, complete=self._complete and not self._recorder.recording
+            self.modules, metadata, complete=self._complete and not self._recorder.recording
         )
 
     def _active_recorder(self) -> Recorder:

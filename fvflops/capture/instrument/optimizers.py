@@ -29,6 +29,10 @@ from fvflops.trace import Region
 for _types in (optimizer_foreach_types, foreach_types):
     _types.append(ShapeTensor)
 
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+# Origins of a parameter and its gradient. A parameter that is not the model's has none of its own.
+_ORIGINS = ("outside", "gradient")
+
 
 class OptimizerStep:
     """One optimizer step, whose ops are attributed to parameter groups.
@@ -50,20 +54,28 @@ class OptimizerStep:
 
     def refresh(self) -> None:
         """Update the storages of each group: parameters, their gradients and states."""
-        recorder = self._recorder
+        recorder, groups, states = self._recorder, self._groups, self.optimizer.state
+        storage_of = recorder.storage_of
         outside = recorder.stack_at(OUTSIDE) if self._has_parameters_outside_model() else 0
         for number, group in enumerate(self.optimizer.param_groups):
             region = recorder.region(Region("group", f"{self._label} {group.get('group_name', number)}"))
+            owner = recorder.extend_stack(self._base, region), False
+            owner_outside_model = (recorder.extend_stack(outside, region), True) if outside else owner
             for parameter in group["params"]:
-                is_outside_model = self._is_outside_model(parameter)
-                stack = recorder.extend_stack(outside if is_outside_model else self._base, region)
-                tensors = [("", parameter), ("gradient", parameter.grad)]
-                tensors += [("optimizer state", value) for value in self.optimizer.state.get(parameter, {}).values()]
-                for origin, tensor in tensors:
-                    if isinstance(tensor, torch.Tensor):
-                        storages = _storage_indices(recorder, tensor)
-                        self._groups.update(dict.fromkeys(storages, (stack, is_outside_model)))
-                        _set_origin(recorder, storages, origin)
+                chosen = owner_outside_model if outside and self._is_outside_model(parameter) else owner
+                state = states.get(parameter)
+                tensors = (parameter, parameter.grad, *state.values()) if state else (parameter, parameter.grad)
+                for position, tensor in enumerate(tensors):
+                    origin = _ORIGINS[position] if position < 2 else "optimizer state"
+                    if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
+                        index = storage_of(tensor, origin)
+                        groups[index] = chosen
+                        if recorder.storages[index][2] == "outside":
+                            _set_origin(recorder, index, origin)
+                    elif isinstance(tensor, torch.Tensor):
+                        for index in _storage_indices(recorder, tensor):
+                            groups[index] = chosen
+                            _set_origin(recorder, index, origin)
 
     def is_running(self) -> bool:
         """Return whether the step is still running; torch calls no hook after a step that raised."""
@@ -99,12 +111,11 @@ def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
     return list(recorder.storages_of((tensor,)))
 
 
-def _set_origin(recorder: Recorder, storages: Sequence[int], origin: str) -> None:
-    """Set the origin of storages that existed before the run and whose origin is "outside" so far."""
-    for index in storages:
-        row = recorder.storages[index]
-        if origin and row[2] == "outside":
-            recorder.storages[index] = (*row[:2], origin, *row[3:])
+def _set_origin(recorder: Recorder, index: int, origin: str) -> None:
+    """Set the origin of a storage that existed before the run and whose origin is "outside" so far."""
+    row = recorder.storages[index]
+    if row[2] == "outside":
+        recorder.storages[index] = (*row[:2], origin, *row[3:])
 
 
 class OptimizerSnapshot:

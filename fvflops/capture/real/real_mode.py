@@ -8,17 +8,27 @@ from typing import Any
 import torch
 
 from fvflops.capture.real.signature_cache import SignatureCache, have_values
+from fvflops.capture.recorder.op_calls import OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.restore import UndoLog
+from fvflops.capture.restore.restore import UndoLog, writes_to_arguments
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
-from fvflops.torch_internals import OpOverload, TorchDispatchMode, disable_dispatch_modes, is_wrapper_subclass_type
+from fvflops.capture.unseen.unseen_work import is_special
+from fvflops.torch_internals import (
+    DispatchModeKey,
+    TorchDispatchMode,
+    disable_dispatch_modes,
+    get_dispatch_mode,
+    is_wrapper_subclass_type,
+)
 from fvflops.trace import Signature
 
 # Queries by torch of a FakeTensor or a wrapper subclass, not ops of the model.
 _QUERIES = frozenset({"prim::device", "prim::layout"})
+_LIFT = torch.ops.aten.lift_fresh.default
+_FAKE = DispatchModeKey.FAKE
 
 
 def has_wrapper_subclass(types: Sequence[type]) -> bool:
@@ -50,6 +60,20 @@ class SubclassAwareMode(TorchDispatchMode):
         return NotImplemented
 
 
+class _DirectOp:
+    """An op whose calls are recorded directly, and what UnseenWork needs to know of it."""
+
+    __slots__ = ("call", "calls", "is_special", "is_view", "schema", "writes_to_arguments")
+
+    def __init__(self, op: OpCalls) -> None:
+        self.schema = op.schema
+        self.call = op.call
+        self.calls = op.calls
+        self.is_view = op.schema.is_view
+        self.is_special = is_special(op.schema)
+        self.writes_to_arguments = writes_to_arguments(op.schema)
+
+
 class RecordingMode(SubclassAwareMode):
     """A dispatch mode that records all op calls, and saves storages that they overwrite in an undo log, if given."""
 
@@ -58,9 +82,7 @@ class RecordingMode(SubclassAwareMode):
         self.recorder = recorder
         self._undo_log = undo_log
         self._calls = SignatureCache(recorder)
-        # The op's schema, whether to decompose it, the function to call, and the op itself, whose id is the key.
-        self._plans: dict[int, tuple[OpSchema, bool, Any, Any]] = {}
-        self._lift = torch.ops.aten.lift_fresh.default
+        self._direct: dict[int, _DirectOp] = {}  # by id of the op
 
     def __torch_dispatch__(
         self,
@@ -69,7 +91,41 @@ class RecordingMode(SubclassAwareMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = {} if kwargs is None else kwargs
+        if kwargs is None:
+            kwargs = {}
+        recorder = self.recorder
+        op = self._direct.get(id(func))
+        if op is None or types or not recorder.ready or get_dispatch_mode(_FAKE) is not None:
+            return self._dispatch(func, types, args, kwargs)
+        schema, unseen_work, calls = op.schema, recorder.unseen, self._calls
+        if self._undo_log is not None:
+            self._undo_log.before(schema, args, kwargs, recorder.fresh)
+        pending = calls.before_call(schema, op.calls, args, kwargs)
+        _, _, reads, storages = pending
+        if unseen_work is None:
+            result = op.call(*args, **kwargs)
+            index, writes, _ = calls.after_call(schema, pending, result)
+            recorder.add(index, reads, writes)
+            return result
+        if not op.is_view:
+            unseen_work.before(schema, args, kwargs, reads, storages)
+        unseen_work.in_op = True
+        try:
+            result = op.call(*args, **kwargs)
+        finally:
+            unseen_work.in_op = False
+        index, writes, new_storages = calls.after_call(schema, pending, result)
+        recorder.add(index, reads, writes)
+        if op.is_special or storages is None or new_storages is None:
+            unseen_work.after(schema, args, kwargs, reads, result, writes)
+        elif op.writes_to_arguments:
+            unseen_work.store((*reads, *writes), (*storages, *new_storages))
+        elif not op.is_view:
+            unseen_work.store(writes, new_storages)
+        return result
+
+    def _dispatch(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Record a call that needs more: of a new or special op, on subclasses, or measured."""
         recorder = self.recorder
         probe = recorder.probe
         entered_ns = 0 if probe is None else probe.clock()
@@ -80,19 +136,14 @@ class RecordingMode(SubclassAwareMode):
                 return self.defer_to_subclass(func, types, args, kwargs)
         if recorder.paused or not recorder.recording or is_torch_shape_inference(types):
             return func(*args, **kwargs)
-        plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
-        if plan is None:
-            schema = cached_schema(func)
-            # For most ops torch's C++ function, without a Python frame.
-            call = func._op if type(func) is OpOverload else func
-            if schema.name in _QUERIES:
-                call = None
-            plan = schema, schema.composite and schema.name not in recorder.stops_at, call, func
-            self._plans[id(func)] = plan
-        schema, decomposes, call, _ = plan
-        if call is None:
+        op = op_calls(func)
+        schema = op.schema
+        if schema.name in _QUERIES:
             return func(*args, **kwargs)
-        if decomposes and _all_strided(args, kwargs):
+        decomposes = schema.composite and schema.name not in recorder.stops_at
+        if not decomposes and func is not _LIFT:
+            self._direct[id(func)] = _DirectOp(op)
+        elif decomposes and _all_strided(args, kwargs):
             recorder.decompose(schema.name)
             with self:
                 if probe is not None:
@@ -101,43 +152,35 @@ class RecordingMode(SubclassAwareMode):
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
         unseen_work = recorder.unseen
-        if unseen_work is None:
-            pending = self._calls.before_call(schema, args, kwargs)
-        else:
+        if unseen_work is not None:
             # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it
             # may contain data exported before.
-            is_constant = func is self._lift
-            if is_constant:
-                unseen_work.set_lifting(True)
-            pending = self._calls.before_call(schema, args, kwargs)
-            unseen_work.before(schema, args, kwargs, pending[2])
-            if is_constant:
-                unseen_work.set_lifting(False)
-        if probe is None:
-            if unseen_work is None:
-                result = call(*args, **kwargs)
-            else:
-                unseen_work.in_op = True
-                try:
-                    result = call(*args, **kwargs)
-                finally:
-                    unseen_work.in_op = False
-            index, writes = self._calls.after_call(schema, pending, result)
-            recorder.add(index, pending[2], writes)
-            if unseen_work is not None:
-                unseen_work.after(schema, args, kwargs, pending[2], result, writes)
-            return result
-        start, clock = probe.begin(), probe.clock
-        start.ns = clock()
-        result = call(*args, **kwargs)
-        ended_ns = clock()
-        duration = probe.end(start, ended_ns)
-        index, writes = self._calls.after_call(schema, pending, result)
-        recorder.add(index, pending[2], writes, probe.columns(start, duration))
+            unseen_work.set_lifting(func is _LIFT)
+        pending = self._calls.before_call(schema, op.calls, args, kwargs)
+        _, _, reads, storages = pending
         if unseen_work is not None:
-            unseen_work.after(schema, args, kwargs, pending[2], result, writes)
-        probe.sample()
-        probe.overhead_ns += start.ns - entered_ns + clock() - ended_ns + probe.dispatch_ns
+            unseen_work.before(schema, args, kwargs, reads, storages)
+            unseen_work.set_lifting(False)
+            unseen_work.in_op = True
+        start = None if probe is None else probe.begin()
+        if probe is not None and start is not None:
+            start.ns = probe.clock()
+        try:
+            result = op.call(*args, **kwargs)
+            ended_ns = 0 if probe is None else probe.clock()
+        finally:
+            if unseen_work is not None:
+                unseen_work.in_op = False
+        measured: tuple[Any, ...] = ()
+        if probe is not None and start is not None:
+            measured = probe.columns(start, probe.end(start, ended_ns))
+        index, writes, _ = self._calls.after_call(schema, pending, result)
+        recorder.add(index, reads, writes, measured)
+        if unseen_work is not None:
+            unseen_work.after(schema, args, kwargs, reads, result, writes)
+        if probe is not None and start is not None:
+            probe.sample()
+            probe.overhead_ns += start.ns - entered_ns + probe.clock() - ended_ns + probe.dispatch_ns
         return result
 
     def for_thread(self) -> RecordingMode:

@@ -1,4 +1,4 @@
-"""Cache the signature index of each op call in real execution, by its arguments and results."""
+"""Find the signature of each op call in real execution, by its arguments and results."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.recorder.op_calls import CachedCalls
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.signature import OpSchema, describe_result, describe_tensor, normalise
+from fvflops.capture.recorder.signature import OpSchema, describe_result, intern_signature, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
-from fvflops.trace import Signature, TensorSpec, Value
+from fvflops.trace import Signature, Value
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _KEY_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device, complex})
@@ -18,59 +19,52 @@ _SEQUENCES = frozenset({list, tuple, torch.Size})
 _INTEGER_TYPES = frozenset({int, bool})
 _TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
 
-
-class _SpecKey:
-    """The key of a tensor; one object for equal specs, since hashing a spec is slow."""
-
-    __slots__ = ("spec",)
-
-    def __init__(self, spec: TensorSpec) -> None:
-        self.spec = spec
+# A call before it runs: argument values, signatures of equal calls by their results (None: not cacheable), and the
+# storages it reads, as indices and as objects (None: not cacheable).
+PendingCall = tuple[
+    tuple[Value, ...], "dict[Any, Signature] | None", Sequence[int], "Sequence[torch.UntypedStorage] | None"
+]
 
 
 class _Uncacheable(Exception):
     """An argument for which there is no key."""
 
 
-# A call before it runs: argument values, signature indices of equal calls by the keys of their results (None: not
-# cacheable), and the storages it reads.
-PendingCall = tuple[tuple[Value, ...], "dict[Any, int] | None", Sequence[int]]
-
-
 class SignatureCache:
-    """Signature indices by the keys of arguments and results.
+    """Signatures by the keys of arguments and results.
 
     This code runs between kernels, which evict the processor's caches, so every access takes microseconds. Hence the
     key of a tensor is only its shape, dtype and device (sparse, nested and functorch tensors raise _Uncacheable), and
-    that of a result tensor only its shape and dtype, as the arguments determine its device.
+    that of a single result only its shape and dtype, as the arguments determine its device.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        # By shape, dtype and device name.
-        self._spec_keys: dict[tuple[torch.Size, torch.dtype, str], _SpecKey] = {}
+        self._storage_indices = recorder.storage_indices
         self._values = ValueReader(have_values)
-        self._cached: dict[str, dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, int]]]] = {}
 
-    def before_call(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
-        """Return a call's arguments, cached signature indices and storages read, before it runs."""
+    def before_call(
+        self, schema: OpSchema, cached: CachedCalls, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> PendingCall:
+        """Return a call before it runs; `cached` are earlier calls of its op."""
         reads: list[int] = []
+        storages: list[torch.UntypedStorage] = []
+        key: list[Any] = []
         try:
-            key = self._key(args, reads, "outside")
+            self._add_keys(key, args, reads, storages, "outside")
             for name, value in kwargs.items():
-                key += name, *self._key((value,), reads, "outside")
-        except _Uncacheable:
-            return self._describe(schema, args, kwargs), None, self._recorder.storages_of((*args, *kwargs.values()))
-        cached = self._cached.get(schema.name)
-        if cached is None:
-            cached = self._cached[schema.name] = {}
+                key.append(name)
+                self._add_keys(key, (value,), reads, storages, "outside")
+        except (_Uncacheable, RuntimeError):
+            reads = list(self._recorder.storages_of((*args, *kwargs.values())))
+            return self._describe(schema, args, kwargs), None, reads, None
         if schema.value_arguments:
             key.append(self._values.read(schema.value_arguments, args, kwargs))
         call_key = tuple(key)
         entry = cached.get(call_key)
         if entry is None:
             entry = cached[call_key] = self._describe(schema, args, kwargs), {}
-        return *entry, reads
+        return entry[0], entry[1], reads, storages
 
     def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
         inputs = normalise(schema, args, kwargs)
@@ -78,46 +72,57 @@ class SignatureCache:
             return inputs
         return add_values(inputs, schema.value_arguments, self._values.read(schema.value_arguments, args, kwargs))
 
-    def after_call(self, schema: OpSchema, pending: PendingCall, result: Any) -> tuple[int, Sequence[int]]:
-        """Return the index of a call's signature and the storages of its results, after it ran."""
-        inputs, indices, _ = pending
+    def after_call(
+        self, schema: OpSchema, pending: PendingCall, result: Any
+    ) -> tuple[int, Sequence[int], Sequence[torch.UntypedStorage] | None]:
+        """Return the index of a call's signature, and the storages of its results, after it ran."""
+        inputs, signatures, _, _ = pending
         writes: list[int] = []
+        storages: list[torch.UntypedStorage] = []
         key: Any = None
-        if indices is not None:
+        if signatures is not None:
             try:
                 if type(result) is torch.Tensor:
-                    writes.append(self._recorder.storage_of(result, "op"))
+                    storage = result.untyped_storage()
+                    index = self._storage_indices.get(id(storage))
+                    writes.append(self._recorder.storage_of(result, "op") if index is None else index)
+                    storages.append(storage)
                     key = result.shape, result.dtype
                 else:
-                    key = tuple(self._key((result,), writes, "op"))
-            except (RuntimeError, _Uncacheable):
-                indices = None
-        index = None if indices is None else indices.get(key)
-        if index is None:
+                    keys: list[Any] = []
+                    self._add_keys(keys, (result,), writes, storages, "op")
+                    key = tuple(keys)
+            except (_Uncacheable, RuntimeError):
+                signatures = None
+        signature = None if signatures is None else signatures.get(key)
+        if signature is None:
             signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
-            index = self._recorder.intern(signature)
-            if indices is None:
-                return index, self._recorder.storages_of((result,), "op")
-            indices[key] = index
-        return index, writes
+            signature = intern_signature(signature)
+            if signatures is None:
+                return self._recorder.index_of(signature), self._recorder.storages_of((result,), "op"), None
+            signatures[key] = signature
+        return self._recorder.index_of(signature), writes, storages
 
-    def _key(self, values: Sequence[Any], storages: list[int], origin: str) -> list[Any]:
-        """Return the keys of arguments or results, and append their tensors' storages to `storages`."""
-        key: list[Any] = []
-        recorder = self._recorder
+    def _add_keys(
+        self,
+        key: list[Any],
+        values: Sequence[Any],
+        indices: list[int],
+        storages: list[torch.UntypedStorage],
+        origin: str,
+    ) -> None:
+        """Append the keys of arguments or results, and the storages of their tensors."""
+        storage_indices, rows = self._storage_indices, self._recorder.storages
         for value in values:
             kind = type(value)
             if kind in _TENSORS:
-                try:
-                    index = recorder.storage_of(value, origin)
-                    tensor_key = value.shape, value.dtype, recorder.storages[index][1]
-                except RuntimeError:
-                    raise _Uncacheable from None
-                storages.append(index)
-                spec_key = self._spec_keys.get(tensor_key)
-                if spec_key is None:
-                    spec_key = self._spec_keys[tensor_key] = _SpecKey(describe_tensor(value))
-                key.append(spec_key)
+                storage = value.untyped_storage()  # raises RuntimeError for sparse and functorch tensors
+                index = storage_indices.get(id(storage))
+                if index is None:
+                    index = self._recorder.storage_of(value, origin)
+                indices.append(index)
+                storages.append(storage)
+                key += value.shape, value.dtype, rows[index][1]
             elif kind in _KEY_TYPES:
                 key.append(value)
             elif kind is bool:
@@ -125,12 +130,13 @@ class SignatureCache:
             elif kind is float:
                 key.append((value,) if value == value else "nan")
             elif kind in _SEQUENCES:
-                # torch passes homogeneous lists, mostly int[] and bool[].
-                all_integers = _INTEGER_TYPES.issuperset(map(type, value))
-                key.append(tuple(value) if all_integers else tuple(self._key(value, storages, origin)))
+                if _INTEGER_TYPES.issuperset(map(type, value)):
+                    key.append(tuple(value))  # torch passes homogeneous lists, mostly int[] and bool[]
+                else:
+                    key.append(len(value))
+                    self._add_keys(key, value, indices, storages, origin)
             else:
                 raise _Uncacheable
-        return key
 
 
 def have_values(tensors: Sequence[torch.Tensor]) -> bool:

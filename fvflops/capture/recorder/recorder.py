@@ -15,7 +15,13 @@ import torch
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
-from fvflops.capture.recorder.signature import OpSchema, describe_result, describe_tensor, tensors_of
+from fvflops.capture.recorder.signature import (
+    OpSchema,
+    describe_result,
+    describe_tensor,
+    intern_signature,
+    tensors_of,
+)
 from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -90,13 +96,14 @@ class Recorder(ThreadState):
         self._folded_events = 0
         self.thread = get_ident()
         self.recording = True
+        self.ready = probe is None
         self.failure: tuple[str, str, Exception] | None = None
         self.module_of_tensor: dict[int, str] = {}
         self._owner_stacks: dict[int, int] = {}
         self.fresh: dict[int, int] = {}
         self.backward = backward
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
-        self._storage_indices: dict[int, int] = {}  # by id
+        self.storage_indices: dict[int, int] = {}
         # By id of the weak reference: the reference, the storage's id, index and bytes.
         self._storage_refs: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, int, int]] = {}
         self._storage_rows: dict[tuple[int, torch.device, str], tuple[int, str, str]] = {}
@@ -106,7 +113,6 @@ class Recorder(ThreadState):
         self._paths: list[tuple[int, ...]] = [()]
         self._signatures: list[Signature] = []
         self._signature_indices: dict[int, int] = {}  # by id of the signature
-        self._canonical: dict[Signature, Signature] = {}
         # By region: input specs, output specs and index of its signatures.
         self._region_calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
@@ -176,6 +182,7 @@ class Recorder(ThreadState):
     def pause(self) -> None:
         """Record nothing until as many calls of `resume`; regions are still entered and left."""
         self._pauses += 1
+        self.ready = False
         if self._saved_events is None:
             self._saved_events, self.events = self.events, _PauseEvents()
 
@@ -187,6 +194,7 @@ class Recorder(ThreadState):
         if not self._pauses and self.recording and self._saved_events is not None:
             self._saved_events += self.events
             self.events, self._saved_events = self._saved_events, None
+            self.ready = self.probe is None
 
     def region(self, region: Region) -> int:
         """Return the index of a region."""
@@ -369,7 +377,8 @@ class Recorder(ThreadState):
 
         `measured` are the event's columns from `start_ns` to the last.
         """
-        state = self if get_ident() == self.thread else self.thread_state()
+        thread = get_ident()
+        state = self if thread == self.thread else self.thread_state()
         stack, phase = self._stack_and_phase(state, self._signatures[signature].op)
         if phase == "optimizer":
             stack = state.active_optimizers[-1].stack_of(reads)
@@ -461,12 +470,12 @@ class Recorder(ThreadState):
 
     def intern(self, signature: Signature) -> int:
         """Intern a signature and return its index."""
-        return self.index_of(self._canonical.setdefault(signature, signature))
+        return self.index_of(intern_signature(signature))
 
     def register_storages(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
         """Register storages that exist before the run and throughout it; return their indices."""
         keys = list(map(id, storages))
-        indices = self._storage_indices
+        indices = self.storage_indices
         if not indices and len(set(keys)) == len(keys):
             indices.update(zip(keys, count()))
             self.storages += rows
@@ -480,7 +489,7 @@ class Recorder(ThreadState):
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
         """Return the index of a tensor's storage; a new one is registered with `origin`."""
         storage = tensor.untyped_storage()
-        index = self._storage_indices.get(id(storage))
+        index = self.storage_indices.get(id(storage))
         if index is None:
             index = self._add_storage(storage, origin)
             if origin == "outside" and self.unseen is not None:
@@ -501,7 +510,7 @@ class Recorder(ThreadState):
 
     def close(self) -> None:
         """End recording; regions that are still open may close later."""
-        self.recording = False
+        self.recording = self.ready = False
         self._saved_events, self.events = self._all_events(), []
         if self.probe is not None:
             self._saved_events = self.probe.finalize_durations(self._saved_events)
@@ -603,7 +612,7 @@ class Recorder(ThreadState):
 
     def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
         key = id(storage)
-        index = self._storage_indices[key] = len(self.storages)
+        index = self.storage_indices[key] = len(self.storages)
         nbytes = storage.nbytes()
         row_key = nbytes, storage.device, origin
         row = self._storage_rows.get(row_key)
@@ -622,7 +631,7 @@ class Recorder(ThreadState):
     def _on_storage_freed(self, storage_ref: weakref.ref[torch.UntypedStorage]) -> None:
         if self.recording:
             _, key, index, nbytes = self._storage_refs.pop(id(storage_ref))
-            del self._storage_indices[key]
+            del self.storage_indices[key]
             if self.fresh.pop(key, None) is not None and self.probe is not None:
                 self.probe.live_bytes -= nbytes
             if self.unseen is not None:

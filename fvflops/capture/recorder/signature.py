@@ -37,6 +37,8 @@ _PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
 _GROUP_NAME = "group_name"
 # The symbol of each live process group: listing its ranks takes time linear in their number.
 _GROUPS: WeakKeyDictionary[Any, Symbol] = WeakKeyDictionary()
+# All signatures of the process, so that equal ones are one object: hashing one is slow.
+_SIGNATURES: dict[Signature, Signature] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,21 @@ def describe_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     """Return the signature of an op call from its arguments and its result."""
     schema = describe_op(op)
     return Signature(schema.name, schema.names, normalise(schema, args, kwargs), describe_result(result), schema.text)
+
+
+def intern_signature(signature: Signature) -> Signature:
+    """Return the interned signature."""
+    return _SIGNATURES.setdefault(signature, signature)
+
+
+def signature_count() -> int:
+    """Return the number of interned signatures."""
+    return len(_SIGNATURES)
+
+
+def forget_signatures() -> None:
+    """Discard the interned signatures; caches of them are to be cleared too."""
+    _SIGNATURES.clear()
 
 
 def describe_result(result: Any) -> tuple[Value, ...]:

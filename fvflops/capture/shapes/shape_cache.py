@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.recorder.signature import OpSchema, describe_op, group_size
+from fvflops.capture.recorder.op_calls import clear_calls
+from fvflops.capture.recorder.signature import OpSchema, describe_op, forget_signatures, group_size, signature_count
 from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned_count
 from fvflops.torch_internals import (
     has_kernel_for_key,
@@ -205,7 +206,6 @@ def settings_of(device: torch.device) -> Settings:
 
 
 _OPS: dict[Any, OpCache] = {}
-_SIGNATURES: dict[Signature, Signature] = {}
 
 
 def op_cache(func: Any) -> OpCache:
@@ -216,24 +216,20 @@ def op_cache(func: Any) -> OpCache:
     return op
 
 
-def intern_signature(signature: Signature) -> Signature:
-    """Return the interned signature."""
-    return _SIGNATURES.setdefault(signature, signature)
-
-
 def outcome_count() -> int:
     """Return the number of cached outcomes."""
     return sum(len(cached) for op in _OPS.values() for cached in op.outcomes.values())
 
 
 def clear_cache() -> None:
-    """Clear the cache, as in a new process; not to be called during a run."""
+    """Clear this cache and that of real execution, as in a new process; not to be called during a run."""
     _OPS.clear()
-    _SIGNATURES.clear()
+    clear_calls()
+    forget_signatures()
     forget_metadata()
 
 
 def trim_cache() -> None:
     """Clear the cache if it has grown past the limit."""
-    if interned_count() > _MAX_ENTRIES or outcome_count() > _MAX_ENTRIES:
+    if max(interned_count(), outcome_count(), signature_count()) > _MAX_ENTRIES:
         clear_cache()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import describe, describe_result, normalise
+from fvflops.capture.recorder.signature import describe, describe_result, intern_signature, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore import interrupts
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
@@ -15,7 +15,7 @@ from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.rules.choice import choose_rule
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings, intern_signature
+from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.torch_internals import OpOverload
 from fvflops.trace import Signature, Symbol

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import string_at
+from ctypes import c_ubyte
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -65,6 +65,8 @@ _SET_STORAGE = "aten::set_.source_Storage"
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # Bytes of a storage that are compared, at its start and at its middle.
 _SAMPLE_BYTES = 64
+# All memory, of which only what torch has allocated is read: a slice takes half of the time of ctypes.string_at.
+_MEMORY = memoryview((c_ubyte * (1 << 47)).from_address(0)).cast("B")
 # torch's method, unwrapped.
 _address_of: Any = StorageBase.data_ptr
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -162,23 +164,35 @@ class UnseenWork:
         else:
             self._suspects[index] = site, describe_tensor(tensor)
 
-    def before(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any], reads: Sequence[int]) -> None:
-        """Check what an op call reads."""
+    def before(
+        self,
+        schema: OpSchema,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        reads: Sequence[int],
+        storages: Sequence[torch.UntypedStorage] | None,
+    ) -> None:
+        """Check what an op call reads: the storages `reads`, also given as objects if all are of plain tensors."""
         if self._uninitialised and not self._uninitialised.keys().isdisjoint(reads):
             self._check_initialised(schema, args, kwargs)
-        if self._has_values:
-            for value in args:
-                kind = type(value)
-                if kind in _PLAIN_TENSORS:
-                    self._check_contents(value)
-                elif kind is list or kind is tuple:
-                    for item in value:
-                        if type(item) in _PLAIN_TENSORS:
-                            self._check_contents(item)
-            if kwargs:
-                for value in tensors_of(kwargs):
-                    if type(value) in _PLAIN_TENSORS:
-                        self._check_contents(value)
+        if not self._has_values:
+            return
+        if storages is not None and not self._uninitialised:
+            contents = self._contents
+            for index, storage in zip(reads, storages, strict=True):
+                sample = self._sample(storage, index)
+                if sample is not None:
+                    address = _address_of(storage)
+                    previous = contents.get(address)
+                    if previous is None:
+                        contents[address] = index, sample
+                    elif previous[1] != sample or previous[0] != index:
+                        break
+            else:
+                return
+        for tensor in tensors_of((args, kwargs)):
+            if type(tensor) in _PLAIN_TENSORS:
+                self._check_contents(tensor)
 
     def after(
         self,
@@ -211,6 +225,14 @@ class UnseenWork:
                 self._store_contents(result)
             if writes_to_arguments(schema):
                 self._store_contents(tuple(written_arguments(schema, args, kwargs)))
+
+    def store(self, indices: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> None:
+        """Record that an op call, of an op without `is_special`, may have written to storages of plain tensors."""
+        if self._has_values:
+            for index, storage in zip(indices, storages, strict=True):
+                sample = self._sample(storage, index)
+                if sample is not None:
+                    self._contents[_address_of(storage)] = index, sample
 
     def record_write(self, values: Any) -> None:
         """Record that a kernel launch wrote to tensors."""
@@ -329,8 +351,9 @@ class UnseenWork:
         if not address or not nbytes:
             return None
         if nbytes <= 2 * _SAMPLE_BYTES:
-            return string_at(address, nbytes)
-        return string_at(address, _SAMPLE_BYTES) + string_at(address + nbytes // 2, _SAMPLE_BYTES)
+            return bytes(_MEMORY[address : address + nbytes])
+        middle = address + nbytes // 2
+        return bytes(_MEMORY[address : address + _SAMPLE_BYTES]) + bytes(_MEMORY[middle : middle + _SAMPLE_BYTES])
 
     def _index(self, tensor: torch.Tensor) -> int:
         return self._recorder.storage_of(tensor, "outside")
@@ -352,6 +375,11 @@ class UnseenWork:
             name = f"unseen::{_function_name(site, innermost)}"
         signature = Signature(name, (), (), (output,), f"{name}(...) -> Tensor", site.source.line)
         recorder.append_unseen(signature, site.stack, site.phase, index)
+
+
+def is_special(schema: OpSchema) -> bool:
+    """Return whether an op's results have more to record than their contents."""
+    return schema.name in UNINITIALISED or schema.name in _COPIES or schema.name.startswith(_SET_STORAGE)
 
 
 def _function_name(site: _Site, innermost: Region) -> str:
