@@ -276,9 +276,7 @@ class Session:
         }
         if self._recorder.probe is not None:
             metadata |= self._recorder.probe.metadata()
-        return self._recorder.trace(
-            self.modules, metadata, complete=self._complete and not self._recorder.recording
-        )
+        return self._recorder.trace(self.modules, metadata, complete=self._complete and not self._recorder.recording)
 
     def _active_recorder(self) -> Recorder:
         if self._recorder is None or not self._recorder.recording:

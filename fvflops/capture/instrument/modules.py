@@ -96,7 +96,7 @@ def _around(
         if region is None or (get_ident() != thread and not recorder.is_recording_thread()):
             return original(module, *args, **kwargs)
         if unseen_work is not None:
-            unseen_work.enter((args, kwargs))
+            unseen_work.enter(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if id(module) in with_fused_path:

@@ -12,10 +12,9 @@ from fvflops.capture.recorder.op_calls import OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.restore import UndoLog, writes_to_arguments
+from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
-from fvflops.capture.unseen.unseen_work import is_special
 from fvflops.torch_internals import (
     DispatchModeKey,
     TorchDispatchMode,
@@ -60,20 +59,6 @@ class SubclassAwareMode(TorchDispatchMode):
         return NotImplemented
 
 
-class _DirectOp:
-    """An op whose calls are recorded directly, and what UnseenWork needs to know of it."""
-
-    __slots__ = ("call", "calls", "is_special", "is_view", "schema", "writes_to_arguments")
-
-    def __init__(self, op: OpCalls) -> None:
-        self.schema = op.schema
-        self.call = op.call
-        self.calls = op.calls
-        self.is_view = op.schema.is_view
-        self.is_special = is_special(op.schema)
-        self.writes_to_arguments = writes_to_arguments(op.schema)
-
-
 class RecordingMode(SubclassAwareMode):
     """A dispatch mode that records all op calls, and saves storages that they overwrite in an undo log, if given."""
 
@@ -82,7 +67,8 @@ class RecordingMode(SubclassAwareMode):
         self.recorder = recorder
         self._undo_log = undo_log
         self._calls = SignatureCache(recorder)
-        self._direct: dict[int, _DirectOp] = {}  # by id of the op
+        # By id: ops whose calls are recorded without further checks.
+        self._direct: dict[int, OpCalls] = {}
 
     def __torch_dispatch__(
         self,
@@ -94,7 +80,7 @@ class RecordingMode(SubclassAwareMode):
         if kwargs is None:
             kwargs = {}
         recorder = self.recorder
-        op = self._direct.get(id(func))
+        op = self._direct.get(id(func)) or self._add_direct(func)
         if op is None or types or not recorder.ready or get_dispatch_mode(_FAKE) is not None:
             return self._dispatch(func, types, args, kwargs)
         schema, unseen_work, calls = op.schema, recorder.unseen, self._calls
@@ -124,8 +110,17 @@ class RecordingMode(SubclassAwareMode):
             unseen_work.store(writes, new_storages)
         return result
 
+    def _add_direct(self, func: Any) -> OpCalls | None:
+        """Return an op whose calls are recorded without further checks, or None for another."""
+        op = op_calls(func)
+        is_decomposed = op.schema.composite and op.schema.name not in self.recorder.stops_at
+        if is_decomposed or op.schema.name in _QUERIES or func is _LIFT:
+            return None
+        self._direct[id(func)] = op
+        return op
+
     def _dispatch(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Record a call that needs more: of a new or special op, on subclasses, or measured."""
+        """Record a call that needs more: measured, paused, on subclasses, or of an op that is decomposed or a query."""
         recorder = self.recorder
         probe = recorder.probe
         entered_ns = 0 if probe is None else probe.clock()
@@ -141,9 +136,7 @@ class RecordingMode(SubclassAwareMode):
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at
-        if not decomposes and func is not _LIFT:
-            self._direct[id(func)] = _DirectOp(op)
-        elif decomposes and _all_strided(args, kwargs):
+        if decomposes and _all_strided(args, kwargs):
             recorder.decompose(schema.name)
             with self:
                 if probe is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,9 +52,9 @@ class SignatureCache:
         key: list[Any] = []
         try:
             self._add_keys(key, args, reads, storages, "outside")
-            for name, value in kwargs.items():
-                key.append(name)
-                self._add_keys(key, (value,), reads, storages, "outside")
+            if kwargs:
+                key += kwargs
+                self._add_keys(key, kwargs.values(), reads, storages, "outside")
         except (_Uncacheable, RuntimeError):
             reads = list(self._recorder.storages_of((*args, *kwargs.values())))
             return self._describe(schema, args, kwargs), None, reads, None
@@ -85,7 +85,7 @@ class SignatureCache:
                 if type(result) is torch.Tensor:
                     storage = result.untyped_storage()
                     index = self._storage_indices.get(id(storage))
-                    writes.append(self._recorder.storage_of(result, "op") if index is None else index)
+                    writes.append(self._recorder.add_storage(storage, "op") if index is None else index)
                     storages.append(storage)
                     key = result.shape, result.dtype
                 else:
@@ -106,7 +106,7 @@ class SignatureCache:
     def _add_keys(
         self,
         key: list[Any],
-        values: Sequence[Any],
+        values: Iterable[Any],
         indices: list[int],
         storages: list[torch.UntypedStorage],
         origin: str,

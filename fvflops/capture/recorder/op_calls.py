@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fvflops.capture.recorder.signature import OpSchema, cached_schema
+from fvflops.capture.restore.restore import writes_to_arguments
+from fvflops.capture.unseen.unseen_work import is_special
 from fvflops.torch_internals import OpOverload
 from fvflops.trace import Signature, Value
 
@@ -13,9 +15,13 @@ CachedCalls = dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, Signature
 
 
 class OpCalls:
-    """An op: its schema, the function to call and its earlier calls; `func` is kept alive, as its id is a key."""
+    """An op: its schema, the function to call and its earlier calls.
 
-    __slots__ = ("call", "calls", "func", "schema")
+    `writes_to_arguments`: it may. `is_special`: its results have more to record than their contents. `func` is kept
+    alive, as its id is a key.
+    """
+
+    __slots__ = ("call", "calls", "func", "is_special", "is_view", "schema", "writes_to_arguments")
 
     def __init__(self, func: Any) -> None:
         self.func = func
@@ -23,6 +29,9 @@ class OpCalls:
         # For most ops torch's C++ function, without a Python frame.
         self.call = func._op if type(func) is OpOverload else func
         self.calls: CachedCalls = {}
+        self.is_view = self.schema.is_view
+        self.is_special = is_special(self.schema)
+        self.writes_to_arguments = writes_to_arguments(self.schema)
 
 
 _OPS: dict[int, OpCalls] = {}  # by id: the hash of an op is slow (Python)

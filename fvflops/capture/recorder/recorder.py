@@ -204,11 +204,7 @@ class Recorder(ThreadState):
         """Open a region called with `values`; return the token for `leave`."""
         probe = self.probe
         entered_ns = 0 if probe is None else probe.clock()
-        inputs: tuple[Value, ...]
-        if type(values) is tuple and len(values) == 1 and type(values[0]) is ShapeTensor:
-            inputs = values[0].metadata.spec_tuple
-        else:
-            inputs = self._specs(values)
+        inputs = self._specs(values[0] if type(values) is tuple and len(values) == 1 else values)
         if self.backward:
             state = self.thread_state()
             state.drop_ended_steps()
@@ -251,11 +247,7 @@ class Recorder(ThreadState):
             self.owners.assign_new(state.stack)
         if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not StopRecomputation:
             self._raised = error, state.stack
-        outputs: tuple[Value, ...]
-        if type(values) is ShapeTensor:
-            outputs = values.metadata.spec_tuple
-        else:
-            outputs = _NO_TENSORS if error is not None else self._specs(values)
+        outputs = _NO_TENSORS if error is not None else self._specs(values)
         calls = self._region_calls.setdefault(region, [])
         for earlier_inputs, earlier_outputs, earlier_index in calls:
             if earlier_inputs == inputs and earlier_outputs == outputs:
@@ -491,7 +483,7 @@ class Recorder(ThreadState):
         storage = tensor.untyped_storage()
         index = self.storage_indices.get(id(storage))
         if index is None:
-            index = self._add_storage(storage, origin)
+            index = self.add_storage(storage, origin)
             if origin == "outside" and self.unseen is not None:
                 self.unseen.check_new(tensor, storage, index)
         return index
@@ -561,6 +553,12 @@ class Recorder(ThreadState):
 
     def _specs(self, values: Any) -> tuple[Value, ...]:
         """Return the specs of the tensors in nested values, in order."""
+        kind = type(values)
+        if kind is ShapeTensor:
+            spec_tuple: tuple[Value, ...] = values.metadata.spec_tuple
+            return spec_tuple
+        if kind is torch.Tensor:
+            return (self.describe(values),)
         return tuple([self.describe(tensor) for tensor in tensors_of(values)])
 
     def _stack_and_phase(self, state: ThreadState, op: str = "") -> tuple[int, str]:
@@ -574,9 +572,10 @@ class Recorder(ThreadState):
         if node is not None or state.active_optimizers or owners.calling_threads:
             phase = self._phase(state, node)
             # Modules called inside a backward pass, or rerun by a checkpoint, own their ops.
-            uses_current_stack = node is None or node is state.rerun_node or state.has_entered_during(node)
-            if not uses_current_stack and phase != "optimizer":
-                stack = self.owner_of(node)
+            if node is not None and phase != "optimizer" and node is not state.rerun_node:
+                opened = state.opened
+                if not opened or opened[-1].node is not node:
+                    stack = self.owner_of(node)
         owners.assign_new(stack, op)
         return stack, phase
 
@@ -594,8 +593,9 @@ class Recorder(ThreadState):
                 if self.owners.calling_threads and self.owners.calling_threads[-1] == get_ident()
                 else "forward"
             )
-        is_rerun = state.reruns or state.rerun_node is node or _is_library_checkpoint(node)
-        return "recompute" if is_rerun else "backward"
+        if state.reruns or state.rerun_node is node or _is_library_checkpoint(type(node)):
+            return "recompute"
+        return "backward"
 
     def storages_of(self, values: Any, origin: str = "outside") -> tuple[int, ...]:
         """Return the indices of the storages of nested tensors, each once."""
@@ -610,7 +610,8 @@ class Recorder(ThreadState):
                 ids.update(dict.fromkeys(self.storages_of(tensors_of(value), origin)))
         return tuple(ids)
 
-    def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
+    def add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
+        """Register a new storage and return its index."""
         key = id(storage)
         index = self.storage_indices[key] = len(self.storages)
         nbytes = storage.nbytes()
@@ -639,9 +640,9 @@ class Recorder(ThreadState):
             self.record_freed(index)
 
 
-def _is_library_checkpoint(node: Any) -> bool:
-    """Return whether a node belongs to a library's copy of torch's CheckpointFunction."""
-    return type(node).__name__ == _REENTRANT and type(node) is not _TORCH_CHECKPOINT_NODE
+def _is_library_checkpoint(node_class: type) -> bool:
+    """Return whether a class of nodes is that of a library's copy of torch's CheckpointFunction."""
+    return node_class.__name__ == _REENTRANT and node_class is not _TORCH_CHECKPOINT_NODE
 
 
 def _first_line(error: BaseException) -> str:

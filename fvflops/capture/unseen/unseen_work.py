@@ -87,6 +87,7 @@ class UnseenRecorder(Protocol):
     """The part of the Recorder that UnseenWork uses."""
 
     storages: list[tuple[Any, ...]]
+    storage_indices: dict[int, int]
 
     def thread_state(self) -> ThreadState: ...
     def stack_and_phase(self) -> tuple[int, str]: ...
@@ -177,22 +178,28 @@ class UnseenWork:
             self._check_initialised(schema, args, kwargs)
         if not self._has_values:
             return
-        if storages is not None and not self._uninitialised:
-            contents = self._contents
-            for index, storage in zip(reads, storages, strict=True):
-                sample = self._sample(storage, index)
-                if sample is not None:
-                    address = _address_of(storage)
-                    previous = contents.get(address)
-                    if previous is None:
-                        contents[address] = index, sample
-                    elif previous[1] != sample or previous[0] != index:
-                        break
-            else:
-                return
-        for tensor in tensors_of((args, kwargs)):
-            if type(tensor) in _PLAIN_TENSORS:
-                self._check_contents(tensor)
+        if storages is None or self._uninitialised or not self._are_unchanged(reads, storages):
+            for tensor in tensors_of((args, kwargs)):
+                if type(tensor) in _PLAIN_TENSORS:
+                    self._check_contents(tensor)
+
+    def _are_unchanged(self, indices: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> bool:
+        """Return whether storages of plain tensors have the contents of their last samples; make first samples."""
+        contents, rows = self._contents, self._recorder.storages
+        for index, storage in zip(indices, storages, strict=True):
+            nbytes = storage.nbytes()
+            if not nbytes or rows[index][1] != "cpu":
+                continue
+            address = _address(storage)
+            if not address:
+                continue
+            sample = _read(address, nbytes)
+            previous = contents.get(address)
+            if previous is None:
+                contents[address] = index, sample
+            elif previous[1] != sample or previous[0] != index:
+                return False
+        return True
 
     def after(
         self,
@@ -229,10 +236,11 @@ class UnseenWork:
     def store(self, indices: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> None:
         """Record that an op call, of an op without `is_special`, may have written to storages of plain tensors."""
         if self._has_values:
+            contents, rows = self._contents, self._recorder.storages
             for index, storage in zip(indices, storages, strict=True):
-                sample = self._sample(storage, index)
-                if sample is not None:
-                    self._contents[_address_of(storage)] = index, sample
+                nbytes = storage.nbytes()
+                if nbytes and rows[index][1] == "cpu" and (address := _address(storage)):
+                    contents[address] = index, _read(address, nbytes)
 
     def record_write(self, values: Any) -> None:
         """Record that a kernel launch wrote to tensors."""
@@ -276,6 +284,11 @@ class UnseenWork:
         self._contents.clear()
 
     def _check_values(self, values: Any, owner: Any) -> None:
+        if type(values) is torch.Tensor and self._has_values and not self._uninitialised:
+            for _, storage in _with_storages(values):
+                index = self._recorder.storage_indices.get(id(storage))
+                if index is not None and self._are_unchanged((index,), (storage,)):
+                    return
         if not self._has_subclasses and any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
             self.record_subclass()
         self._owner = owner
@@ -348,12 +361,7 @@ class UnseenWork:
         if self._recorder.storages[index][1] != "cpu":
             return None
         address, nbytes = _address(storage), storage.nbytes()
-        if not address or not nbytes:
-            return None
-        if nbytes <= 2 * _SAMPLE_BYTES:
-            return bytes(_MEMORY[address : address + nbytes])
-        middle = address + nbytes // 2
-        return bytes(_MEMORY[address : address + _SAMPLE_BYTES]) + bytes(_MEMORY[middle : middle + _SAMPLE_BYTES])
+        return _read(address, nbytes) if address and nbytes else None
 
     def _index(self, tensor: torch.Tensor) -> int:
         return self._recorder.storage_of(tensor, "outside")
@@ -375,6 +383,14 @@ class UnseenWork:
             name = f"unseen::{_function_name(site, innermost)}"
         signature = Signature(name, (), (), (output,), f"{name}(...) -> Tensor", site.source.line)
         recorder.append_unseen(signature, site.stack, site.phase, index)
+
+
+def _read(address: int, nbytes: int) -> bytes:
+    """Return a sample of memory: its start and its middle."""
+    if nbytes <= 2 * _SAMPLE_BYTES:
+        return bytes(_MEMORY[address : address + nbytes])
+    middle = address + (nbytes >> 1)
+    return bytes(_MEMORY[address : address + _SAMPLE_BYTES]) + bytes(_MEMORY[middle : middle + _SAMPLE_BYTES])
 
 
 def is_special(schema: OpSchema) -> bool:
