@@ -117,7 +117,7 @@ class ModelAnalysis:
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → operator label → count over the whole model; a forward run has only the phase "forward".
 
-        The others are "recompute", "backward" and "optimizer".
+        The others are "recompute", "backward", "optimizer" and "other", such as gradient clipping.
         """
         return self.counts().by_phase()
 

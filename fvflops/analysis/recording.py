@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,11 +18,14 @@ from fvflops.analysis.model_analysis import estimate_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
 from fvflops.analysis.steps import PerStep, StepCount, count_step, summarise_steps
+from fvflops.capture.model.model import is_compiled
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError
 from fvflops.units import format_quantity
+
+_LOGGER = logging.getLogger("fvflops")
 
 OnTraceReady = Callable[["record"], Any]
 
@@ -97,6 +101,10 @@ class record(FlopCountAnalysis):
         self._aggregated = 0
         self._step_counts: tuple[Any, list[StepCount]] = None, []  # cache key and counts
         self._make_session()  # raises for invalid arguments
+        if warn and model is not None and execution == "real" and is_compiled(model):
+            _LOGGER.warning(
+                "The model is compiled but runs eagerly while it is recorded: counts are the same, times are not"
+            )
 
     def __enter__(self) -> record:
         if self._stage != "new":

@@ -122,6 +122,7 @@ class Session:
         recorder = self._recorder = Recorder(
             self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
         )
+        recorder.has_modules = model_index.owner is not None
         recorder.module_of_tensor = model_index.module_of_tensor()
         self._thread = threading.get_ident()
         with interrupts.deferred(), ExitStack() as stack:

@@ -90,7 +90,8 @@ class Counts:
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → Counter of labels over the whole model, without zeros.
 
-        The phases are "forward" (everything else), "recompute", "backward" and "optimizer".
+        The phases are "recompute", "backward", "optimizer", "other" (work without gradients between a backward pass or
+        an optimizer step and the next call of the model, such as gradient clipping) and "forward" (everything else).
         """
         table: dict[str, Counter[str]] = {}
         for entry in self.entries:

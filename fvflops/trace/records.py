@@ -9,8 +9,9 @@ from typing import NamedTuple
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
 
-# In the order of a training step; "forward" is everything that belongs to no other phase.
-PHASES = ("forward", "recompute", "backward", "optimizer")
+# In the order of a training step. "other" is work without gradients on what a backward pass or an optimizer step has
+# computed, such as gradient clipping and moving averages; "forward" is everything that belongs to no other phase.
+PHASES = ("forward", "recompute", "backward", "optimizer", "other")
 
 
 class TraceError(ValueError):

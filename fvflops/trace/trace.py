@@ -182,4 +182,5 @@ _MISSING_PHASE_MESSAGES = {
     "recompute": "no recomputation in a backward pass was recorded",
     "backward": "no backward pass was recorded: pass a loss",
     "optimizer": "no optimizer step was recorded: record a loop with fvflops.record",
+    "other": "no work of other phases, such as gradient clipping, was recorded",
 }

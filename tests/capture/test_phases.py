@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fvflops import FlopCountAnalysis, StopsAt
+from fvflops import FlopCountAnalysis, StopsAt, record
 from fvflops.capture.run import record_call
 
 # Tokens and widths: a linear layer of a block has 2 * 4 * 8 multiply-adds, the product at a block's end 2 * 4 * 4.
@@ -147,3 +147,49 @@ def test_torch_is_as_before():
 
 def stop(result):
     raise RuntimeError("stop")
+
+
+def test_clipping_and_averaging_are_a_phase_of_their_own_and_no_forward():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters())
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    x, y = torch.randn(5, 8), torch.randint(0, 4, (5,))
+    average.update_parameters(model)
+
+    def train():
+        nn.functional.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+
+    with record(model, table="exact") as plain:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with record(model, table="exact") as run:
+        train()
+        train()
+        with torch.no_grad():
+            nn.functional.cross_entropy(model(x), y)
+    trace = run.trace()
+    ops = {trace.signatures[signature].op for signature, _, phase in trace.calls if phase == "other"}
+    assert {"aten::_foreach_norm.Scalar", "aten::_foreach_mul_.Tensor", "aten::_foreach_lerp_.Scalar"} <= ops
+    counts, once = run.by_phase(), plain.by_phase()
+    assert sum(counts["forward"].values()) == 3 * sum(once["forward"].values())  # two steps and a validation
+    assert sum(counts["backward"].values()) == 2 * sum(once["backward"].values())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    # A norm squares and adds, the factor multiplies, the average interpolates with three.
+    assert counts["other"]["_foreach_lerp"] == 2 * 3 * parameters
+    assert counts["other"]["_foreach_mul"] == 2 * parameters
+    assert "_foreach_norm" not in counts["forward"]
+
+
+def test_without_a_model_no_gradient_code_is_forward_as_evaluation_cannot_be_told_from_it():
+    weight = torch.randn(8, 4, requires_grad=True)
+    with record(table="exact") as run:
+        (torch.ones(5, 8) @ weight).sum().backward()
+        with torch.no_grad():
+            torch.ones(5, 8) @ weight
+    assert run.macs(phase="forward") == 2 * 5 * 8 * 4
+    assert set(run.by_phase()) == {"forward", "backward"}

@@ -560,3 +560,24 @@ def test_what_is_wrong_before_the_first_run_is_raised_as_it_is(execution, monkey
     monkeypatch.setattr("fvflops.capture.attempt.Recorder", refuse)
     with pytest.raises(MemoryError, match="no recorder"):
         record_call(nn.Linear(3, 2), (torch.ones(4, 3),), execution=execution)
+
+
+@pytest.mark.parametrize("part", ["model", "submodule", "compile()"])
+def test_a_recording_says_that_a_compiled_model_ran_eagerly(part, caplog):
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    if part == "model":
+        model = torch.compile(model, backend="eager")
+    elif part == "submodule":
+        model[0] = torch.compile(model[0], backend="eager")
+    else:
+        model.compile(backend="eager")
+    with record(model) as run:
+        model(torch.ones(4, 3))
+    assert run.macs() == 24
+    assert [line.getMessage() for line in caplog.records if "runs eagerly while it is recorded" in line.getMessage()]
+    caplog.clear()
+    with record(model, warn=False):
+        model(torch.ones(4, 3))
+    with record(nn.Linear(3, 2)):
+        pass
+    assert not caplog.records

@@ -251,13 +251,13 @@ def own_work(loop: str, model: nn.Module, micro: int) -> Counter:
         own += Counter(
             {
                 ("forward", "aten::add_"): micro,
-                ("forward", "aten::_foreach_norm"): 2 * elements + len(parameters),
-                ("forward", "aten::linalg_vector_norm"): 2 * len(parameters) + 1,
-                ("forward", "aten::add"): 1,
-                ("forward", "aten::reciprocal"): 1,
-                ("forward", "aten::mul"): 1,
-                ("forward", "aten::clamp"): 1,
-                ("forward", "aten::_foreach_mul_"): elements,
+                ("other", "aten::_foreach_norm"): 2 * elements + len(parameters),
+                ("other", "aten::linalg_vector_norm"): 2 * len(parameters) + 1,
+                ("other", "aten::add"): 1,
+                ("other", "aten::reciprocal"): 1,
+                ("other", "aten::mul"): 1,
+                ("other", "aten::clamp"): 1,
+                ("other", "aten::_foreach_mul_"): elements,
             }
         )
     return own

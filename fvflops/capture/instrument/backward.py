@@ -32,6 +32,7 @@ def backward_hooks(recorder: Recorder) -> list[Wrapper]:
                 return original(*args, **kwargs)
             finally:
                 recorder.owners.calling_threads.pop()
+                recorder.is_after_pass = recorder.has_modules
 
         return run_engine
 

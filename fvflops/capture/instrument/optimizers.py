@@ -211,6 +211,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         if any(step.optimizer is optimizer for step in state.active_optimizers):
             while state.active_optimizers.pop().optimizer is not optimizer:
                 pass
+        recorder.is_after_pass = recorder.has_modules
 
     with ExitStack() as stack:
         for hook in (register_optimizer_step_pre_hook(on_step_start), register_optimizer_step_post_hook(on_step_end)):

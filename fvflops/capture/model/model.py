@@ -25,6 +25,14 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
     return module
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether a module or one of its submodules is compiled."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
 def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
     """Return the module that a model is, or whose bound method it is; None for a plain function."""
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)

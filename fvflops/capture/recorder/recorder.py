@@ -129,6 +129,10 @@ class Recorder(ThreadState):
         # checkpoint's early stop, or that end the program, are not stored.
         self._raised: tuple[BaseException | None, int] = (None, 0)
         self.owners = NodeOwners()
+        # Whether the recording has a model, and no module of it was called since the last backward pass or optimizer
+        # step.
+        self.has_modules = False
+        self.is_after_pass = False
         self.unseen: UnseenWork | None = None
 
     @property
@@ -206,6 +210,7 @@ class Recorder(ThreadState):
         entered_ns = 0 if probe is None else probe.clock()
         inputs = self._specs(values[0] if type(values) is tuple and len(values) == 1 else values)
         if self.backward:
+            self.is_after_pass = False
             state = self.thread_state()
             state.drop_ended_steps()
             base, phase = self._stack_and_phase(state)
@@ -569,7 +574,7 @@ class Recorder(ThreadState):
         node = current_autograd_node()
         owners = self.owners
         # Fast exit: most ops of a forward pass.
-        if node is not None or state.active_optimizers or owners.calling_threads:
+        if node is not None or state.active_optimizers or owners.calling_threads or self.is_after_pass:
             phase = self._phase(state, node)
             # Modules called inside a backward pass, or rerun by a checkpoint, own their ops.
             if node is not None and phase != "optimizer" and node is not state.rerun_node:
@@ -588,11 +593,9 @@ class Recorder(ThreadState):
             return "forward"
         if node is None:
             # In callbacks that autograd queues for the end of a pass there is no node.
-            return (
-                "backward"
-                if self.owners.calling_threads and self.owners.calling_threads[-1] == get_ident()
-                else "forward"
-            )
+            if self.owners.calling_threads and self.owners.calling_threads[-1] == get_ident():
+                return "backward"
+            return "other" if self.is_after_pass and not state.opened and not torch.is_grad_enabled() else "forward"
         if state.reruns or state.rerun_node is node or _is_library_checkpoint(type(node)):
             return "recompute"
         return "backward"

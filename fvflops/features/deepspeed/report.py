@@ -20,7 +20,7 @@ from fvflops.units import (
 
 _WIDTH = 78
 # Phase → the prefix of its lines.
-_PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "optimizer": "step"}
+_PHASES = {"forward": "fwd", "recompute": "recompute", "backward": "bwd", "optimizer": "step", "other": "other"}
 # Column → the cost by which it ranks classes, and the function that formats it.
 _RANKINGS: dict[str, tuple[Callable[[Costs], int], Callable[[int], str]]] = {
     "params": (lambda costs: costs.parameters, params_to_string),

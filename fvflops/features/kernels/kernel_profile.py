@@ -20,6 +20,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
 from fvflops.capture.instrument.module_clock import unchanged
 from fvflops.capture.instrument.torch_profiler import module_ranges, read_run
+from fvflops.capture.model.model import is_compiled
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.restore.interrupts import allowed, deferred
@@ -359,10 +360,8 @@ class KernelProfile:
         return Session(model, stops_at=self._cost_model.stops_at)
 
     def _is_compiled(self) -> bool:
-        wrapped = isinstance(self._model, nn.Module) and any(
-            type(module).__name__ == "OptimizedModule" for module in self._model.modules()
-        )
-        return wrapped or any(module._compiled_call_impl is not None for module in self._model_index.names)
+        model = self._model if isinstance(self._model, nn.Module) else self._model_index.owner
+        return model is not None and is_compiled(model)
 
     def _end_cycle(self, profiler: torch.profiler.profile) -> None:
         # torch.profiler must not see an error: it would stop twice, which aborts the process. It is raised afterwards.

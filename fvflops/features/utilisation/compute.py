@@ -16,7 +16,7 @@ from fvflops.trace import Counts
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
 # Phases that are not the work of the model.
-EXTRA_PHASES = ("recompute", "optimizer")
+EXTRA_PHASES = ("recompute", "optimizer", "other")
 FLOAT32_MATMUL = ("ieee", "tf32")
 # Ops of cuDNN, which torch runs in tf32 by default.
 _CUDNN = re.compile(

@@ -295,7 +295,7 @@
   }
 
   const phaseGroups = {
-    names: ["forward", "recompute", "backward", "optimizer"],
+    names: ["forward", "recompute", "backward", "optimizer", "other"],
     count: COLOURS + 1,
     more: false,
     of: (name) => (name in PHASE_COLOURS ? PHASE_COLOURS[name] : COLOURS),
