@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measures on a machine with a GPU all that needs one, and writes it as JSON and as a page: tools/gpu.py --page PATH.
 
-Counts by shapes beside recorded ones, strides, memory, profiles, peaks and utilisation, and what an analysis leaves
-behind. Each part runs in a process of its own, so that one that ends badly leaves the others: first those that count,
-together, then those that take times, one after the other. On a machine without CUDA it says so and exits with 2.
+Counts by shapes beside recorded ones, strides, memory, profiles, peaks and utilisation, metered loops, annotated
+traces, and what an analysis leaves behind. Each part runs in a process of its own, so that one that ends badly leaves
+the others: first those that count, together, then those that take times, one after the other. On a machine without CUDA
+it says so and exits with 2.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ SECTIONS = {
     "peaks": Section("timing", "measure_peaks", alone=True),
     "profiles": Section("timing", "compare_profiles", alone=True),
     "utilisation": Section("timing", "measure_utilisation", alone=True),
+    "loops": Section("loops", "measure_loops", alone=True),
 }
 
 

@@ -12,11 +12,12 @@ import torch
 
 from benchmarking.cases import CASES, STEPS, Step
 from benchmarking.contenders import CONTENDERS, RATIOS, NoOpMode, Subjects
-from benchmarking.counting import count_macs, count_really, record_training
+from benchmarking.counting import count_macs, count_really
 from benchmarking.figure import Figure, summarise_ratios, summarise_values
 from benchmarking.growth import GROWTHS, list_runs
 from benchmarking.probe import REPEATS, start_probe
 from benchmarking.rounds import Limits, Rounds, Run, run_rounds
+from benchmarking.training import SUBJECTS, run_steps
 from fvflops import record
 from fvflops.zoo import build
 
@@ -126,34 +127,15 @@ def run_really(effort: Effort) -> Section:
     return Section(name, [*_ratios(name, rounds, [("counted", "plain")]), *_seconds(name, rounds)], rounds)
 
 
-def train_really(effort: Effort) -> Section:
-    """Time what recording, and a no-op mode, add to a real training step: ResNet-50, batch 8, on all cores."""
-    name = "resnet50, batch 8, real training step"
-    model = build("resnet50").train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    images, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 1000, (8,))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-
-    def passed_on() -> None:
-        with NoOpMode():
-            step()
-
-    def recorded() -> None:
-        record_training(model, step)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
-    try:
-        limits = Limits(2 * effort.limits.rounds, 60 * effort.limits.seconds, effort.limits.least)
-        runs = {"plain": lambda: Run(step), "no-op mode": lambda: Run(passed_on), "recorded": lambda: Run(recorded)}
-        rounds = run_rounds(runs, limits)
-    finally:
-        torch.set_num_threads(threads)
-    pairs = [("recorded", "plain"), ("no-op mode", "plain"), ("recorded", "no-op mode")]
+def train_really(subject: str, effort: Effort) -> Section:
+    """Time what recording, metering, a no-op mode and other tools add to a real training step."""
+    name = f"{subject}, real training step"
+    rounds = run_steps(subject, effort.limits)
+    pairs = [
+        ("metered", "plain"),
+        ("recorded", "no-op mode"),
+        *((contender, "plain") for contender in ("recorded", "no-op mode", "FlopCounterMode", "torch.profiler")),
+    ]
     return Section(name, [*_ratios(name, rounds, pairs), *_seconds(name, rounds)], rounds)
 
 
@@ -206,6 +188,6 @@ SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
     "growth": [partial(watch_growth, quantity) for quantity in GROWTHS],
     "repeats": [partial(repeat_analyses, repeated) for repeated in REPEATS],
     "real-run": [run_really],
-    "real-training": [train_really],
+    "real-training": [partial(train_really, subject) for subject in SUBJECTS],
     "measuring": [measure_really],
 }

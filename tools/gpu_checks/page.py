@@ -211,6 +211,45 @@ def _write_peaks(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     ]
 
 
+def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+    loops = found["loops"]
+    metered = []
+    for name, item in loops.items():
+        if "ratio" in item:
+            figures = item["figures"]
+            metered.append(
+                (
+                    name.removeprefix("metered, "),
+                    f"{item['plain seconds'] * 1e3:.2f}",
+                    f"{item['metered seconds'] * 1e3:.2f}",
+                    f"{item['ratio']:.4f}",
+                    f"{figures['seconds'] * 1e3:.2f}",
+                    f"{figures['mfu']:.1%}",
+                    f"{figures['hfu']:.1%}",
+                    f"{figures['tokens_per_second']:,.0f}",
+                    f"{figures['memory_peak'] / 1e9:.2f}",
+                    f"{item['memory predicted'] / 1e9:.2f}",
+                )
+            )
+    annotated = [
+        (name.removeprefix("annotated, "), f"{item['share']:.2%}", f"{item['flops']:,}", f"{item['recorded']:,}")
+        for name, item in loops.items()
+        if "share" in item
+    ]
+    headers = ("step", "ms", "ms with the meter", "ratio", "ms by events", "`mfu`", "`hfu`", "tokens/s")
+    failed = [f"{name} failed: {item['error']}" for name, item in loops.items() if "error" in item]
+    return [
+        "A training step of GPT-2, as above, alone and in a `StepMeter`, in turn (medians; the ratio is that of each",
+        "round's two times). Memory is in GB: allocated at the most, and predicted without what else the process has.",
+        "",
+        *_table((*headers, "peak memory", "predicted"), metered),
+        "A trace of the step by torch.profiler, annotated: the share of the recorded FLOPs whose ops have an event.",
+        "",
+        *_table(("trace", "share", "FLOPs on events", "FLOPs recorded"), annotated),
+        *failed,
+    ]
+
+
 def _write_state(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
     state = found["state"]
     rows = []
@@ -257,6 +296,7 @@ _PARTS: tuple[tuple[str, tuple[str, ...], Callable[..., list[str]]], ...] = (
     ("Memory", ("memory",), _write_memory),
     ("Profiles", ("profiles",), _write_profiles),
     ("Peaks and utilisation", ("peaks", "utilisation"), _write_peaks),
+    ("Loops and their traces", ("loops",), _write_loops),
     ("State after a count", ("state",), _write_state),
     ("Work outside the dispatcher", ("outside",), _write_outside),
 )
