@@ -25,7 +25,8 @@ from fvflops.counting.handles import HandleCostModel
 from fvflops.counting.timeline import build_timeline
 from fvflops.counting.timing import read_times
 from fvflops.features.kernels import report as kernel_table
-from fvflops.features.kernels.matching import _align, match_kernels, overlay_times
+from fvflops.features.kernels.matching import match_kernels
+from fvflops.features.kernels.overlay import overlay_times
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import load_table
 from fvflops.reports.files.chrome_trace import render as render_chrome_trace

@@ -25,6 +25,14 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
     return module
 
 
+def unwrap_data_parallel(module: nn.Module) -> nn.Module:
+    """Return the module wrapped by `torch.compile`, DataParallel or DistributedDataParallel, or the module itself."""
+    module = unwrap_compiled(module)
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        module = unwrap_compiled(module.module)
+    return module
+
+
 def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
     """Return the module that a model is, or whose bound method it is; None for a plain function."""
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
