@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.counting import TableCostModel
 from fvflops.features.kernels import report
-from fvflops.features.kernels.chrome_trace import Document, annotate, read_document, write_document
+from fvflops.features.kernels.chrome_trace import Document, annotate, has_kernels, read_document, write_document
 from fvflops.features.kernels.matching import KernelMatch, match_kernels
+from fvflops.features.kernels.recorded_calls import Work
 from fvflops.features.kernels.sums import KernelAverages, sum_kernels
 from fvflops.features.kernels.trace_reader import TraceEvents, read_events
 from fvflops.features.kernels.work_by_shapes import ShapeCosts
@@ -43,9 +45,10 @@ class AnnotatedTrace:
         ledger = self.match.ledger
         return ledger.landed_flops / ledger.recorded_flops if ledger.recorded_flops else None
 
-    def flops(self) -> int:
-        """Return the FLOPs of all events: the sum of the rows' `self_flops`."""
-        return sum(work.flops for work in self.match.self_work if work is not None)
+    def work(self) -> Work:
+        """Return the MACs and FLOPs of all events: the sums of the rows' `self_macs` and `self_flops`."""
+        known = [work for work in self.match.self_work if work is not None]
+        return Work(sum(work.macs for work in known), sum(work.flops for work in known))
 
     def key_averages(self, group_by_input_shape: bool = False, *, group_by_module: bool = False) -> KernelAverages:
         """Return a row for all events of one name, as torch.profiler does; shapes need record_shapes=True."""
@@ -56,7 +59,7 @@ class AnnotatedTrace:
         """Return a summary in lines: the steps, their FLOPs and FLOP/s, and what could not be matched."""
         steps, nanoseconds = self.match.clock()
         ledger = self.match.ledger
-        flops = self.flops()
+        flops = self.work().flops
         each = f"{format_seconds(nanoseconds / max(steps, 1) / 1e9)} each" if steps else "none complete"
         rate = flops_to_string(flops * 1e9 / nanoseconds)
         lines = [
@@ -121,6 +124,11 @@ def annotate_trace(
     by_shapes = ShapeCosts(_list_args(document, events), table, cost_model) if events.has_shapes else None
     match = match_kernels(events.run, trace, cost_model, by_shapes=by_shapes)
     return AnnotatedTrace(name, match, table, events, document)
+
+
+def find_device(paths: Sequence[str]) -> str | None:
+    """Return "cuda" if one of several chrome traces has kernels of a GPU, else None."""
+    return "cuda" if any(has_kernels(path) for path in paths) else None
 
 
 def _read_trace(counted: FlopCountAnalysis | Trace | None, table: FormulaTable) -> Trace | None:

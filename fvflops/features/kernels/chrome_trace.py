@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,6 +23,8 @@ FindEvent = Callable[[int, Mapping[str, Any]], "int | None"]
 # Categories of the file's events.
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _HAS_EXTERNAL_ID = ("cpu_op", "user_annotation")
+_KERNEL = re.compile(rb'"cat"\s*:\s*"kernel"')
+_GZIP = b"\x1f\x8b"
 _MAX_NESTING = 8  # of events with one name
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -30,12 +34,10 @@ def read_document(path: str) -> Document:
 
     A file may also be the list of events alone.
     """
-    data = paths.read_bytes(path)
     try:
         # Names of kernels and ops may contain control characters, and bytes that are not UTF-8.
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8", "backslashreplace")
-        document = json.loads(text, strict=False)
-    except (OSError, EOFError, ValueError) as error:
+        document = json.loads(_read(path).decode("utf-8", "backslashreplace"), strict=False)
+    except ValueError as error:
         raise TraceError(f"{path} is not a chrome trace: {error}") from None
     if isinstance(document, list):
         document = {"traceEvents": document}
@@ -44,6 +46,22 @@ def read_document(path: str) -> Document:
     if not all(isinstance(event, dict) for event in document["traceEvents"]):
         raise TraceError(f'{path} is not a chrome trace: an item of "traceEvents" is not an object')
     return document
+
+
+def has_kernels(path: str) -> bool:
+    """Return whether a chrome trace has events of category "kernel"."""
+    return _KERNEL.search(_read(path)) is not None
+
+
+def _read(path: str) -> bytes:
+    """Return the contents of a file, decompressed if it is compressed by gzip."""
+    data = paths.read_bytes(path)
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path} cannot be decompressed: {error}") from None
 
 
 def write_document(document: Document, path: str) -> None:
