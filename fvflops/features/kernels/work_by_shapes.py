@@ -46,8 +46,8 @@ class _Unreadable(ValueError):
 class ShapeCosts:
     """Costs of the op events of a chrome trace by their "Input Dims", "Input type" and "Concrete Inputs".
 
-    A call is repeated on the meta device, for the shapes of its results. None is the cost of an op without a formula,
-    or whose arguments were not recorded.
+    A call is repeated on the meta device, for the shapes of its results. An argument that torch.profiler does not
+    record, such as a string, has its default. None is the cost of an op without a formula, or of unreadable arguments.
 
     >>> from fvflops import load_table
     >>> from fvflops.counting import TableCostModel
