@@ -125,7 +125,8 @@ class KernelLedger:
     matched events whose input shapes differ from those of the op.
 
     `recorded_flops` are the FLOPs of the recording, times the steps; of these `landed_flops` are those of ops that have
-    an event. `flops_by_shapes` are the FLOPs of events that were counted by their own shapes instead.
+    an event, and `lost_flops` those that are on no event, not even that of a module or a step. `flops_by_shapes` are
+    the FLOPs of events that were counted by their own shapes instead.
     """
 
     matched: int = 0
@@ -136,4 +137,5 @@ class KernelLedger:
     other_shapes: Sequence[tuple[str, int]] = ()
     recorded_flops: int = 0
     landed_flops: int = 0
+    lost_flops: int = 0
     flops_by_shapes: int = 0

@@ -1,6 +1,7 @@
 """Profiles of kernels: torch.profiler's numbers are unchanged, and every counted FLOP is on an event of its module."""
 
 import gc
+import gzip
 import json
 import logging
 import random
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
@@ -719,3 +721,86 @@ def test_a_profiler_that_is_already_running_keeps_its_events() -> None:
         model(x)
     assert sum(row.count for row in outer.key_averages() if row.key == "aten::addmm") >= 2
     assert profile_kernels(model, x).total() == 48
+
+
+def test_ops_in_data_parallel_modules_keep_their_flops():
+    """The ranges of a DistributedDataParallel and of its recording have the same modules."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, x = make_convnet(), torch.randn(2, 3, 8, 8)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        loop = schedule(warmup=1, active=2, repeat=1)
+        with KernelProfile(wrapped, schedule=loop) as run:
+            for _ in range(3):
+                wrapped(x).sum().backward()
+                run.step()
+        called = profile_kernels(wrapped, x, loss=LOSSES["training"], repeat=2)
+    finally:
+        dist.destroy_process_group()
+    plain = profile_kernels(model, x, loss=LOSSES["training"], repeat=2)
+    for profiled in (run, called):
+        assert profiled.ledger().attributed_to_modules == () and profiled.total() == plain.total()
+        rows, expected = (
+            {(row.key, row.module): row.self_macs for row in other.key_averages(group_by_module=True) if row.self_macs}
+            for other in (profiled, plain)
+        )
+        assert rows == expected
+        assert {key for key, _ in rows} >= {"aten::convolution", "aten::convolution_backward", "aten::addmm"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_self_flops_add_up_and_flops_count_nested_events_again(name):
+    make, shape = MODELS[name]
+    run = profile_kernels(make().train(), torch.randn(shape), loss=LOSSES["training"], repeat=2)
+    for rows in (run.key_averages(), run.key_averages(group_by_module=True), run.key_averages(group_by_stack_n=1)):
+        assert sum(row.self_flops or 0 for row in rows) == 2 * run.total()
+        assert sum(row.self_macs or 0 for row in rows) == 2 * run.macs()
+        assert sum(row.flops or 0 for row in rows) > 3 * run.total()
+
+
+def test_flops_on_no_event_are_said():
+    def step(x):
+        return nn.functional.relu(x @ x)
+
+    trace = record_call(lambda x: step(x) @ x, (torch.ones(4, 4),))
+    run = KernelProfile()
+    with run:
+        step(torch.ones(4, 4))
+    run.count_with(trace)
+    assert run.total() == 2 * 2 * 4**3 and run.ledger().lost_flops == 2 * 4**3
+    assert sum(row.self_flops or 0 for row in run.key_averages()) == run.total() - run.ledger().lost_flops
+    said = "whose FLOPs are attributed to their module or step, but 0.128K FLOPs to none: aten::mm ×1"
+    assert f"ops without an event, {said}" in run.about()
+
+
+def test_stacks_and_the_memory_timeline_are_torch_profilers(tmp_path):
+    options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    run = profile_kernels(make_convnet(), torch.randn(2, 3, 8, 8), loss=LOSSES["training"], repeat=2, **options)
+    run.export_stacks(tmp_path / "time.txt")
+    run.profiler.export_stacks(str(tmp_path / "torch.txt"))
+    assert (tmp_path / "time.txt").read_text() == (tmp_path / "torch.txt").read_text() != ""
+    stacks = {line.rpartition(" ")[0] for line in (tmp_path / "time.txt").read_text().splitlines()}
+    for metric, total in (("self_flops", run.total()), ("self_macs", run.macs())):
+        run.export_stacks(tmp_path / "work.txt", metric)
+        lines = [line.rpartition(" ") for line in (tmp_path / "work.txt").read_text().splitlines()]
+        assert sum(int(value) for *_, value in lines) == 2 * total
+        assert {frames for frames, *_ in lines} <= stacks
+    run.export_memory_timeline(tmp_path / "memory.json", "cpu")
+    times, sizes = json.loads((tmp_path / "memory.json").read_text())
+    assert len(times) == len(sizes) > 10 and max(map(sum, sizes)) > 2 * 3 * 64 * 4
+    with pytest.raises(ValueError, match=r"metric must be one of .*self_flops; got 'flops'"):
+        run.export_stacks(tmp_path / "x.txt", "flops")
+    plain = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), record_shapes=True)
+    with pytest.raises(ValueError, match=r"export_stacks needs with_stack=True: pass it"):
+        plain.export_stacks(tmp_path / "x.txt")
+    with pytest.raises(ValueError, match=r"export_memory_timeline needs profile_memory=True and with_stack=True"):
+        plain.export_memory_timeline(tmp_path / "x.json")
+    assert not (tmp_path / "x.txt").exists() and not (tmp_path / "x.json").exists()
+
+
+def test_a_compressed_chrome_trace_has_the_same_events(tmp_path):
+    run = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3))
+    run.export_chrome_trace(tmp_path / "trace.json")
+    run.export_chrome_trace(tmp_path / "trace.json.gz")
+    with gzip.open(tmp_path / "trace.json.gz", "rt") as file:
+        assert file.read() == (tmp_path / "trace.json").read_text()

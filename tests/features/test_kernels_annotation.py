@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fvflops import FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, record_call
+from fvflops import AnnotatedTrace, FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, record_call
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.features.kernels.chrome_trace import read_document, write_document
 from fvflops.features.kernels.recorded_calls import Work
@@ -28,6 +29,7 @@ CUDA_TRACE = ROOT / "tests" / "data" / "cuda_chrome_trace.json"
 ADDED = {"module", "phase", "MACs", "FLOPs", "FLOP/s", "bytes", "launched by"}
 
 
+@cache
 def count_step(name: str) -> Trace:
     model, x = MODELS[name]()
     step = TrainingStepAnalysis(
@@ -56,6 +58,12 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
+@cache
+def annotate(path: Path) -> AnnotatedTrace:
+    """Return the trace of another process with the counts of its model."""
+    return annotate_trace(path, count_step(FILES[path.name]))
+
+
 FILES = {
     "resnet50.json": "resnet50",
     "gpt2.json.gz": "gpt2",
@@ -68,7 +76,7 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_the_flops_of_a_training_step_land_on_the_events_of_another_process(folder, name):
     trace = count_step(FILES[name])
-    annotated = annotate_trace(folder / name, trace)
+    annotated = annotate(folder / name)
     match = annotated.match
     counts = FlopCountAnalysis.from_trace(trace, table="exact", warn=False)
     assert match.total == Work(counts.macs(), counts.total())
@@ -95,7 +103,7 @@ def test_the_flops_of_a_training_step_land_on_the_events_of_another_process(fold
 
 @pytest.mark.parametrize("name", ["resnet50.json", "gpt2.json.gz", "ddp_1.json"])
 def test_an_annotated_trace_is_the_trace_with_more_args(folder, tmp_path, name):
-    annotated = annotate_trace(folder / name, count_step(FILES[name]))
+    annotated = annotate(folder / name)
     path = tmp_path / "new" / name
     annotated.save(path)
     ours, theirs = read_document(str(path)), read_document(str(folder / name))
@@ -118,8 +126,7 @@ def test_an_annotated_trace_is_the_trace_with_more_args(folder, tmp_path, name):
 
 
 def test_without_a_model_the_flops_come_from_the_recorded_shapes(folder):
-    trace = count_step("gpt2")
-    by_model, by_shapes = annotate_trace(folder / "gpt2.json.gz", trace), annotate_trace(folder / "gpt2.json.gz")
+    by_model, by_shapes = annotate(folder / "gpt2.json.gz"), annotate_trace(folder / "gpt2.json.gz")
     assert by_shapes.work().macs == by_model.work().macs > 0
     # Ops are counted as called, and a string, such as GELU's approximation, is not recorded.
     assert by_shapes.work().flops == pytest.approx(by_model.work().flops, rel=0.003)
@@ -140,7 +147,7 @@ def test_events_of_other_shapes_are_counted_by_their_own(folder, tmp_path):
     options = {"loss": lambda y: y.sum(), "optimizer": torch.optim.AdamW, "table": "exact", "warn": False}
     wrong = TrainingStepAnalysis(model.train(), x[:1], **options)
     annotated = annotate_trace(folder / "gpt2.json.gz", wrong)
-    right = annotate_trace(folder / "gpt2.json.gz", count_step("gpt2"))
+    right = annotate(folder / "gpt2.json.gz")
     assert annotated.work().macs == right.work().macs == 2 * STEPS * wrong.macs()
     assert annotated.work().flops == pytest.approx(right.work().flops, rel=0.003)
     assert dict(annotated.match.ledger.other_shapes)["aten::addmm"] >= STEPS * 4 * 4
@@ -240,8 +247,7 @@ def test_threads_steps_and_nesting_are_read_as_torch_profiler_has_them(tmp_path)
 
 
 def test_the_report_has_a_row_for_each_rank_and_ops_that_add_up(folder):
-    trace = count_step("gpt2")
-    ranks = [(f"{rank}.json", annotate_trace(folder / f"ddp_{rank}.json", trace)) for rank in range(RANKS)]
+    ranks = [(f"{rank}.json", annotate(folder / f"ddp_{rank}.json")) for rank in range(RANKS)]
     report = annotation_report(ranks, subject="gpt2")
     traces, events = report.tables()[0].records(), report.main_table()
     assert [row["rank"] for row in traces] == list(range(RANKS))
@@ -279,11 +285,10 @@ def test_bad_input(tmp_path, folder):
 
 def test_holistic_trace_analysis_parses_annotated_traces(folder, tmp_path):
     hta = pytest.importorskip("hta.trace_analysis", reason="pip install --no-deps HolisticTraceAnalysis plotly pydot")
-    trace = count_step("gpt2")
     files = {}
     for rank in range(RANKS):
         files[rank] = str(tmp_path / f"rank_{rank}.json")
-        annotate_trace(folder / f"ddp_{rank}.json", trace).save(files[rank])
+        annotate(folder / f"ddp_{rank}.json").save(files[rank])
     parsed = hta.TraceAnalysis(trace_files=files, trace_dir=str(tmp_path)).t
     plain = hta.TraceAnalysis(
         trace_files={rank: str(folder / f"ddp_{rank}.json") for rank in range(RANKS)}, trace_dir=str(folder)

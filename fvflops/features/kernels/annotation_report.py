@@ -39,7 +39,8 @@ def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: 
     ops that have FLOPs of their own, so that they add up; their times are those of their kernels if they have any, else
     those on the CPU.
     """
-    table = Table("traces", _TRACE_COLUMNS, [_row(path, trace) for path, trace in traces], noun="trace", notes=_NOTES)
+    notes = _NOTES if any(trace.share() is not None for _, trace in traces) else ()
+    table = Table("traces", _TRACE_COLUMNS, [_row(path, trace) for path, trace in traces], noun="trace", notes=notes)
     parts: list[Part] = [table]
     for path, trace in traces:
         lines = trace.about()[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
@@ -29,13 +30,16 @@ from fvflops.features.kernels.chrome_trace import annotate, find_by_id, read_doc
 from fvflops.features.kernels.matching import KernelMatch, match_kernels
 from fvflops.features.kernels.overlay import overlay_times
 from fvflops.features.kernels.recorded_calls import Work
-from fvflops.features.kernels.sums import KernelAverages, sum_kernels
+from fvflops.features.kernels.sums import KernelAverages, list_stacks, sum_kernels
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.torch_internals import ExperimentalConfig, is_profiler_enabled
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
 
+# Weights of stacks: those that torch.profiler writes, and those of its events' work.
+_TORCH_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total")
+_WORK_METRICS = ("self_macs", "self_flops")
 _LOGGER = logging.getLogger("fvflops")
 
 
@@ -279,6 +283,46 @@ class KernelProfile:
         match = self.match()
         document = read_document(self._export())
         write_document(annotate(document, match, find_by_id(match), {"about": self.about()}), name)
+
+    def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
+        """Write the Python stacks of events with a weight, for flamegraph.pl; it needs with_stack=True.
+
+        `metric` is one of torch.profiler's, "self_cpu_time_total" or "self_cuda_time_total" (µs), whose file is its
+        own, or "self_macs" or "self_flops" of all steps.
+        """
+        if metric not in (*_TORCH_METRICS, *_WORK_METRICS):
+            raise ValueError(f"metric must be one of {', '.join((*_TORCH_METRICS, *_WORK_METRICS))}; got {metric!r}")
+        self._require_options("export_stacks", "with_stack")
+        name = _check_path(path)
+        match = self.match()
+        if metric in _TORCH_METRICS:
+            self._profiler.export_stacks(name, metric)
+            return
+        self._total()
+        paths.write_text(name, list_stacks(match, metric.removeprefix("self_")))
+
+    def export_memory_timeline(self, path: str | os.PathLike[str], device: str | None = None) -> None:
+        """Write torch.profiler's timeline of memory by category: .html, .json, .json.gz or .raw.json.gz.
+
+        It needs record_shapes, profile_memory and with_stack=True, and a page matplotlib; a torch that no longer has it
+        raises RuntimeError.
+        """
+        self._require_options("export_memory_timeline", "record_shapes", "profile_memory", "with_stack")
+        name = _check_path(path)
+        self.match()
+        export = getattr(self._profiler, "export_memory_timeline", None)
+        if export is None:
+            raise RuntimeError(
+                f"torch {torch.__version__} has no export_memory_timeline: use torch.cuda.memory._record_memory_history"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch recommends CUDA's own history
+            export(name, device)
+
+    def _require_options(self, method: str, *options: str) -> None:
+        missing = [f"{option}=True" for option in options if not getattr(self._profiler, option)]
+        if missing:
+            raise ValueError(f"{method} needs {' and '.join(missing)}: pass {'it' if len(missing) == 1 else 'them'}")
 
     def _export(self) -> str:
         """Return the path of torch.profiler's own chrome trace, which it can write only once."""

@@ -197,6 +197,7 @@ class _StepMatcher:
         self._other_shapes: Counter[str] = Counter()
         self._compiled = 0
         self._landed = 0
+        self._lost = 0
         self._flops_by_shapes = 0
         self._ops: set[int] = set()
 
@@ -225,6 +226,7 @@ class _StepMatcher:
             other_shapes=tuple(self._other_shapes.most_common()),
             recorded_flops=recorded,
             landed_flops=self._landed,
+            lost_flops=self._lost,
             flops_by_shapes=self._flops_by_shapes,
         )
 
@@ -252,7 +254,9 @@ class _StepMatcher:
                 self._add_op(event_index, inner)
             else:
                 self._match(inner, self._children.get(event_index, ()), event_index)
-        if call_event is not None:
+        if call_event is None:
+            self._lost += unmatched_work.flops
+        else:
             self.work[call_event] = unmatched_work
 
     def _add_op(self, event_index: int, call: RecordedCall) -> None:

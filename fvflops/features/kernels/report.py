@@ -72,7 +72,8 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
         )
     elif ledger.attributed_to_modules:
         ops = list_calls(ledger.attributed_to_modules)
-        lines.append(f"ops without an event, whose FLOPs are attributed to their module: {ops}")
+        lost = f", but {format_size(ledger.lost_flops)} FLOPs to none" if ledger.lost_flops else ""
+        lines.append(f"ops without an event, whose FLOPs are attributed to their module or step{lost}: {ops}")
     unmatched = [(name, count) for name, count in ledger.no_op if not _is_zero_flop(name, table)]
     if unmatched:
         lines.append(f"events without FLOPs, since no counted op matches them: {list_calls(unmatched)}")

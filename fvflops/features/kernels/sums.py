@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fvflops.features.kernels import report
 from fvflops.features.kernels.matching import KernelMatch
@@ -12,6 +12,8 @@ from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
 
 # The name of all module calls in the rows; the column "module" distinguishes them.
 MODULE_CALL = "nn.Module call"
+# Characters that separate frames and weights in collapsed stacks, as torch.profiler replaces them.
+_SEPARATORS = str.maketrans(" ;\t\n", "____")
 
 
 class KernelAverages(list[KernelRow]):
@@ -24,8 +26,8 @@ class KernelAverages(list[KernelRow]):
     def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
         """Return the first `row_limit` rows as text, with `sort_by` the largest first.
 
-        `sort_by` is one of torch.profiler's columns, "flops", "self_flops" or "flops_per_second"; another raises
-        ValueError. `header` replaces the profile's own summary above the table.
+        `sort_by` is one of torch.profiler's columns, "macs", "flops", "self_macs", "self_flops" or "flops_per_second";
+        another raises ValueError. `header` replaces the profile's own summary above the table.
         """
         text = self._header if header is None else header
         return report.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
@@ -47,6 +49,22 @@ def sum_kernels(
         key += (event.stack[:stack_frames],)
         groups[key].append(index)
     return [_sum(match, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
+
+
+def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
+    """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks.
+
+    >>> from fvflops.trace.kernel_events import KernelLedger
+    >>> run = KernelRun((KernelEvent("aten::mm", "op", stack=("net.py(7): forward", "train.py(3): <module>")),))
+    >>> work = (Work(3, 6),)
+    >>> [*list_stacks(KernelMatch(run, ("",), ("forward",), (0,), work, work, {}, KernelLedger()), "flops")]
+    ['train.py(3):_<module>;net.py(7):_forward 6\\n']
+    """
+    for event, work in zip(match.run.events, match.self_work, strict=True):
+        value = 0 if work is None else work.macs if metric == "macs" else work.flops
+        if event.stack and value:
+            frames = [frame.translate(_SEPARATORS) for frame in reversed(event.stack)]
+            yield f"{';'.join(frames)} {value}\n"
 
 
 def _name(event: KernelEvent) -> str:
