@@ -45,9 +45,11 @@ def folder(tmp_path_factory) -> Path:
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.trace_writer", str(path)]
     search_path = os.pathsep.join([str(ROOT), *sys.path])
     environment = {**os.environ, "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    commands = [command, *([*command, str(rank), str(RANKS)] for rank in range(RANKS))]
     processes = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for command in commands
+        subprocess.Popen(
+            [*command, str(rank), str(RANKS)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
     ]
     try:
         errors = [process.communicate(timeout=120)[1] for process in processes]
