@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -198,6 +198,7 @@ class _StepMatcher:
         self._compiled = 0
         self._landed = 0
         self._lost = 0
+        self._matched = 0
         self._flops_by_shapes = 0
         self._ops: set[int] = set()
 
@@ -210,7 +211,13 @@ class _StepMatcher:
     def count_by_shapes(self) -> None:
         """Count the outermost op events of known shapes that neither are nor contain a matched op."""
         if self._by_shapes is not None:
-            self._count_by_shapes(self._children.get(-1, ()), self._by_shapes)
+            around_matched: set[int] = set()
+            for event_index in self._ops:
+                parent = self._events[event_index].parent
+                while parent >= 0 and parent not in around_matched:
+                    around_matched.add(parent)
+                    parent = self._events[parent].parent
+            self._count_by_shapes(self._children.get(-1, ()), self._by_shapes, around_matched)
 
     def ledger(self, recorded: int) -> KernelLedger:
         """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
@@ -218,7 +225,7 @@ class _StepMatcher:
         if self._calls is not None or self._by_shapes is not None:
             self._count_unmatched(self._children.get(-1, ()), unmatched)
         return KernelLedger(
-            matched=len(self._ops),
+            matched=self._matched,
             no_event=tuple(self._no_event.most_common()),
             attributed_to_modules=tuple(self._attributed_to_modules.most_common()),
             no_op=tuple(unmatched.most_common()),
@@ -242,12 +249,12 @@ class _StepMatcher:
         events = {call_position: candidates[position] for position, call_position in pairs}
         unmatched_work = NO_WORK.plus(call.work)
         for call_position, inner in enumerate(expected):
-            event_index = events.get(call_position)
-            if event_index is None:
+            if call_position not in events:
                 unmatched_work = unmatched_work.plus(inner.total())
                 self._no_event.update([op.name for op in inner.ops()])
                 self._attributed_to_modules.update([op.name for op in inner.ops() if op.work != NO_WORK])
                 continue
+            event_index = events[call_position]
             if inner.trace_index is not None:
                 self.call_of_event[event_index] = inner.trace_index
             if inner.kind == "op":
@@ -263,6 +270,7 @@ class _StepMatcher:
         """Give an event the work of the op matched with it, or that of its own shapes if they differ."""
         work = call.work
         self._landed += 0 if work is None else work.flops
+        self._matched += 1
         self._ops.add(event_index)
         local = self._find_local(event_index)
         event = self._events[local]
@@ -336,34 +344,22 @@ class _StepMatcher:
         event = self._events[event_index]
         return Item(event.kind, event.module if event.kind == "module" else event.name, event.tensor_shapes)
 
-    def _count_by_shapes(self, event_indexes: Sequence[int], by_shapes: CostsByShapes) -> bool:
-        """Count the outermost unmatched op events; return whether any event was matched or counted."""
-        any_known = False
+    def _count_by_shapes(
+        self, event_indexes: Sequence[int], by_shapes: CostsByShapes, around_matched: Collection[int]
+    ) -> None:
+        """Count the outermost op events that are not matched, nor in `around_matched`, by their shapes."""
         for event_index in event_indexes:
-            event = self._events[event_index]
             if event_index in self._ops:
-                any_known = True
                 continue
-            inner = self._children.get(event_index, ())
-            if event.kind != "op" or self._contains_match(inner):
-                any_known |= self._count_by_shapes(inner, by_shapes)
-                continue
-            work = by_shapes.work(event_index)
+            is_candidate = self._events[event_index].kind == "op" and event_index not in around_matched
+            work = by_shapes.work(event_index) if is_candidate else None
             if work is None:
-                any_known |= self._count_by_shapes(inner, by_shapes)
+                self._count_by_shapes(self._children.get(event_index, ()), by_shapes, around_matched)
             else:
                 self.work[event_index] = work
                 self._ops.add(event_index)
                 self.counted_by_shapes.add(event_index)
                 self._flops_by_shapes += work.flops
-                any_known = True
-        return any_known
-
-    def _contains_match(self, event_indexes: Sequence[int]) -> bool:
-        return any(
-            event_index in self._ops or self._contains_match(self._children.get(event_index, ()))
-            for event_index in event_indexes
-        )
 
     def _count_unmatched(self, event_indexes: Sequence[int], unmatched: Counter[str]) -> bool:
         """Count the outermost op events that neither are nor contain a matched op; return whether any op is matched."""
@@ -386,10 +382,9 @@ class _StepMatcher:
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: CostsByShapes | None) -> dict[int, int]:
     recorded = {} if trace is None else _count_bytes(trace)
     known = {event: recorded[index] for event, index in matcher.call_of_event.items() if index in recorded}
-    for event_index in matcher.counted_by_shapes if by_shapes is not None else ():
-        nbytes = by_shapes.nbytes(event_index)
-        if nbytes is not None:
-            known[event_index] = nbytes
+    if by_shapes is not None:
+        own = {event_index: by_shapes.nbytes(event_index) for event_index in matcher.counted_by_shapes}
+        known |= {event_index: nbytes for event_index, nbytes in own.items() if nbytes is not None}
     return known
 
 
