@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fvflops import AnnotatedTrace, FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, record_call
+from fvflops import AnnotatedTrace, FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
+from fvflops.counting import TableCostModel
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.features.kernels.chrome_trace import read_document, write_document
 from fvflops.features.kernels.recorded_calls import Work
 from fvflops.features.kernels.trace_reader import read_events
+from fvflops.features.kernels.work_by_shapes import ShapeCosts
 from fvflops.reports.formats import write_document as write_report
 from fvflops.trace import Trace, TraceError
 from tests.support.checkout import ROOT
@@ -298,3 +300,42 @@ def test_holistic_trace_analysis_parses_annotated_traces(folder, tmp_path):
     for rank in range(RANKS):
         assert len(parsed.traces[rank]) == len(plain.traces[rank]) > 1000
         assert list(parsed.traces[rank]["dur"]) == list(plain.traces[rank]["dur"])
+
+
+def test_products_in_compiled_code_are_counted_by_their_shapes(tmp_path):
+    """What a compiler does not fuse has events, in an order of its own; the rest is on the event of the step."""
+    torch._dynamo.reset()
+    model, x = MODELS["gpt2"]()
+    compiled = torch.compile(model.train(), backend="aot_eager")
+    loop = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=loop) as profiler:
+        for _ in range(2):
+            compiled(x).sum().backward()
+            profiler.step()
+    torch._dynamo.reset()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    step = TrainingStepAnalysis(model, x, loss=lambda y: y.sum(), table="exact", warn=False)
+    annotated = annotate_trace(tmp_path / "trace.json", step)
+    match = annotated.match
+    assert match.ledger.compiled > 100 and annotated.work() == Work(step.macs(), step.total())
+    on_ops = sum(
+        work.macs
+        for event, work in zip(match.run.events, match.self_work, strict=True)
+        if event.kind == "op" and work is not None
+    )
+    assert on_ops > 0.95 * step.macs() and annotated.share() > 0.9
+    assert any("op events in compiled code" in line for line in annotated.about())
+
+
+def test_an_ops_shapes_may_have_those_of_its_results_too():
+    table = load_table("exact")
+    args = {
+        "Input Dims": [[6], [4, 5], [5, 6], [], [], [4, 6]],
+        "Input type": ["float", "float", "float", "Scalar", "Scalar", "float"],
+        "Concrete Inputs": ["", "", "", "1", "1", ""],
+    }
+    unreadable = {**args, "Input type": ["float", "SomeClass", "float", "Scalar", "Scalar", "float"]}
+    events = [("aten::addmm", args), ("aten::addmm", unreadable), ("aten::addmm", {}), ("mylib::scan", args)]
+    costs = ShapeCosts(events, table, TableCostModel(table, "flops"))
+    assert costs.work(0).macs == 4 * 5 * 6
+    assert [costs.work(index) for index in (1, 2, 3)] == [None] * 3 == [costs.nbytes(index) for index in (1, 2, 3)]

@@ -186,6 +186,7 @@ class _StepMatcher:
     ) -> None:
         self._events = run.events
         self._modules = set() if calls is None else calls.modules()
+        self._products = set() if calls is None else {op.name for op in calls.ops() if op.work and op.work.macs}
         self._children = children
         self._calls = calls
         self._by_shapes = by_shapes
@@ -209,8 +210,11 @@ class _StepMatcher:
         self._match(self._calls, roots, step)
 
     def count_by_shapes(self) -> None:
-        """Count the outermost op events of known shapes that neither are nor contain a matched op."""
-        if self._by_shapes is not None:
+        """Count the outermost op events of known shapes that neither are nor contain a matched op.
+
+        If code is compiled, the work of recorded ops without an event is on modules and steps, and is not counted twice.
+        """
+        if self._by_shapes is not None and not (self._compiled and self._calls is not None):
             around_matched: set[int] = set()
             for event_index in self._ops:
                 parent = self._events[event_index].parent
@@ -241,7 +245,8 @@ class _StepMatcher:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
         candidates: list[int] = []
         ends: list[int] = []
-        for event_index in self._list_outermost(nested):
+        outermost = self._list_outermost(nested)
+        for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
         items = [self._item(event_index) for event_index in candidates]
         expected = list(_flatten(call.inner, {item.name for item in items if item.kind == "module"}))
@@ -261,20 +266,25 @@ class _StepMatcher:
                 self._add_op(event_index, inner)
             else:
                 self._match(inner, self._children.get(event_index, ()), event_index)
-        if call_event is None:
+        unmatched_work = self._count_products(outermost, unmatched_work)
+        if call_event is None or (self._by_shapes is not None and not self._compiled):
+            # With shapes, an event that no recorded op matches has its own work, which may be that of these ops.
             self._lost += unmatched_work.flops
         else:
             self.work[call_event] = unmatched_work
 
     def _add_op(self, event_index: int, call: RecordedCall) -> None:
-        """Give an event the work of the op matched with it, or that of its own shapes if they differ."""
+        """Give an event the work of the op matched with it, or that of its own shapes if they differ.
+
+        An event of an op's out= variant has the shapes of the results too.
+        """
         work = call.work
         self._landed += 0 if work is None else work.flops
         self._matched += 1
         self._ops.add(event_index)
         local = self._find_local(event_index)
         event = self._events[local]
-        if event.tensor_shapes is not None and event.tensor_shapes != call.shapes:
+        if event.tensor_shapes and call.shapes and event.tensor_shapes[: len(call.shapes)] != call.shapes:
             self._other_shapes[event.name] += 1
             own = None if self._by_shapes is None else self._by_shapes.work(local)
             if own is not None:
@@ -314,11 +324,16 @@ class _StepMatcher:
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
         """Append an op or module and those nested in it, and for each the position where those nested in it end.
 
-        Events in a module call are not listed, since they are matched with that call.
+        Events in a module call are not listed, since they are matched with that call, and of compiled code only ops
+        with multiply-adds.
         """
         kind = self._events[event_index].kind
         if kind == "compiled":
             self._compiled += self._count_ops(event_index)
+            if self._by_shapes is None:
+                for product in self._list_products(event_index):
+                    candidates.append(product)
+                    ends.append(len(candidates))
             return
         is_call = self._is_call(event_index)
         if is_call:
@@ -330,6 +345,33 @@ class _StepMatcher:
                 self._list_candidates(inner, candidates, ends)
         if is_call:
             ends[position] = len(candidates)
+
+    def _list_products(self, event_index: int) -> Iterator[int]:
+        """Yield the ops in compiled code that have multiply-adds: those that are called as such, not fused."""
+        for inner in self._children.get(event_index, ()):
+            event = self._events[inner]
+            if event.kind == "op" and event.name in self._products:
+                yield inner
+            else:
+                yield from self._list_products(inner)
+
+    def _count_products(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
+        """Count the products in compiled code, which may have another order, by their shapes.
+
+        Return the work of the recorded ops without an event that remains.
+        """
+        for event_index in event_indexes:
+            if self._events[event_index].kind != "compiled" or self._by_shapes is None:
+                continue
+            for product in self._list_products(event_index):
+                work = self._by_shapes.work(product)
+                if work is not None and work.macs <= unmatched.macs and work.flops <= unmatched.flops:
+                    unmatched = Work(unmatched.macs - work.macs, unmatched.flops - work.flops)
+                    self.work[product] = work
+                    self.counted_by_shapes.add(product)
+                    self._ops.add(product)
+                    self._landed += work.flops
+        return unmatched
 
     def _is_call(self, event_index: int) -> bool:
         """Return whether an event is an op, or a call of a module of the Trace."""
@@ -349,7 +391,7 @@ class _StepMatcher:
     ) -> None:
         """Count the outermost op events that are not matched, nor in `around_matched`, by their shapes."""
         for event_index in event_indexes:
-            if event_index in self._ops:
+            if event_index in self._ops or self._events[event_index].kind == "compiled":
                 continue
             is_candidate = self._events[event_index].kind == "op" and event_index not in around_matched
             work = by_shapes.work(event_index) if is_candidate else None

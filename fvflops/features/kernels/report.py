@@ -67,13 +67,15 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
     lines = []
     if ledger.compiled:
         lines.append(
-            f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are attributed to "
-            "their module: fused kernels have no FLOPs"
+            f"{format_quantity(ledger.compiled, 'op event')} in compiled code, where the FLOPs of fused ops are "
+            "attributed to their module or step"
         )
     elif ledger.attributed_to_modules:
         ops = list_calls(ledger.attributed_to_modules)
-        lost = f", but {format_size(ledger.lost_flops)} FLOPs to none" if ledger.lost_flops else ""
-        lines.append(f"ops without an event, whose FLOPs are attributed to their module or step{lost}: {ops}")
+        where = "attributed to their module or step"
+        if ledger.lost_flops:
+            where = f"on no event ({format_size(ledger.lost_flops)})"
+        lines.append(f"ops without an event, whose FLOPs are {where}: {ops}")
     unmatched = [(name, count) for name, count in ledger.no_op if not _is_zero_flop(name, table)]
     if unmatched:
         lines.append(f"events without FLOPs, since no counted op matches them: {list_calls(unmatched)}")

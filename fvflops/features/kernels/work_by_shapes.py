@@ -102,11 +102,12 @@ def _sign(name: str, dims: Sequence[Any], types: Sequence[str], concrete: Sequen
         return None
     for overload in overloads:
         arguments = overload._schema.arguments
-        if len(arguments) != len(types):
+        # The out= variant of an op has its results as further arguments.
+        if len(types) < len(arguments) or not all(type in _DTYPES for type in types[len(arguments) :]):
             continue
         texts = [""] * len(types) if concrete is None else concrete
         try:
-            values = [_read(*item) for item in zip(arguments, dims, types, texts, strict=True)]
+            values = [_read(*item) for item in zip(arguments, dims, types, texts, strict=False)]
             with torch.no_grad():
                 named = {argument.name: value for argument, value in zip(arguments, values, strict=True)}
                 return describe_call(overload, (), named, overload(**named))
