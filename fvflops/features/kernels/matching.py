@@ -212,7 +212,7 @@ class _StepMatcher:
     def count_by_shapes(self) -> None:
         """Count the outermost op events of known shapes that neither are nor contain a matched op.
 
-        If code is compiled, the work of recorded ops without an event is on modules and steps, and is not counted twice.
+        If code is compiled, the work of recorded ops without an event is on modules and steps: it is not counted twice.
         """
         if self._by_shapes is not None and not (self._compiled and self._calls is not None):
             around_matched: set[int] = set()
