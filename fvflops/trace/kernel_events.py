@@ -75,7 +75,8 @@ class KernelRow:
 
     Names and units are those of torch.profiler: µs and bytes, `self` without child events. `macs` are multiply-adds,
     `flops` floating-point operations: 2 per multiply-add and all others, whatever the table's `multiply_add`. Both
-    include child events, so that their sum over rows counts nested ones again; `self_macs` and `self_flops` do not.
+    include child events, so that their sum over rows counts nested ones again; `self_macs` and `self_flops` do not. A
+    kernel's are its part of those of the op that launched it; it has no `self` ones.
     None where no event has a known count. `module` is None where rows are not grouped by module.
     """
 

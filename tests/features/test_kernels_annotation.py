@@ -203,7 +203,9 @@ def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
         linear = next(event for event in events if event["name"] == "aten::linear")
         # The time of an op is that of its kernels and copies: 2 + 30 + 10 µs.
         assert linear["args"]["FLOP/s"] == round(linear["args"]["FLOPs"] / 42e-6)
-    assert "cutlass" in annotated.key_averages().table()
+    rows = {row.key.split("_")[0]: row for row in annotated.key_averages()}
+    assert rows["cutlass"].flops_per_second == products["cutlass"]["args"]["FLOPs"] / 30e-6
+    assert rows["cutlass"].self_flops is None and sum(row.self_flops or 0 for row in rows.values()) == step.total()
 
 
 def test_a_backward_thread_runs_before_the_optimizer_of_its_step():

@@ -6,13 +6,12 @@ import gzip
 import json
 import re
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fvflops import paths
+from fvflops.features.kernels.kernel_work import divide_work
 from fvflops.features.kernels.matching import KernelMatch
-from fvflops.features.kernels.recorded_calls import Work
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent
 
@@ -92,6 +91,7 @@ def annotate(document: Document, match: KernelMatch, find: FindEvent, metadata: 
     "FLOP/s" by their device time, else by their CPU time, and "bytes" (memory traffic without cache reuse or fusion).
     The work of an op is divided over its kernels by their time, so that those of all kernels add up.
 
+    >>> from fvflops.features.kernels.recorded_calls import Work
     >>> from fvflops.trace.kernel_events import KernelLedger, KernelRun
     >>> run = KernelRun((KernelEvent("aten::mm", "op", duration_ns=1000),))
     >>> match = KernelMatch(run, ("fc",), ("forward",), (0,), (Work(3, 6),), (Work(3, 6),), {}, KernelLedger())
@@ -137,7 +137,7 @@ class _EventArgs:
 
     def __init__(self, match: KernelMatch) -> None:
         self._match = match
-        self._kernels = _divide(match)
+        self._kernels = divide_work(match)
         self._has_modules = match.trace is not None or any(match.modules)
 
     def of(self, event_index: int) -> dict[str, Any]:
@@ -158,31 +158,6 @@ class _EventArgs:
         if event_index in match.nbytes:
             args["bytes"] = match.nbytes[event_index]
         return args | _list_memory(event)
-
-
-def _divide(match: KernelMatch) -> dict[int, Work]:
-    """Return kernel → its part of the work of the op that launched it; copies have none."""
-    events = match.run.events
-    kernels: dict[int, list[int]] = defaultdict(list)
-    for event_index, event in enumerate(events):
-        if event.kind == "device" and not event.name.startswith(("Memcpy", "Memset")):
-            owner = event.parent
-            while owner >= 0 and not (events[owner].kind == "op" and match.self_work[owner] is not None):
-                owner = events[owner].parent
-            if owner >= 0:
-                kernels[owner].append(event_index)
-    works: dict[int, Work] = {}
-    for owner, launched in kernels.items():
-        work, total = match.self_work[owner], sum(events[index].duration_ns for index in launched)
-        assert work is not None
-        done = Work()
-        time = 0
-        for event_index in launched:  # cumulative, so that the rounded parts add up
-            time += events[event_index].duration_ns
-            share = Work(*(value * time // total if total else 0 for value in work))
-            works[event_index] = Work(share.macs - done.macs, share.flops - done.flops)
-            done = share
-    return works
 
 
 def _list_memory(event: KernelEvent) -> dict[str, int]:

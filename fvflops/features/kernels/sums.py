@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fvflops.features.kernels import report
+from fvflops.features.kernels.kernel_work import divide_work
 from fvflops.features.kernels.matching import KernelMatch
 from fvflops.features.kernels.recorded_calls import Work
 from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
@@ -40,7 +41,8 @@ def sum_kernels(
 
     Rows are also split by module with `by_module`, by input shapes with `by_shape`, and by the innermost `stack_frames`
     frames of the Python stack. Device events have rows of their own. In the row of module calls, nested calls count
-    once; nested ops count twice, as in torch.profiler: only `self` columns add up.
+    once; nested ops count twice, as in torch.profiler: only `self` columns add up. Rows of kernels have their part of
+    the work of the ops that launched them, and none of their own.
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, event in enumerate(match.run.events):
@@ -48,7 +50,8 @@ def sum_kernels(
         key += (match.modules[index] if by_module else None, event.shapes if by_shape else "")
         key += (event.stack[:stack_frames],)
         groups[key].append(index)
-    return [_sum(match, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
+    kernels = divide_work(match)
+    return [_sum(match, kernels, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
 
 
 def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
@@ -84,11 +87,18 @@ def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
     return outermost
 
 
-def _sum(match: KernelMatch, indexes: list[int], by_module: bool, by_shape: bool, stack_frames: int) -> KernelRow:
+def _sum(
+    match: KernelMatch,
+    kernels: Mapping[int, Work],
+    indexes: list[int],
+    by_module: bool,
+    by_shape: bool,
+    stack_frames: int,
+) -> KernelRow:
     events = [match.run.events[index] for index in indexes]
     first = events[0]
     outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
-    work = _add(match.work[index] for index in outermost)
+    work = _add(kernels.get(index, match.work[index]) for index in outermost)
     self_work = _add(match.self_work[index] for index in indexes)
     cpu_events = [event for event in events if event.kind != "device"]
     outermost_events = [match.run.events[index] for index in outermost]
