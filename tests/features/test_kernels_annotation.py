@@ -302,6 +302,13 @@ def test_holistic_trace_analysis_parses_annotated_traces(folder, tmp_path):
     for rank in range(RANKS):
         assert len(parsed.traces[rank]) == len(plain.traces[rank]) > 1000
         assert list(parsed.traces[rank]["dur"]) == list(plain.traces[rank]["dur"])
+    cuda = tmp_path / "cuda.json"
+    annotate_trace(CUDA_TRACE).save(cuda)
+    ours, theirs = (
+        hta.TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent)).get_temporal_breakdown(visualize=False)
+        for path in (cuda, CUDA_TRACE)
+    )
+    assert ours.equals(theirs) and len(ours) == 1
 
 
 def test_products_in_compiled_code_are_counted_by_their_shapes(tmp_path):
