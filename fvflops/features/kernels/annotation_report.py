@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fvflops.features.kernels.annotation import AnnotatedTrace
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
@@ -16,7 +17,7 @@ _TRACE_COLUMNS = (
     number_column("rank", form=str),
     number_column("steps", form=str),
     number_column("seconds", "time/step", form=format_seconds),
-    number_column("macs", "MACs"),
+    replace(number_column("macs", "MACs"), hide_order=1),
     number_column("flops", "FLOPs (2 per MAC)"),
     number_column("flops_per_second", "FLOP/s"),
     number_column("share", "landed", form=lambda share: format_percent(round(share * 10**6), 10**6)),
