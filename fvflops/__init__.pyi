@@ -23,8 +23,10 @@ from fvflops.features.deepspeed.flops_profiler import get_model_profile as get_m
 from fvflops.features.diff.diff import diff as diff
 from fvflops.features.diff.model import ModelDifference as ModelDifference
 from fvflops.features.generation.generation import generation_cost as generation_cost
+from fvflops.features.kernels.annotation import AnnotatedTrace as AnnotatedTrace
+from fvflops.features.kernels.annotation import annotate_trace as annotate_trace
 from fvflops.features.kernels.kernel_profile import KernelProfile as KernelProfile
-from fvflops.features.kernels.kernel_profile import profile_kernels as profile_kernels
+from fvflops.features.kernels.model_profile import profile_kernels as profile_kernels
 from fvflops.features.memory.compute import MemoryMoment as MemoryMoment
 from fvflops.features.memory.compute import MemoryTimeline as MemoryTimeline
 from fvflops.features.memory.memory import predict_memory as predict_memory

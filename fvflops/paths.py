@@ -95,6 +95,12 @@ def write_bytes(path: str, data: bytes) -> None:
         file.write(data)
 
 
+def read_bytes(path: str) -> bytes:
+    """Return the contents of a binary file; `path` is as in `open_text`."""
+    with _adding_file_name(path), _open(path, "rb") as file:
+        return bytes(file.read())
+
+
 def append_text(path: str, text: str) -> None:
     """Append text to a file; missing folders are created."""
     if "://" not in path:

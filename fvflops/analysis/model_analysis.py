@@ -282,10 +282,14 @@ class ModelAnalysis:
         """
         if path is not None:
             paths.check_writable(os.fspath(path))
-        page = "".join(REPORTS["html"](read_breakdown(analysed_run(self))))
+        page = "".join(REPORTS["html"](read_breakdown(self._run_of_page())))
         if path is not None:
             paths.write_text(os.fspath(path), page)
         return page
+
+    def _run_of_page(self) -> AnalysedRun:
+        """Return the run that the page shows."""
+        return analysed_run(self)
 
     def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool | None]]:
         """Return heading → cells of its column, with the rows of the CSV report.
@@ -335,7 +339,7 @@ class ModelAnalysis:
         """Return an HTML table of the largest modules for a notebook; runs the model if necessary."""
         from fvflops.reports import notebook
 
-        return notebook.render(read_breakdown(analysed_run(self)))
+        return notebook.render(read_breakdown(self._run_of_page()))
 
     def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
         """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""

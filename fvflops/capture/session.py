@@ -18,7 +18,7 @@ from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import compiler_disabled, instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.model.model import unwrap_compiled
+from fvflops.capture.model.model import unwrap_data_parallel
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
@@ -83,9 +83,7 @@ class Session:
         if execution == "real" and (device is not None or assume is not None):
             raise ValueError('device= and assume= require execution="shapes"')
         if isinstance(model, nn.Module):
-            model = unwrap_compiled(model)
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = unwrap_compiled(model.module)
+            model = unwrap_data_parallel(model)
         self._model: Any = model
         self._model_index: ModelIndex | None = None
         self._execution = execution

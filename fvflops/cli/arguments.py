@@ -82,7 +82,19 @@ def add_report(
     sort: str = "a column, named as in --format csv, or by name",
     top: int | None = None,
 ) -> None:
-    """Add the format of the report, the order of its rows, and its path.
+    """Add the format of the report, the order of its rows, and its path; the arguments are those of `add_table`."""
+    add_table(parser, more=more, sort=sort, top=top)
+    add_output(parser)
+
+
+def add_table(
+    parser: argparse._ActionsContainer,
+    *,
+    more: Mapping[str, str] | None = None,
+    sort: str = "a column, named as in --format csv, or by name",
+    top: int | None = None,
+) -> None:
+    """Add the format of the report and the order of its rows.
 
     `more` are formats of this command only, `sort` describes the keys of `--sort`.
     """
@@ -94,7 +106,6 @@ def add_report(
     parser.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
     default = "all" if top is None else str(top)
     parser.add_argument("--top", type=parse_top, default=top, metavar="N", help=f"number of rows; default: {default}")
-    add_output(parser)
 
 
 def add_order(parser: argparse._ActionsContainer, keys: str) -> None:

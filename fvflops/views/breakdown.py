@@ -145,15 +145,15 @@ def _unknown(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
 def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
     """Return the times of ops by owner; the rest of a module's time is the operator BETWEEN_OPS."""
     scopes, sums = trace.scopes(), Counter[Cell]()
+    inside: Counter[tuple[str, str]] = Counter()
     for event in trace.events or ():
         if event.kind == "op" and event.duration_ns:
             scope = scopes[event.stack]
             op = trace.signatures[event.item].packet
             label = labels.get(op, op.removeprefix("aten::"))
             sums[Cell(scope[-1] if scope else "", event.phase, label)] += event.duration_ns
-    inside: Counter[tuple[str, str]] = Counter()
-    for cell, duration in sums.items():
-        inside[cell.module, cell.phase] += duration
+            if scope:  # else it ran outside of all calls, such as the loss
+                inside[scope[-1], event.phase] += event.duration_ns
     for phase, timings in read_times(trace).modules.items():
         for name, timing in timings.items():
             rest = timing.own - inside[name, phase]

@@ -1,16 +1,19 @@
 """Profiles of kernels: torch.profiler's numbers are unchanged, and every counted FLOP is on an event of its module."""
 
 import gc
+import gzip
 import json
 import logging
 import random
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
@@ -25,7 +28,10 @@ from fvflops.counting.handles import HandleCostModel
 from fvflops.counting.timeline import build_timeline
 from fvflops.counting.timing import read_times
 from fvflops.features.kernels import report as kernel_table
-from fvflops.features.kernels.matching import _align, match_kernels, overlay_times
+from fvflops.features.kernels.alignment import Item, align
+from fvflops.features.kernels.matching import match_kernels
+from fvflops.features.kernels.overlay import overlay_times
+from fvflops.features.kernels.recorded_calls import Work
 from fvflops.features.kernels.sums import sum_kernels
 from fvflops.formulas import load_table
 from fvflops.reports.files.chrome_trace import render as render_chrome_trace
@@ -82,6 +88,14 @@ MODELS = {
 LOSSES = {"forward": None, "training": lambda y: y.sum()}
 
 
+def hardware_counts(counted):
+    """Return counts with 2 FLOPs per multiply-add, whatever the table's convention."""
+    counts = counted.counts()
+    return replace(
+        counts, entries=tuple(entry._replace(value=2 * entry.macs + entry.flops) for entry in counts.entries)
+    )
+
+
 def sums_of_steps(match):
     sums = {}
     for step, flops in zip(match.steps, match.self_flops, strict=True):
@@ -100,7 +114,7 @@ def test_every_counted_flop_is_on_an_event(name, loss, table):
     trace = record_call(model, (x,), loss=LOSSES[loss], stops_at=TableCostModel(load_table(table), "flops").stops_at)
     counted = FlopCountAnalysis.from_trace(trace, table=table)
     match = run.match()
-    assert run.total() == counted.total() > 0
+    assert (run.total(), run.macs()) == (hardware_counts(counted).total(), counted.macs()) and run.macs() > 0
     assert sums_of_steps(match) == {0: run.total(), 1: run.total()}
     assert run.ledger().attributed_to_modules == ()
     # The FLOPs of a module call are on its event, including those of functions called in it.
@@ -112,15 +126,17 @@ def test_every_counted_flop_is_on_an_event(name, loss, table):
     }
     for index, event in enumerate(match.run.events):
         if event.kind == "module":
-            assert match.flops[index] == calls[event.module], event.name
+            work = match.work[index]
+            assert work.flops + (load_table(table).multiply_add - 2) * work.macs == calls[event.module], event.name
     # The FLOPs of the events of a module add up to by_module().
-    by_module = dict.fromkeys(counted.by_module(), 0)
+    expected = {name: sum(row.values()) for name, row in hardware_counts(counted).by_module_and_operator().items()}
+    by_module = dict.fromkeys(expected, 0)
     for module, flops, step in zip(match.modules, match.self_flops, match.steps, strict=True):
         if step == 0 and flops:
             parts = module.split(".") if module else []
             for length in range(len(parts) + 1):
                 by_module[".".join(parts[:length])] += flops
-    assert by_module == dict(counted.by_module())
+    assert by_module == expected
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -208,8 +224,8 @@ def test_rows_equal_those_of_torch_profiler():
     assert sum(row.self_cpu_time_total for row in rows) == pytest.approx(run.profiler.events().self_cpu_time_total)
 
 
-def test_flops_of_products_and_convolutions_are_half_of_torch_profilers_estimates():
-    """torch.profiler estimates a few ops and counts a multiply-add as 2."""
+def test_flops_of_products_and_convolutions_equal_torch_profilers_estimates():
+    """torch.profiler estimates a few ops, and counts a multiply-add as 2 too."""
 
     class Probes(nn.Module):
         def forward(self, x, image, weight, signal):
@@ -218,22 +234,23 @@ def test_flops_of_products_and_convolutions_are_half_of_torch_profilers_estimate
             return y, z, torch.bmm(x[None], x[None]), nn.functional.conv1d(signal, weight[0])
 
     inputs = torch.randn(8, 8), torch.randn(2, 3, 9, 9), torch.randn(5, 3, 3, 3), torch.randn(2, 3, 9)
-    ours = {row.key: row.flops for row in profile_kernels(Probes(), inputs, repeat=1).key_averages()}
+    rows = profile_kernels(Probes(), inputs, repeat=1).key_averages()
+    ours, macs = ({row.key: getattr(row, name) for row in rows} for name in ("flops", "macs"))
     with profile(activities=[ProfilerActivity.CPU], with_flops=True) as theirs, torch.no_grad():
         Probes()(*inputs)
     estimates = {row.key: row.flops for row in theirs.key_averages()}
     for op in ("aten::mm", "aten::addmm", "aten::bmm", "aten::conv2d"):
-        assert estimates[op] == 2 * ours[op] > 0, op
-    assert ours["aten::conv2d"] == 2 * 5 * 4 * 4 * 3 * 9
+        assert estimates[op] == ours[op] == 2 * macs[op] > 0, op
+    assert macs["aten::conv2d"] == 2 * 5 * 4 * 4 * 3 * 9
     # Ops without an estimate count as zero.
-    assert estimates["aten::conv1d"] == 0 < ours["aten::conv1d"] == 2 * 3 * 7 * 3 * 3
+    assert estimates["aten::conv1d"] == 0 < ours["aten::conv1d"] == 2 * macs["aten::conv1d"] == 2 * 2 * 3 * 7 * 3 * 3
     model, x = MODELS["transformer"][0]().eval(), torch.randn(2, 6, 16)
     attention = {row.key: row.flops for row in profile_kernels(model, x, repeat=1).key_averages()}
     with profile(activities=[ProfilerActivity.CPU], with_flops=True) as theirs, torch.no_grad():
         model(x)
     estimates = {row.key: row.flops for row in theirs.key_averages()}
     op = "aten::scaled_dot_product_attention"
-    assert estimates[op] == 0 < attention[op] == 2 * 2 * 2 * 4 * 6 * 6 * 4
+    assert estimates[op] == 0 < attention[op] == 2 * 2 * 2 * 2 * 4 * 6 * 6 * 4
 
 
 def test_a_loop_is_counted_by_the_step_before_the_active_ones():
@@ -295,9 +312,9 @@ def test_the_recomputation_of_a_checkpoint_is_recompute():
     assert {"inner", "inner.0", "inner.1"} <= set(recomputed)
     rows = zip(match.phases, match.self_flops, strict=True)
     assert sum(flops or 0 for phase, flops in rows if phase == "recompute") == sum(
-        counted.by_phase()["recompute"].values()
+        hardware_counts(counted).by_phase()["recompute"].values()
     )
-    assert sums_of_steps(match) == {0: counted.total()}
+    assert sums_of_steps(match) == {0: 2 * counted.macs()}
 
 
 def test_flops_of_a_fused_kernel_are_attributed_to_its_module():
@@ -308,7 +325,8 @@ def test_flops_of_a_fused_kernel_are_attributed_to_its_module():
     assert "aten::_transformer_encoder_layer_fwd" in names
     assert dict(run.ledger().attributed_to_modules)["aten::linear"] >= 1
     (root,) = [index for index, event in enumerate(match.run.events) if event.kind == "module"]
-    assert match.flops[root] == run.total() == FlopCountAnalysis(model, torch.randn(2, 5, 8)).total()
+    counted = FlopCountAnalysis(model, torch.randn(2, 5, 8))
+    assert match.flops[root] == run.total() == hardware_counts(counted).total()
     assert "without an event" in run.key_averages().table()
 
 
@@ -326,9 +344,9 @@ def test_compiled_code_is_timed_compiled_and_counted_as_the_eager_model(backend)
         compiled(x)
     counters.clear()
     run = profile_kernels(compiled, x, repeat=2)
-    total = FlopCountAnalysis(model, x).total()
+    total = 2 * FlopCountAnalysis(model, x).macs()
     match = run.match()
-    assert run.total() == total == 3 * (8 * 16 + 16 * 4)
+    assert run.total() == total == 2 * 3 * (8 * 16 + 16 * 4)
     assert any(event.kind == "compiled" for event in match.run.events)
     calls = [index for index, event in enumerate(match.run.events) if event.kind == "module"]
     assert [match.run.events[index].module for index in calls] == ["", ""]
@@ -354,7 +372,7 @@ def test_a_loop_over_compiled_code_compiles_before_the_active_steps():
         for _ in range(4):
             compiled(x).sum().backward()
             run.step()
-    assert run.total() == 3 * (2 * 8 * 16 + 3 * 16 * 4)  # x requires no gradient
+    assert run.macs() == 3 * (2 * 8 * 16 + 3 * 16 * 4)  # x requires no gradient
     names = {event.name for event in run.match().run.events}
     assert "CompiledFunction" in names and not any("compile_inner" in name for name in names)
     assert sums_of_steps(run.match()) == {0: run.total(), 1: run.total()}
@@ -374,8 +392,8 @@ def test_a_module_with_a_handle_has_its_flops():
         for index, event in enumerate(match.run.events)
         if event.kind == "module" and event.module
     ]
-    assert flops == [0, 1000] and match.total == 5 * 16 + 1000
-    assert sums_of_steps(match) == {0: match.total}
+    assert flops == [0, 1000] and match.total == Work(5 * 16, 2 * 5 * 16 + 1000)
+    assert sums_of_steps(match) == {0: match.total.flops}
 
 
 def test_modules_compiled_in_place_are_marked_and_restored():
@@ -387,7 +405,7 @@ def test_modules_compiled_in_place_are_marked_and_restored():
     assert model[0]._compiled_call_impl is before
     match = run.match()
     flops = {event.module: match.flops[index] for index, event in enumerate(match.run.events) if event.kind == "module"}
-    assert flops == {"": 3 * (128 + 64), "0": 3 * 128, "1": 3 * 64}
+    assert flops == {"": 6 * (128 + 64), "0": 6 * 128, "1": 6 * 64}
     torch._dynamo.reset()
 
 
@@ -441,7 +459,7 @@ def test_the_chrome_trace_is_torch_profilers_with_more_args(tmp_path):
     run.export_chrome_trace(again)
     assert again.read_text() == path.read_text()
     ours, theirs = json.loads(path.read_text()), json.loads(Path(run._export()).read_text())
-    added = {"module", "phase", "FLOPs", "FLOP/s", "memory before", "memory after", "memory peak"}
+    added = {"module", "phase", "MACs", "FLOPs", "FLOP/s", "bytes", "memory before", "memory after", "memory peak"}
     assert len(ours["traceEvents"]) == len(theirs["traceEvents"])
     flops = 0
     for event, other in zip(ours["traceEvents"], theirs["traceEvents"], strict=True):
@@ -503,7 +521,7 @@ def test_tables_are_sorted_limited_and_grouped_by_module():
     assert [line.split()[0] for line in lines[3:7]] == [row.key.split()[0] for row in largest]
     convolutions = {row.module: row.flops for row in rows if row.key == "aten::conv2d"}
     by_module = FlopCountAnalysis(make_convnet(), torch.randn(2, 3, 8, 8)).by_module()
-    assert convolutions == {name: 2 * by_module[name] for name in convolutions} and len(convolutions) == 5
+    assert convolutions == {name: 2 * 2 * by_module[name] for name in convolutions} and len(convolutions) == 5
     assert rows.table(sort_by="self_cuda_time_total", header="mine").startswith("mine\n")
     with pytest.raises(ValueError, match=r"sort_by must be one of .*flops_per_second; got 'speed'"):
         rows.table(sort_by="speed")
@@ -560,13 +578,13 @@ def test_device_time_is_attributed_to_the_op_that_launched_it(caplog):
     ]
     trace = record_call(nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=COST_MODEL.stops_at)
     match = match_kernels(run, trace, COST_MODEL)
-    assert match.flops == (24, 24, None, None, None)
+    assert match.flops == (48, 48, None, None, None)
     assert [event.device_ns for event in run.events] == [100_000, 100_000, 100_000, 0, 100_000]
     (timed,) = [event for event in overlay_times(match).events if event.kind == "op"]
     assert timed.duration_ns == 100_000
     rows = {row.key: row for row in sum_kernels(match)}
     assert (rows["gemm"].cpu_time_total, rows["gemm"].self_device_time_total) == (0, 100)
-    assert rows["aten::linear"].flops_per_second == 24 / 100e-6
+    assert rows["aten::linear"].flops_per_second == 48 / 100e-6
     text = kernel_table.render(list(rows.values()), sort_by="cuda_time_total")
     assert "Self device %" in text and text.endswith("Self device time total: 100 µs")
 
@@ -580,7 +598,7 @@ def test_without_cuda_the_profile_has_cpu_times_and_warns_once(activities, caplo
         "this machine has no CUDA: the profile has CPU times only"
     ]
     assert not [warning for warning in recwarn if "CUDA" in str(warning.message)]
-    assert run.total() == 24 and {row.key for row in run.key_averages()} >= {"aten::linear"}
+    assert run.total() == 48 and {row.key for row in run.key_averages()} >= {"aten::linear"}
 
 
 def test_bad_input(tmp_path):
@@ -602,8 +620,6 @@ def test_bad_input(tmp_path):
     with pytest.raises(OSError, match="cannot be written"):
         profile_kernels(lambda y: calls.append(y), x, chrome_trace=tmp_path / "file" / "trace.json")
     assert not calls
-    with pytest.raises(ValueError, match=r"omit the \.gz"):
-        KernelProfile(model, chrome_trace=tmp_path / "trace.json.gz")
     with pytest.raises(ValueError, match="repeat must be an integer >= 1, not 0"):
         profile_kernels(model, x, repeat=0)
     with pytest.raises(TypeError, match="got int"):
@@ -623,7 +639,7 @@ def test_a_run_that_raises_keeps_its_completed_steps():
                 raise ZeroDivisionError
             run.step()
     assert run.match().complete_steps() == [0, 1]
-    assert run.trace().about["runs"] == "2" and run.total() == 24
+    assert run.trace().about["runs"] == "2" and run.total() == 48
     assert run.about()[0].startswith("torch.profiler's times of 2 steps")
 
 
@@ -634,7 +650,7 @@ def test_errors_of_on_trace_ready_are_raised_after_torch_profiler_ends():
         raise ZeroDivisionError(run.total())
 
     with (
-        pytest.raises(ZeroDivisionError, match="24"),
+        pytest.raises(ZeroDivisionError, match="48"),
         KernelProfile(model, schedule=schedule(warmup=1, active=1), on_trace_ready=fail) as run,
     ):
         for _ in range(4):
@@ -648,7 +664,7 @@ def test_errors_of_on_trace_ready_are_raised_after_torch_profiler_ends():
 def test_a_function_is_profiled_too():
     weight = torch.randn(4, 5)
     run = profile_kernels(lambda x: torch.relu(x @ weight), torch.randn(3, 4), repeat=1)
-    assert run.total() == 3 * 4 * 5 and sums_of_steps(run.match()) == {0: 60}
+    assert run.total() == 2 * 3 * 4 * 5 and sums_of_steps(run.match()) == {0: 120}
 
 
 def max_pairs(names, ends, expected):
@@ -667,15 +683,15 @@ def test_the_alignment_is_the_longest_without_nested_events():
     generator = random.Random(0)
     for _ in range(150):
         count = generator.randint(1, 7)
-        names = [("op", generator.choice("abc")) for _ in range(count)]
+        names = [Item("op", generator.choice("abc")) for _ in range(count)]
         depths = [0]
         for _ in range(count - 1):
             depths.append(generator.randint(0, depths[-1] + 1))
         ends = [
             next((end for end in range(row + 1, count) if depths[end] <= depths[row]), count) for row in range(count)
         ]
-        expected = [("op", generator.choice("abc")) for _ in range(generator.randint(1, 5))]
-        pairs = _align(names, ends, expected)
+        expected = [Item("op", generator.choice("abc")) for _ in range(generator.randint(1, 5))]
+        pairs = align(names, ends, expected)
         assert all(names[row] == expected[column] for row, column in pairs)
         for (row, column), (next_row, next_column) in pairwise(pairs):
             assert ends[row] <= next_row and column < next_column
@@ -704,4 +720,86 @@ def test_a_profiler_that_is_already_running_keeps_its_events() -> None:
             profile_kernels(model, x)
         model(x)
     assert sum(row.count for row in outer.key_averages() if row.key == "aten::addmm") >= 2
-    assert profile_kernels(model, x).total() == 24
+    assert profile_kernels(model, x).total() == 48
+
+
+def test_ops_in_data_parallel_modules_keep_their_flops():
+    """The ranges of a DistributedDataParallel and of its recording have the same modules."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, x = make_convnet(), torch.randn(2, 3, 8, 8)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        loop = schedule(warmup=1, active=2, repeat=1)
+        with KernelProfile(wrapped, schedule=loop) as run:
+            for _ in range(3):
+                wrapped(x).sum().backward()
+                run.step()
+        called = profile_kernels(wrapped, x, loss=LOSSES["training"], repeat=2)
+    finally:
+        dist.destroy_process_group()
+    plain = profile_kernels(model, x, loss=LOSSES["training"], repeat=2)
+    for profiled in (run, called):
+        assert profiled.ledger().attributed_to_modules == () and profiled.total() == plain.total()
+        rows, expected = (
+            {(row.key, row.module): row.self_macs for row in other.key_averages(group_by_module=True) if row.self_macs}
+            for other in (profiled, plain)
+        )
+        assert rows == expected
+        assert {key for key, _ in rows} >= {"aten::convolution", "aten::convolution_backward", "aten::addmm"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_self_flops_add_up_and_flops_count_nested_events_again(name):
+    make, shape = MODELS[name]
+    run = profile_kernels(make().train(), torch.randn(shape), loss=LOSSES["training"], repeat=2)
+    for rows in (run.key_averages(), run.key_averages(group_by_module=True), run.key_averages(group_by_stack_n=1)):
+        assert sum(row.self_flops or 0 for row in rows) == 2 * run.total()
+        assert sum(row.self_macs or 0 for row in rows) == 2 * run.macs()
+        assert sum(row.flops or 0 for row in rows) > 3 * run.total()
+
+
+def test_flops_on_no_event_are_said():
+    def step(x):
+        return nn.functional.relu(x @ x)
+
+    trace = record_call(lambda x: step(x) @ x, (torch.ones(4, 4),))
+    run = KernelProfile()
+    with run:
+        step(torch.ones(4, 4))
+    run.count_with(trace)
+    assert run.total() == 2 * 2 * 4**3 and run.ledger().lost_flops == 2 * 4**3
+    assert sum(row.self_flops or 0 for row in run.key_averages()) == run.total() - run.ledger().lost_flops
+    assert "ops without an event, whose FLOPs are on no event (0.128K): aten::mm ×1" in run.about()
+
+
+def test_stacks_and_the_memory_timeline_are_torch_profilers(tmp_path):
+    options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    run = profile_kernels(make_convnet(), torch.randn(2, 3, 8, 8), loss=LOSSES["training"], repeat=2, **options)
+    run.export_stacks(tmp_path / "time.txt")
+    run.profiler.export_stacks(str(tmp_path / "torch.txt"))
+    assert (tmp_path / "time.txt").read_text() == (tmp_path / "torch.txt").read_text() != ""
+    stacks = {line.rpartition(" ")[0] for line in (tmp_path / "time.txt").read_text().splitlines()}
+    for metric, total in (("self_flops", run.total()), ("self_macs", run.macs())):
+        run.export_stacks(tmp_path / "work.txt", metric)
+        lines = [line.rpartition(" ") for line in (tmp_path / "work.txt").read_text().splitlines()]
+        assert sum(int(value) for *_, value in lines) == 2 * total
+        assert {frames for frames, *_ in lines} <= stacks
+    run.export_memory_timeline(tmp_path / "memory.json", "cpu")
+    times, sizes = json.loads((tmp_path / "memory.json").read_text())
+    assert len(times) == len(sizes) > 10 and max(map(sum, sizes)) > 2 * 3 * 64 * 4
+    with pytest.raises(ValueError, match=r"metric must be one of .*self_flops; got 'flops'"):
+        run.export_stacks(tmp_path / "x.txt", "flops")
+    plain = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), record_shapes=True)
+    with pytest.raises(ValueError, match=r"export_stacks needs with_stack=True: pass it"):
+        plain.export_stacks(tmp_path / "x.txt")
+    with pytest.raises(ValueError, match=r"export_memory_timeline needs profile_memory=True and with_stack=True"):
+        plain.export_memory_timeline(tmp_path / "x.json")
+    assert not (tmp_path / "x.txt").exists() and not (tmp_path / "x.json").exists()
+
+
+def test_a_compressed_chrome_trace_has_the_same_events(tmp_path):
+    run = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3))
+    run.export_chrome_trace(tmp_path / "trace.json")
+    run.export_chrome_trace(tmp_path / "trace.json.gz")
+    with gzip.open(tmp_path / "trace.json.gz", "rt") as file:
+        assert file.read() == (tmp_path / "trace.json").read_text()

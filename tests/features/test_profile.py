@@ -1,5 +1,10 @@
 """The measuring: by a clock that only known work moves, modules take what they work, and watching takes nothing."""
 
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +15,7 @@ import fvflops.capture.instrument.probe as meter
 from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, profile_kernels, record
 from fvflops.capture.real.signature_cache import SignatureCache
 from fvflops.counting.timing import read_times
+from fvflops.features.profiling.compute import fit_ops
 from fvflops.trace import TraceError
 
 MILLISECOND = 1_000_000
@@ -344,3 +350,43 @@ def test_what_there_was_before_is_no_memory_that_a_module_made() -> None:
     ends = [event for event in run.trace().events if event.kind == "exit"]
     assert [(end.memory_before, end.memory_after) for end in ends] == [(0, 4000)] * 2 + [(4000, 8000)] * 2
     assert z.numel() == 1000
+
+
+@pytest.mark.parametrize("loss", [None, lambda y: y.sum()])
+def test_the_page_shows_the_times_of_the_text(loss) -> None:
+    body = nn.Sequential(nn.ReLU(), nn.Dropout(), nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), body, nn.Linear(8 * 36, 5))
+    profile = ProfileAnalysis(model, torch.randn(2, 3, 8, 8), loss=loss, table="exact", repeat=3, warn=False)
+    page = read_page(profile.to_html())
+    names = [page["strings"][index] for index in page["modules"]["name"]]
+    (times,) = [measure for measure in page["measures"] if measure["key"] == "time"]
+    cells = times.get("rows", range(len(times["values"])))
+    by_module: Counter[int] = Counter()
+    for cell, nanoseconds in zip(cells, times["values"], strict=True):
+        module = page["rows"]["module"][cell]
+        while module >= 0:
+            by_module[module] += nanoseconds
+            module = page["modules"]["parent"][module]
+    text = profile.measured().module_rows()
+    full_names = ["", "0", "1", "1.0", "1.1", "1.2", "2"]
+    assert len(names) == len(full_names)
+    assert dict(by_module) == {index: text[name].total_ns for index, name in enumerate(full_names)}
+    assert profile.report(by="operator").main_table().total[2] == text[""].total_ns
+
+
+def read_page(page):
+    (data,) = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    return json.loads(data)
+
+
+def test_ops_take_no_longer_than_their_module(clock) -> None:
+    """In runs without instrumentation of ops a module may be faster than its ops were: they are scaled."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    trace = ProfileAnalysis(model, torch.ones(2, 4), repeat=1, measure={"time"}, warn=False).trace()
+    events = [
+        event._replace(duration_ns={"op": 100, "exit": 60}.get(event.kind, event.duration_ns)) for event in trace.events
+    ]
+    fitted = fit_ops(replace(trace, events=tuple(events)))
+    assert [event.duration_ns for event in fitted.events if event.kind == "op"] == [60, 60]
+    longer = [event._replace(duration_ns=150) if event.kind == "exit" else event for event in events]
+    assert fit_ops(replace(trace, events=tuple(longer))).events == tuple(longer)

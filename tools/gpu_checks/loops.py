@@ -50,13 +50,15 @@ class Loop:
 def measure_loops(share: int, shares: int) -> dict[str, Any]:
     """Return what StepMeter costs and says, and the share of the FLOPs that an annotated trace has."""
     make = partial(Loop, GPT2Config(dropout=0.0), 16, 1024, "cuda")
-    found: dict[str, Any] = {}
-    for name, compiled in (("eager", False), ("compiled", True)):
-        found[f"metered, {name}"] = attempt(lambda compiled=compiled: meter_steps(make(compiled=compiled)))
-        torch.cuda.empty_cache()
-    for shapes in (False, True):
-        name = "annotated, with shapes" if shapes else "annotated, without shapes"
-        found[name] = attempt(lambda shapes=shapes: annotate_steps(make(), shapes=shapes))
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "metered, eager": lambda: meter_steps(make()),
+        "metered, compiled": lambda: meter_steps(make(compiled=True)),
+        "annotated, without shapes": lambda: annotate_steps(make(), shapes=False),
+        "annotated, with shapes": lambda: annotate_steps(make(), shapes=True),
+    }
+    found = {}
+    for name, part in parts.items():
+        found[name] = attempt(part)
         torch.cuda.empty_cache()
     return found
 

@@ -21,7 +21,7 @@ from fvflops.trace.kernel_events import KernelEvent, KernelRun
 
 # Prefix of all ranges; torch.profiler names modules in the same format where it records stacks.
 MARK = "nn.Module: "
-_NODE = "autograd::engine::evaluate_function"
+_MODULE_RANGE = re.compile(re.escape(MARK) + r"(?:(.+) )?\(.*\)")
 _BACKWARD = 1  # RecordScope::BACKWARD_FUNCTION
 _ALLOCATION = "[memory]"
 _PYTHON_FUNCTION = re.compile(r".*\.py\(\d+\): |<built-in |<string>\(\d+\): |nn\.Module: ")
@@ -30,6 +30,7 @@ _KIND_BY_PREFIX = {
     "Optimizer.step#": "optimizer",
     "Torch-Compiled Region": "compiled",
     "CompiledFunctionBackward": "compiled",
+    "autograd::engine::evaluate_function": "node",
 }
 
 
@@ -42,6 +43,16 @@ def _name_range(name: str, class_name: str) -> str:
     text = f"{MARK}{name} ({class_name})" if name else f"{MARK}({class_name})"
     # The profiler expects UTF-8, which cannot encode surrogates.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def module_of_range(range_name: str) -> str | None:
+    """Return the module that the name of a range is for, None for other ranges.
+
+    >>> module_of_range("nn.Module: layer1.0 (Block)"), module_of_range("nn.Module: (Net)"), module_of_range("aten::mm")
+    ('layer1.0', '', None)
+    """
+    match = _MODULE_RANGE.fullmatch(range_name)
+    return None if match is None else match.group(1) or ""
 
 
 @contextmanager
@@ -224,16 +235,25 @@ def _kind(event: Any, modules: Mapping[str, str]) -> str:
         return "module"
     if _is_python_function(event):
         return "python"
-    for prefix, kind in _KIND_BY_PREFIX.items():
-        if name.startswith(prefix):
-            return kind
-    if event.scope == _BACKWARD or name.startswith(_NODE):
+    kind = kind_of_range(name)
+    if kind is not None:
+        return kind
+    if event.scope == _BACKWARD:
         return "node"
     if name == _ALLOCATION:
         return "memory"
     if event.is_user_annotation:
         return "range"
     return "op" if "::" in name and getattr(event, "activity_type", None) in (None, "cpu_op") else "other"
+
+
+def kind_of_range(name: str) -> str | None:
+    """Return the kind of a range that torch names: a step, an optimizer step, compiled code or an autograd node.
+
+    >>> kind_of_range("ProfilerStep#3"), kind_of_range("aten::mm")
+    ('step', None)
+    """
+    return next((kind for prefix, kind in _KIND_BY_PREFIX.items() if name.startswith(prefix)), None)
 
 
 def _is_python_function(event: Any) -> bool:

@@ -33,6 +33,14 @@ def is_compiled(model: nn.Module) -> bool:
     )
 
 
+def unwrap_data_parallel(module: nn.Module) -> nn.Module:
+    """Return the module wrapped by `torch.compile`, DataParallel or DistributedDataParallel, or the module itself."""
+    module = unwrap_compiled(module)
+    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        module = unwrap_compiled(module.module)
+    return module
+
+
 def owner_of(model: nn.Module | Callable[..., Any]) -> nn.Module | None:
     """Return the module that a model is, or whose bound method it is; None for a plain function."""
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -15,50 +16,31 @@ from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from fvflops import paths
-from fvflops.analysis.inputs import bind_inputs, check_repeatable
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.analysis.schedules import ACTIVE, Schedule, action_at, schedule
-from fvflops.capture.instrument.module_clock import unchanged
+from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
 from fvflops.capture.instrument.torch_profiler import module_ranges, read_run
-from fvflops.capture.model.model import is_compiled
+from fvflops.capture.model.model import is_compiled, unwrap_data_parallel
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.recorder.signature import tensors_of
-from fvflops.capture.restore.interrupts import allowed, deferred
-from fvflops.capture.restore.restore import leaves_of
-from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import Loss, Model, record_call
+from fvflops.capture.restore.interrupts import deferred
+from fvflops.capture.run import Model
 from fvflops.capture.session import Session
 from fvflops.counting import TableCostModel
 from fvflops.features.kernels import report
-from fvflops.features.kernels.chrome_trace import EventArgs, annotate
-from fvflops.features.kernels.matching import KernelMatch, match_kernels, overlay_times
-from fvflops.features.kernels.sums import sum_kernels
+from fvflops.features.kernels.chrome_trace import annotate, find_by_id, read_document, write_document
+from fvflops.features.kernels.matching import KernelMatch, match_kernels
+from fvflops.features.kernels.overlay import overlay_times
+from fvflops.features.kernels.recorded_calls import Work
+from fvflops.features.kernels.sums import KernelAverages, list_stacks, sum_kernels
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.text import require_int
 from fvflops.torch_internals import ExperimentalConfig, is_profiler_enabled
 from fvflops.trace import Trace, TraceError
-from fvflops.trace.kernel_events import KernelLedger, KernelRow, KernelRun
+from fvflops.trace.kernel_events import KernelLedger, KernelRun
 from fvflops.units import flops_to_string, format_quantity, format_seconds, format_size
 
+# Weights of stacks: those that torch.profiler writes, and those of its events' work.
+_TORCH_METRICS = ("self_cpu_time_total", "self_cuda_time_total", "self_xpu_time_total")
+_WORK_METRICS = ("self_macs", "self_flops")
 _LOGGER = logging.getLogger("fvflops")
-_MAX_OPS = 6  # in one sentence
-
-
-class KernelAverages(list[KernelRow]):
-    """The rows of a profile's events, and their table."""
-
-    def __init__(self, rows: Iterable[KernelRow], header: str) -> None:
-        super().__init__(rows)
-        self._header = header
-
-    def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
-        """Return the first `row_limit` rows as text, with `sort_by` the largest first.
-
-        `sort_by` is one of torch.profiler's columns, "flops", "self_flops" or "flops_per_second"; another raises
-        ValueError. `header` replaces the profile's own summary above the table.
-        """
-        text = self._header if header is None else header
-        return report.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
 
 
 class KernelProfile:
@@ -66,21 +48,23 @@ class KernelProfile:
 
     The arguments are those of `torch.profiler.profile`; `schedule` may be fvflops' own, and `on_trace_ready` is called
     with this profile. Calls of `model`'s modules are marked as ranges; nothing else is instrumented, so the times are
-    torch.profiler's. An event of the backward pass belongs to the module whose forward pass created it.
+    torch.profiler's. A wrapper for data parallelism is no module of its own. An event of the backward pass belongs to
+    the module whose forward pass created it.
 
-    FLOPs, by `table`, come from a recording of one step. With a schedule that has a step before its first active one,
-    that step is recorded (for compiled code the first step, which then runs eagerly); otherwise pass `count` a function
-    that runs one step. `chrome_trace` is a file to which the last cycle is exported at the end; an unwritable path
-    raises OSError first. As with torch.profiler, results are those of the last cycle; a run that raises keeps its
-    completed steps.
+    MACs and FLOPs (2 per multiply-add and all other operations), of the ops that `table` counts, come from a recording
+    of one step. With a schedule that has a step before its first active one, that step is recorded (for compiled code
+    the first step, which then runs eagerly); otherwise pass `count` a function that runs one step. `chrome_trace` is a
+    file to which the last cycle is exported at the end; an unwritable path raises OSError first. As with
+    torch.profiler, results are those of the last cycle; a run that raises keeps its completed steps.
 
+    >>> from fvflops import schedule
     >>> model = nn.Linear(3, 2)
     >>> with KernelProfile(model, schedule=schedule(warmup=1, active=2, repeat=1)) as profile:
     ...     for _ in range(3):
     ...         model(torch.ones(4, 3)).sum().backward()
     ...         profile.step()
     >>> profile.total(), {row.key: (row.count, row.flops) for row in profile.key_averages()}["aten::addmm"]
-    (48, (2, 48))
+    (96, (2, 96))
     """
 
     def __init__(
@@ -102,7 +86,8 @@ class KernelProfile:
         self._table = resolve_table(table)
         self._cost_model = TableCostModel(self._table, "flops")
         self._model = model if model is not None else _no_model
-        self._model_index = ModelIndex(self._model)
+        owner = self._model if not isinstance(self._model, nn.Module) else unwrap_data_parallel(self._model)
+        self._model_index = ModelIndex(owner)
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._counted_trace: Trace | None = None
@@ -231,7 +216,17 @@ class KernelProfile:
         return KernelAverages(rows, "\n".join(self.about()))
 
     def total(self) -> int:
-        """Return the FLOPs of one step; without a count it raises TraceError."""
+        """Return the FLOPs of one step, 2 per multiply-add and all others; without a count it raises TraceError.
+
+        It is the sum of the rows' `self_flops`, divided by the steps.
+        """
+        return self._total().flops
+
+    def macs(self) -> int:
+        """Return the multiply-adds of one step; without a count it raises TraceError."""
+        return self._total().macs
+
+    def _total(self) -> Work:
         total = self.match().total
         if total is None:
             raise TraceError(
@@ -241,7 +236,7 @@ class KernelProfile:
 
     def flops_per_second(self) -> float:
         """Return the FLOP/s of all completed steps, by their wall-clock time; without one it raises TraceError."""
-        steps, nanoseconds = self._clock()
+        steps, nanoseconds = self.match().clock()
         if not steps:
             raise TraceError("no step was completed: there is no time to divide its FLOPs by")
         return self.total() * steps * 1e9 / nanoseconds
@@ -266,7 +261,7 @@ class KernelProfile:
     def about(self) -> list[str]:
         """Return a summary in lines: the steps, their FLOPs, and the unmatched ops and events."""
         match = self.match()
-        steps, nanoseconds = self._clock()
+        steps, nanoseconds = self.match().clock()
         if not steps:
             return ["torch.profiler's times of an incomplete step"]
         each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
@@ -275,20 +270,8 @@ class KernelProfile:
             lines.append("no FLOPs: pass a schedule with a step before the active ones, or use count()")
             return lines
         rate = flops_to_string(self.flops_per_second())
-        lines[0] += f"; {format_size(match.total)} FLOPs a step by the table {self._table.name}, {rate}"
-        ledger = match.ledger
-        if ledger.compiled:
-            lines.append(
-                f"{format_quantity(ledger.compiled, 'op event')} in compiled code, whose FLOPs are attributed to "
-                "their module: fused kernels have no FLOPs"
-            )
-        elif ledger.attributed_to_modules:
-            ops = _list(ledger.attributed_to_modules)
-            lines.append(f"ops without an event, whose FLOPs are attributed to their module: {ops}")
-        unmatched = [(name, count) for name, count in ledger.no_op if not self._is_zero_flop(name)]
-        if unmatched:
-            lines.append(f"events without FLOPs, since no counted op matches them: {_list(unmatched)}")
-        return lines
+        lines[0] += f"; {format_size(match.total.flops)} FLOPs a step (2 per MAC, table {self._table.name}), {rate}"
+        return lines + report.describe_ledger(match.ledger, self._table)
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Write torch.profiler's chrome trace of the last cycle with the module, FLOPs and FLOP/s in each event's args.
@@ -298,10 +281,48 @@ class KernelProfile:
         """
         name = _check_path(path)
         match = self.match()
-        args = EventArgs(match)
-        metadata = {"about": self.about()}
-        with paths.open_text(self._export()) as lines:
-            paths.write_text(name, annotate(lines, args.of, metadata))
+        document = read_document(self._export())
+        write_document(annotate(document, match, find_by_id(match), {"about": self.about()}), name)
+
+    def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
+        """Write the Python stacks of events with a weight, for flamegraph.pl; it needs with_stack=True.
+
+        `metric` is one of torch.profiler's, "self_cpu_time_total" or "self_cuda_time_total" (µs), whose file is its
+        own, or "self_macs" or "self_flops" of all steps.
+        """
+        if metric not in (*_TORCH_METRICS, *_WORK_METRICS):
+            raise ValueError(f"metric must be one of {', '.join((*_TORCH_METRICS, *_WORK_METRICS))}; got {metric!r}")
+        self._require_options("export_stacks", "with_stack")
+        name = _check_path(path)
+        match = self.match()
+        if metric in _TORCH_METRICS:
+            self._profiler.export_stacks(name, metric)
+            return
+        self._total()
+        paths.write_text(name, list_stacks(match, metric.removeprefix("self_")))
+
+    def export_memory_timeline(self, path: str | os.PathLike[str], device: str | None = None) -> None:
+        """Write torch.profiler's timeline of memory by category: .html, .json, .json.gz or .raw.json.gz.
+
+        It needs record_shapes, profile_memory and with_stack=True, and a page matplotlib; a torch that no longer has it
+        raises RuntimeError.
+        """
+        self._require_options("export_memory_timeline", "record_shapes", "profile_memory", "with_stack")
+        name = _check_path(path)
+        self.match()
+        export = getattr(self._profiler, "export_memory_timeline", None)
+        if export is None:
+            raise RuntimeError(
+                f"torch {torch.__version__} has no export_memory_timeline: use torch.cuda.memory._record_memory_history"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch recommends CUDA's own history
+            export(name, device)
+
+    def _require_options(self, method: str, *options: str) -> None:
+        missing = [f"{option}=True" for option in options if not getattr(self._profiler, option)]
+        if missing:
+            raise ValueError(f"{method} needs {' and '.join(missing)}: pass {'it' if len(missing) == 1 else 'them'}")
 
     def _export(self) -> str:
         """Return the path of torch.profiler's own chrome trace, which it can write only once."""
@@ -311,26 +332,6 @@ class KernelProfile:
             self._profiler.export_chrome_trace(os.path.join(folder.name, "trace.json"))
             self._exported = self._run, folder
         return os.path.join(folder.name, "trace.json")
-
-    def _is_zero_flop(self, name: str) -> bool:
-        row = self._table.row(name)
-        return row is not None and row.kind == "free"
-
-    def _clock(self) -> tuple[int, int]:
-        """Return the number of completed steps and their time in ns."""
-        match = self.match()
-        complete = set(match.complete_steps())
-        events = match.run.events
-        steps = [index for index, event in enumerate(events) if event.kind == "step"]
-        if steps or not complete:
-            durations = [
-                events[event_index].duration_ns for event_index in steps if match.steps[event_index] in complete
-            ]
-            return len(durations), max(sum(durations), 1)
-        # Without a schedule there are no step events: the run is one step.
-        cpu_events = [event for event in events if event.kind != "device"]
-        start, end = min(event.start_ns for event in cpu_events), max(event.end_ns for event in cpu_events)
-        return 1, max(end - start, 1)
 
     def _action_at(self, step: int) -> ProfilerAction:
         assert self._schedule is not None
@@ -393,108 +394,8 @@ class KernelProfile:
         return f"nothing was profiled: the schedule made none of {format_quantity(self._step, 'step')} active"
 
 
-def profile_kernels(
-    model: Model,
-    inputs: Any = None,
-    *,
-    kwargs: Mapping[str, Any] | None = None,
-    loss: Loss | None = None,
-    warmup: int = 1,
-    repeat: int = 3,
-    table: str | FormulaTable = "default",
-    execution: str = "auto",
-    activities: Iterable[Any] | None = None,
-    record_shapes: bool = False,
-    profile_memory: bool = False,
-    with_stack: bool = False,
-    chrome_trace: str | os.PathLike[str] | None = None,
-) -> KernelProfile:
-    """Return torch.profiler's profile of a model's runs, with FLOPs from a recording of one run.
-
-    The model runs `warmup` times, and then `repeat` times as steps of the profile: without gradients, or with `loss`, a
-    function of the result that returns a scalar, through the backward pass. The recording uses `execution`, by
-    default shape execution where possible. The model, its buffers and gradients, and the inputs are left
-    unchanged. The other arguments are those of `KernelProfile`.
-
-    >>> profile = profile_kernels(nn.Linear(3, 2), torch.ones(4, 3), loss=lambda y: y.sum())
-    >>> profile.total(), profile.ledger().no_event
-    (48, ())
-    """
-    require_int("warmup", warmup, least=0)
-    require_int("repeat", repeat, least=1)
-    profile = KernelProfile(
-        model,
-        activities=activities,
-        record_shapes=record_shapes,
-        profile_memory=profile_memory,
-        with_stack=with_stack,
-        schedule=schedule(warmup=warmup, active=repeat, repeat=1),
-        table=table,
-        chrome_trace=chrome_trace,
-    )
-    args, keywords = bind_inputs(model, inputs, kwargs)
-    check_repeatable(args, keywords)
-    model_index = profile._model_index
-    gradients = _Gradients()
-    with deferred(), _unchanged(model_index, (args, keywords), gradients):
-        stops_at = profile._cost_model.stops_at
-        with allowed():
-            counted = record_call(model, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
-        profile.count_with(counted)
-        with profile, torch.set_grad_enabled(loss is not None), model_runs():
-            for number in range(warmup + repeat):
-                result = model(*args, **keywords)
-                if loss is not None:
-                    scalar = loss(result)
-                    if not number:
-                        gradients.save(leaves_of(scalar))
-                    scalar.backward()
-                    del scalar
-                del result
-                profile.step()
-                gradients.clear()
-    return profile
-
-
-class _Gradients:
-    """The gradients before the runs; they are cleared meanwhile, so that each run creates its own."""
-
-    def __init__(self) -> None:
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-
-    def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Save the gradients of tensors, and clear them."""
-        for tensor in tensors:
-            if tensor.is_leaf and id(tensor) not in self._saved:
-                self._saved[id(tensor)] = tensor, tensor.grad
-                tensor.grad = None
-
-    def clear(self) -> None:
-        """Discard the gradients of a run."""
-        for tensor, _ in self._saved.values():
-            tensor.grad = None
-
-    def restore(self) -> None:
-        """Restore the saved gradients."""
-        for tensor, gradient in self._saved.values():
-            tensor.grad = gradient
-
-
-@contextmanager
-def _unchanged(model_index: ModelIndex, inputs: Any, gradients: _Gradients) -> Iterator[None]:
-    """Restore a model, its buffers and gradients, and its inputs at the end; clear the gradients at the start."""
-    with unchanged(model_index, inputs):
-        gradients.save((*model_index.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
-        try:
-            yield
-        finally:
-            gradients.restore()
-
-
 def _check_path(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
-    if name.endswith(".gz"):
-        raise ValueError(f"{name} is written as uncompressed JSON: omit the .gz")
     paths.check_writable(name)
     return name
 
@@ -514,12 +415,6 @@ def _check_activities(activities: Iterable[Any] | None) -> list[Any] | None:
 
 def _is_cuda(activity: Any) -> bool:
     return activity == ProfilerActivity.CUDA or (isinstance(activity, dict) and [*activity] == [ProfilerActivity.CUDA])
-
-
-def _list(calls: Iterable[tuple[str, int]]) -> str:
-    ops = [f"{name} ×{count}" for name, count in calls]
-    more = f" and {len(ops) - _MAX_OPS} more" if len(ops) > _MAX_OPS else ""
-    return ", ".join(ops[:_MAX_OPS]) + more
 
 
 def _no_model() -> None:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 
+from fvflops.formulas import FormulaTable
 from fvflops.reports.names import printable
 from fvflops.reports.text.text_table import text_table
-from fvflops.trace.kernel_events import KernelRow
-from fvflops.units import flops_to_string, format_percent, format_seconds, format_size
+from fvflops.trace.kernel_events import KernelLedger, KernelRow
+from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 
 # What rows can be sorted by; torch.profiler's older names with "cuda" for the device are accepted too.
 SORTS = (
     *(
         field.name
         for field in fields(KernelRow)
-        if field.name.rpartition("_")[2] in ("total", "usage") or field.name in ("count", "flops", "self_flops")
+        if field.name.rpartition("_")[2] in ("total", "usage", "count", "macs", "flops")
     ),
     "cpu_time",
     "device_time",
     "flops_per_second",
 )
 _MAX_NAME = 55  # characters
+_MAX_OPS = 6  # in one sentence
 
 Column = tuple[str, Callable[[KernelRow], str]]
 
@@ -32,11 +34,12 @@ def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: 
 
     `row_limit` rows are shown, -1 for all. Percentages are of the time of all rows. "--" is an unknown value.
 
-    >>> print(render([KernelRow("aten::mm", count=2, cpu_time_total=100, self_cpu_time_total=100, flops=2000)]))
-    Name      Self CPU %  Self CPU  CPU total %  CPU total  CPU time avg  # of Calls  FLOPs     FLOP/s
-    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ---------
-    aten::mm      100.0%    100 µs       100.0%     100 µs         50 µs           2     2K  20 MFLOPS
-    --------  ----------  --------  -----------  ---------  ------------  ----------  -----  ---------
+    >>> row = KernelRow("aten::mm", count=2, cpu_time_total=100, self_cpu_time_total=100, macs=1000, flops=2000)
+    >>> print(render([row]))
+    Name      Self CPU %  Self CPU  CPU total %  CPU total  CPU time avg  # of Calls  MACs  FLOPs     FLOP/s
+    --------  ----------  --------  -----------  ---------  ------------  ----------  ----  -----  ---------
+    aten::mm      100.0%    100 µs       100.0%     100 µs         50 µs           2    1K     2K  20 MFLOPS
+    --------  ----------  --------  -----------  ---------  ------------  ----------  ----  -----  ---------
     Self CPU time total: 100 µs
     """
     ranked = list(rows)
@@ -52,6 +55,43 @@ def render(rows: Sequence[KernelRow], *, sort_by: str | None = None, row_limit: 
     device = sum(row.self_device_time_total for row in rows if not row.cpu_time_total)
     footer = [f"Self CPU time total: {_time(total)}", *([f"Self device time total: {_time(device)}"] if device else [])]
     return "\n".join([*([header] if header else []), table, rule, *footer])
+
+
+def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
+    """Return how ops and events were matched, in lines: what differs from a match of all of them.
+
+    >>> from fvflops import load_table
+    >>> describe_ledger(KernelLedger(no_op=[("aten::mm", 2), ("aten::view", 1)]), load_table("exact"))
+    ['events without FLOPs, since no counted op matches them: aten::mm ×2']
+    """
+    lines = []
+    if ledger.compiled:
+        lines.append(
+            f"{format_quantity(ledger.compiled, 'op event')} in compiled code, where the FLOPs of fused ops are "
+            "attributed to their module or step"
+        )
+    elif ledger.attributed_to_modules:
+        ops = list_calls(ledger.attributed_to_modules)
+        where = "attributed to their module or step"
+        if ledger.lost_flops:
+            where = f"on no event ({format_size(ledger.lost_flops)})"
+        lines.append(f"ops without an event, whose FLOPs are {where}: {ops}")
+    unmatched = [(name, count) for name, count in ledger.no_op if not _is_zero_flop(name, table)]
+    if unmatched:
+        lines.append(f"events without FLOPs, since no counted op matches them: {list_calls(unmatched)}")
+    return lines
+
+
+def _is_zero_flop(name: str, table: FormulaTable) -> bool:
+    row = table.row(name)
+    return row is not None and row.kind == "free"
+
+
+def list_calls(calls: Iterable[tuple[str, int]]) -> str:
+    """Return the most frequent calls as text."""
+    ops = [f"{name} ×{count}" for name, count in calls]
+    more = f" and {len(ops) - _MAX_OPS} more" if len(ops) > _MAX_OPS else ""
+    return ", ".join(ops[:_MAX_OPS]) + more
 
 
 def _sort_key(sort_by: str) -> Callable[[KernelRow], float]:
@@ -94,6 +134,7 @@ def _list_columns(rows: Sequence[KernelRow]) -> list[Column]:
         ]
     columns += [
         ("# of Calls", lambda row: str(row.count)),
+        ("MACs", lambda row: "--" if row.macs is None else format_size(row.macs)),
         ("FLOPs", lambda row: "--" if row.flops is None else format_size(row.flops)),
         ("FLOP/s", lambda row: "--" if row.flops_per_second is None else flops_to_string(row.flops_per_second)),
     ]

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
+from fvflops.features.kernels import report
+from fvflops.features.kernels.kernel_work import divide_work
 from fvflops.features.kernels.matching import KernelMatch
+from fvflops.features.kernels.recorded_calls import Work
 from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
 
 # The name of all module calls in the rows; the column "module" distinguishes them.
 MODULE_CALL = "nn.Module call"
+# Characters that separate frames and weights in collapsed stacks, as torch.profiler replaces them.
+_SEPARATORS = str.maketrans(" ;\t\n", "____")
+
+
+class KernelAverages(list[KernelRow]):
+    """The rows of a profile's events, and their table."""
+
+    def __init__(self, rows: Iterable[KernelRow], header: str) -> None:
+        super().__init__(rows)
+        self._header = header
+
+    def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
+        """Return the first `row_limit` rows as text, with `sort_by` the largest first.
+
+        `sort_by` is one of torch.profiler's columns, "macs", "flops", "self_macs", "self_flops" or "flops_per_second";
+        another raises ValueError. `header` replaces the profile's own summary above the table.
+        """
+        text = self._header if header is None else header
+        return report.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
 
 
 def sum_kernels(
@@ -18,7 +41,8 @@ def sum_kernels(
 
     Rows are also split by module with `by_module`, by input shapes with `by_shape`, and by the innermost `stack_frames`
     frames of the Python stack. Device events have rows of their own. In the row of module calls, nested calls count
-    once; nested ops count twice, as in torch.profiler.
+    once; nested ops count twice, as in torch.profiler: only `self` columns add up. Rows of kernels have their part of
+    the work of the ops that launched them, and none of their own.
     """
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, event in enumerate(match.run.events):
@@ -26,7 +50,24 @@ def sum_kernels(
         key += (match.modules[index] if by_module else None, event.shapes if by_shape else "")
         key += (event.stack[:stack_frames],)
         groups[key].append(index)
-    return [_sum(match, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
+    kernels = divide_work(match)
+    return [_sum(match, kernels, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
+
+
+def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
+    """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks.
+
+    >>> from fvflops.trace.kernel_events import KernelLedger
+    >>> run = KernelRun((KernelEvent("aten::mm", "op", stack=("net.py(7): forward", "train.py(3): <module>")),))
+    >>> work = (Work(3, 6),)
+    >>> [*list_stacks(KernelMatch(run, ("",), ("forward",), (0,), work, work, {}, KernelLedger()), "flops")]
+    ['train.py(3):_<module>;net.py(7):_forward 6\\n']
+    """
+    for event, work in zip(match.run.events, match.self_work, strict=True):
+        value = 0 if work is None else work.macs if metric == "macs" else work.flops
+        if event.stack and value:
+            frames = [frame.translate(_SEPARATORS) for frame in reversed(event.stack)]
+            yield f"{';'.join(frames)} {value}\n"
 
 
 def _name(event: KernelEvent) -> str:
@@ -46,12 +87,19 @@ def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
     return outermost
 
 
-def _sum(match: KernelMatch, indexes: list[int], by_module: bool, by_shape: bool, stack_frames: int) -> KernelRow:
+def _sum(
+    match: KernelMatch,
+    kernels: Mapping[int, Work],
+    indexes: list[int],
+    by_module: bool,
+    by_shape: bool,
+    stack_frames: int,
+) -> KernelRow:
     events = [match.run.events[index] for index in indexes]
     first = events[0]
     outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
-    flops = [value for index in outermost if (value := match.flops[index]) is not None]
-    self_flops = [value for index in indexes if (value := match.self_flops[index]) is not None]
+    work = _add(kernels.get(index, match.work[index]) for index in outermost)
+    self_work = _add(match.self_work[index] for index in indexes)
     cpu_events = [event for event in events if event.kind != "device"]
     outermost_events = [match.run.events[index] for index in outermost]
     return KernelRow(
@@ -66,8 +114,16 @@ def _sum(match: KernelMatch, indexes: list[int], by_module: bool, by_shape: bool
         self_cpu_memory_usage=sum(event.self_memory for event in events),
         device_memory_usage=sum(event.device_memory for event in outermost_events),
         self_device_memory_usage=sum(event.self_device_memory for event in events),
-        flops=sum(flops) if flops else None,
-        self_flops=sum(self_flops) if self_flops else None,
+        macs=None if work is None else work.macs,
+        self_macs=None if self_work is None else self_work.macs,
+        flops=None if work is None else work.flops,
+        self_flops=None if self_work is None else self_work.flops,
         input_shapes=first.shapes if by_shape else "",
         stack=first.stack[:stack_frames],
     )
+
+
+def _add(works: Iterable[Work | None]) -> Work | None:
+    """Return the sum of the known works, None without any."""
+    known = [work for work in works if work is not None]
+    return Work(sum(work.macs for work in known), sum(work.flops for work in known)) if known else None

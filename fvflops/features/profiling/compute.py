@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fvflops.counting.count import CostModel, RegionCost, find_covered, name_region, region_costs
@@ -295,3 +295,33 @@ def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[
 
 def _is_in(name: str, above: str) -> bool:
     return not above or name == above or name.startswith(f"{above}.")
+
+
+def fit_ops(trace: Trace) -> Trace:
+    """Return a Trace in which the ops of each forward module call take no longer than the call without its children."""
+    own: Counter[RegionCall] = Counter()
+    ops: dict[RegionCall, list[int]] = defaultdict(list)
+    for kind, event, region_call, index in walk_events(trace):
+        call = _innermost_module(trace, region_call)
+        if call is None or event.phase != "forward":
+            continue
+        if kind == "op":
+            ops[call].append(index)
+        elif kind == "exit" and call is region_call:
+            own[call] += event.duration_ns or 0
+            caller = _innermost_module(trace, call.parent)
+            if caller is not None:
+                own[caller] -= event.duration_ns or 0
+    events = list(trace.events or ())
+    for call, indexes in ops.items():
+        taken, available = sum(events[index].duration_ns or 0 for index in indexes), max(own[call], 0)
+        for index in indexes if taken > available else ():
+            events[index] = events[index]._replace(duration_ns=(events[index].duration_ns or 0) * available // taken)
+    return replace(trace, events=tuple(events))
+
+
+def _innermost_module(trace: Trace, call: RegionCall | None) -> RegionCall | None:
+    """Return a region call if it is of a module, else the innermost module call around it."""
+    while call is not None and trace.regions[call.region].kind != "module":
+        call = call.parent
+    return call

@@ -20,7 +20,7 @@ from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting.timing import Times, read_times
-from fvflops.features.profiling.compute import measure_rows
+from fvflops.features.profiling.compute import fit_ops, measure_rows
 from fvflops.features.profiling.model import Profile
 from fvflops.features.profiling.report import describe_subject, profile_report
 from fvflops.features.roofline.compute import roofline
@@ -32,7 +32,7 @@ from fvflops.reports.formats import write_document
 from fvflops.text import require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
-from fvflops.views.analysed_run import describe_run
+from fvflops.views.analysed_run import AnalysedRun, describe_run
 from fvflops.views.call_selection import select_calls
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
@@ -49,8 +49,9 @@ class ProfileAnalysis(FlopCountAnalysis):
     {"memory"} or both; `table` and `warn` are those of FlopCountAnalysis. `on_run` is called after each run with the
     number of completed runs and of all runs.
 
-    Forward times of modules are from as many further runs without per-op instrumentation; the times in `trace()`, which
-    exports show, are from the instrumented runs, with the profiling overhead subtracted.
+    Forward times of modules are from as many further runs without per-op instrumentation, and ops that took longer than
+    their module's own time in those are scaled to it, in tables and pages alike. The times in `trace()`, which lists of
+    op calls and exports show, are from the instrumented runs, with the profiling overhead subtracted.
 
     On CUDA times are those of the device. It is kept busy for half a millisecond before each op and module call, so
     that launch latency is not measured: such a run is slower, and its times are shorter than those of a model too small
@@ -145,8 +146,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         device: str | Device | None = None,
     ) -> Document:
         """Return what `table` shows as a document, which every format of a report can write."""
-        # The times of operators add up to those of the instrumented runs.
-        measured = self._measure_rows(self._clock(self.trace()) if by == "module" else self.trace(), device)
+        measured = self._measure_rows(self._clock(self.trace()), device)
         return profile_report(measured, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
     def call_report(
@@ -171,6 +171,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         salvaged = copying.copy(self)
         salvaged._load(self._finish(self._measured))
         return salvaged
+
+    def _run_of_page(self) -> AnalysedRun:
+        """Return the run with the times that the tables show."""
+        run = analysed_run(self)
+        return replace(run, trace=self._clock(run.trace))
 
     def _measure_rows(self, trace: Trace, device: str | Device | None) -> Profile:
         bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
@@ -242,7 +247,10 @@ class ProfileAnalysis(FlopCountAnalysis):
         return replace(trace, about=about)
 
     def _clock(self, trace: Trace) -> Trace:
-        """Return the Trace with the forward times of module calls measured without per-op instrumentation."""
+        """Return the Trace with the forward times of module calls measured without per-op instrumentation.
+
+        Ops that took longer than their module's own time in those runs are scaled to it.
+        """
         ends = _ends_of_modules(trace)
         names = list(ends.values())
         if not self._clocked or any(list(_ends_of_modules(run).values()) != names for run in self._clocked):
@@ -253,7 +261,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         for index, duration in zip(ends, times, strict=True):
             events[index] = events[index]._replace(duration_ns=duration)
         about = {**trace.about, "clocked": format_quantity(len(self._clocked), "run")}
-        return replace(trace, events=tuple(events), about=about)
+        return fit_ops(replace(trace, events=tuple(events), about=about))
 
     def _describe_device(self) -> str:
         tensors = _tensors(self._run.require_model(), *self._run.arguments())

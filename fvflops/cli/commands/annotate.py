@@ -1,0 +1,155 @@
+"""`fvflops annotate`: add FLOPs, bytes and modules to the events of chrome traces that torch.profiler wrote earlier."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fvflops import paths
+from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.training_step import sum_results
+from fvflops.cli.arguments import add_assume, add_backward, add_inputs, add_table, parse_assumptions
+from fvflops.cli.models import load_model, with_input_hint
+from fvflops.cli.outputs import write_report
+from fvflops.features.kernels.annotation import annotate_trace, find_device
+from fvflops.features.kernels.annotation_report import annotation_report
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.text import suggest
+from fvflops.trace import Trace
+from fvflops.zoo import ZOO
+
+DEFAULT_TABLE = "exact"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops annotate`."""
+    parser.set_defaults(table=DEFAULT_TABLE)  # the other conventions ignore some ops
+    parser.add_argument(
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        help="chrome trace of torch.profiler, .json or .json.gz; several are those of the ranks",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="the model that ran, named as in fvflops count; without it events are counted by their own shapes, which "
+        f"needs record_shapes=True; the zoo: {', '.join(ZOO)}",
+    )
+    add_inputs(parser, shape="shape of an input of the traced step")
+    add_assume(parser)
+    parser.add_argument("--train", action="store_true", help="the model ran in training mode, not in eval mode")
+    add_backward(parser)
+    parser.add_argument("--optimizer", metavar="NAME", help="include the step of an optimizer of torch.optim: AdamW")
+    parser.add_argument("--micro-batches", type=int, metavar="N", help="with --backward: micro-batches of a step")
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="device whose ops the model is counted with; default: that of the trace"
+    )
+    files = parser.add_argument_group("annotated traces")
+    files.add_argument(
+        "--output",
+        dest="annotated",
+        metavar="PATH",
+        help="annotated trace, .json or .json.gz; default: NAME.annotated.json beside TRACE",
+    )
+    files.add_argument("--folder", metavar="PATH", help="folder for the annotated traces, named as the TRACEs")
+    add_table(parser, top=10)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Annotate the traces and print the report; return the exit code."""
+    outputs = _name_outputs(arguments)
+    maker = _check(arguments)
+    table = load_table(arguments.table)
+    trace = None if arguments.model is None else _record(arguments, table, maker)
+    annotated = []
+    for path, output in zip(arguments.traces, outputs, strict=True):
+        result = annotate_trace(path, trace, table=table)
+        result.save(output)
+        annotated.append((output, result))
+    arguments.output = None  # of the report: the terminal
+    write_report(annotation_report(annotated, subject=arguments.model or ""), arguments)
+    return 0
+
+
+def _name_outputs(arguments: argparse.Namespace) -> list[str]:
+    """Return the path of each annotated trace; raise ValueError or OSError for one that cannot be written."""
+    if arguments.annotated is not None:
+        if len(arguments.traces) > 1 or arguments.folder is not None:
+            raise ValueError("--output names the annotated trace of a single TRACE: use --folder alone for several")
+        outputs = [arguments.annotated]
+    elif arguments.folder is not None:
+        outputs = [os.path.join(arguments.folder, os.path.basename(path)) for path in arguments.traces]
+    else:
+        outputs = [_name_beside(path) for path in arguments.traces]
+    if len(set(map(os.path.realpath, outputs))) < len(outputs):
+        raise ValueError("two TRACEs have one name: annotate them one by one, with --output")
+    inputs = set(map(os.path.realpath, arguments.traces))
+    for path, output in zip(arguments.traces, outputs, strict=True):
+        if not paths.exists(path):
+            raise FileNotFoundError(f"{path} does not exist")
+        if os.path.realpath(output) in inputs:
+            raise ValueError(f"{output}: this run reads that file: choose another path")
+        paths.check_writable(output)
+    return outputs
+
+
+def _name_beside(path: str) -> str:
+    """Return the default path of an annotated trace.
+
+    >>> _name_beside("traces/rank0.pt.trace.json.gz"), _name_beside("trace.json")
+    ('traces/rank0.pt.trace.annotated.json.gz', 'trace.annotated.json')
+    """
+    ending = ".json.gz" if path.endswith(".json.gz") else os.path.splitext(path)[1]
+    return f"{path.removesuffix(ending)}.annotated{ending}"
+
+
+def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
+    """Return the optimizer's class; raise ValueError for options that need others."""
+    if arguments.model is None:
+        for option in ("input", "config", "backward", "optimizer", "micro_batches", "train", "assume", "device"):
+            if getattr(arguments, option):
+                raise ValueError(f"--{option.replace('_', '-')} describes the model's run: add --model")
+        return None
+    if not arguments.backward and (arguments.optimizer is not None or arguments.micro_batches is not None):
+        raise ValueError("--optimizer and --micro-batches describe a training step: add --backward")
+    return None if arguments.optimizer is None else _find_optimizer(arguments.optimizer)
+
+
+def _find_optimizer(name: str) -> Callable[..., Any]:
+    classes = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+    }
+    if name.lower() not in classes:
+        raise ValueError(f"--optimizer {name}: torch.optim has no such optimizer{suggest(name.lower(), classes)}")
+    return classes[name.lower()]
+
+
+def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:
+    """Return the Trace of one step of the model."""
+    device = arguments.device or find_device(arguments.traces)
+    subject = load_model(arguments.model, arguments.input, config=arguments.config)
+    subject.model.train(arguments.train)
+    options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
+    options["assume"] = parse_assumptions(arguments.assume)
+    analysis: FlopCountAnalysis
+    if arguments.backward:
+        makers: Sequence[Callable[..., Any]] = () if optimizer is None else (optimizer,)
+        analysis = TrainingStepAnalysis(
+            subject.model,
+            subject.inputs,
+            loss=sum_results,
+            optimizer=makers,
+            micro_batches=arguments.micro_batches or 1,
+            **options,
+        )
+    else:
+        analysis = FlopCountAnalysis(subject.model, subject.inputs, **options)
+    with_input_hint(subject, analysis.trace)
+    return analysis.trace()

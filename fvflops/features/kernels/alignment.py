@@ -1,0 +1,166 @@
+"""Align profiler events with recorded calls: both in order, the events nested."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+# If events and calls differ in order, they are aligned by their longest common subsequence, up to this many pairs of
+# event and call; beyond that, each call is matched with the next event of its name among this many events.
+_MAX_PAIRS, _WINDOW = 6_000_000, 400
+# Op that autograd calls if no dispatch mode is active → the op that it calls under the recorder's mode.
+_RECORDED_OPS = {"aten::_index_put_impl_": "aten::index_put_"}
+
+Shapes = tuple[tuple[int, ...], ...]
+Pairs = list[tuple[int, int]]
+
+
+class Item(NamedTuple):
+    """An event or a call: its kind, its name, the shapes of its input tensors (None if unknown).
+
+    `is_anchor` is whether a call is aligned before those between: one that has FLOPs.
+    """
+
+    kind: str
+    name: str
+    shapes: Shapes | None = None
+    is_anchor: bool = False
+
+
+def align(events: Sequence[Item], ends: Sequence[int], calls: Sequence[Item]) -> Pairs:
+    """Return the alignment of two ordered lists as pairs of positions.
+
+    Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
+    and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
+    place if no dispatch mode is active.
+
+    >>> align([Item("op", "aten::mm"), Item("op", "aten::t"), Item("op", "aten::mul_")], [1, 2, 3], [
+    ...     Item("op", "aten::mul"), Item("op", "aten::mm")])
+    [(0, 1)]
+    >>> align([Item("op", "aten::mm", ((2, 3),)), Item("op", "aten::mm", ((4, 5),))], [1, 2], [
+    ...     Item("op", "aten::mm", ((4, 5),))])
+    [(1, 0)]
+    """
+    keys: list[Callable[[Item], Hashable]] = [_name]
+    if any(event.shapes for event in events) and any(call.shapes for call in calls):
+        keys.insert(0, _name_and_shapes)
+    pairs: Pairs = []
+    for key in keys:
+        event_keys, call_keys = [key(event) for event in events], [key(call) for call in calls]
+        if len(events) * len(calls) > _MAX_PAIRS:
+            anchors = [position for position, call in enumerate(calls) if call.is_anchor]
+            pairs = _fill_gaps(pairs, event_keys, ends, call_keys, anchors)
+        pairs = _fill_gaps(pairs, event_keys, ends, call_keys, range(len(calls)))
+    return pairs
+
+
+def _name(item: Item) -> Hashable:
+    if item.kind != "op":
+        return item.kind, item.name
+    return item.kind, _RECORDED_OPS.get(item.name, item.name).removesuffix("_")
+
+
+def _name_and_shapes(item: Item) -> Hashable:
+    return _name(item), item.shapes
+
+
+_Keys = Sequence[Hashable]
+
+
+def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, positions: Iterable[int]) -> Pairs:
+    """Align more events and calls between those aligned already; `positions` are those of the calls to align."""
+    call_positions = list(positions)
+    filled: Pairs = []
+    for pair, event_range, (first_call, last_call) in _list_gaps(pairs, ends, len(events), len(calls)):
+        inside = call_positions[bisect_left(call_positions, first_call) : bisect_left(call_positions, last_call)]
+        expected = [calls[position] for position in inside]
+        wanted = set(expected)
+        candidates = [
+            position for position in event_range if events[position] in wanted and ends[position] <= event_range.stop
+        ]
+        local_ends = [bisect_left(candidates, ends[position]) for position in candidates]
+        local = _align_names([events[position] for position in candidates], local_ends, expected)
+        filled += [(candidates[position], inside[call]) for position, call in local]
+        filled += [pair] if pair is not None else []
+    return filled
+
+
+def _list_gaps(
+    pairs: Pairs, ends: Sequence[int], events: int, calls: int
+) -> Iterator[tuple[tuple[int, int] | None, range, tuple[int, int]]]:
+    """Yield the events and calls before each pair, and those after the last one."""
+    event_start = call_start = 0
+    for event, call in pairs:
+        yield (event, call), range(event_start, event), (call_start, call)
+        event_start, call_start = ends[event], call + 1
+    yield None, range(event_start, events), (call_start, calls)
+
+
+def _align_names(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
+    if not names or not expected:
+        return []
+    pairs = _align_next(names, ends, expected)
+    if len(pairs) == len(expected):
+        return pairs
+    if len(names) * len(expected) <= _MAX_PAIRS:
+        return _align_longest(names, ends, expected)
+    return _align_in_window(names, ends, expected)
+
+
+def _align_next(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
+    """Align each expected name with the next equal one; stop where there is none."""
+    pairs: Pairs = []
+    position = 0
+    while position < len(names) and len(pairs) < len(expected):
+        if names[position] == expected[len(pairs)]:
+            pairs.append((position, len(pairs)))
+            position = ends[position]
+        else:
+            position += 1
+    return pairs
+
+
+def _align_in_window(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
+    """Align each expected name with the first equal one among the next `_WINDOW` names, if there is one."""
+    pairs: Pairs = []
+    start = 0
+    for expected_position, name in enumerate(expected):
+        for position in range(start, min(start + _WINDOW, len(names))):
+            if names[position] == name:
+                pairs.append((position, expected_position))
+                start = ends[position]
+                break
+    return pairs
+
+
+def _align_longest(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
+    """Return a longest common subsequence as pairs of positions, preferring outer events."""
+    count = len(expected)
+    # lengths[i][j]: the length of the longest alignment of names[i:] and expected[j:].
+    lengths = [array("I", bytes(4 * (count + 1))) for _ in range(len(names) + 1)]
+    numbers: dict[Hashable, int] = {}
+    expected_numbers = [numbers.setdefault(name, len(numbers)) for name in expected]
+    for position in range(len(names) - 1, -1, -1):
+        number = numbers.get(names[position], -1)
+        row, next_row, end_row = lengths[position], lengths[position + 1], lengths[ends[position]]
+        longest = 0
+        for column in range(count - 1, -1, -1):
+            if next_row[column] > longest:
+                longest = next_row[column]
+            if expected_numbers[column] == number and end_row[column + 1] >= longest:
+                longest = end_row[column + 1] + 1
+            row[column] = longest
+    pairs: Pairs = []
+    position = column = 0
+    while position < len(names) and column < count:
+        length = lengths[position][column]
+        if names[position] == expected[column] and lengths[ends[position]][column + 1] + 1 == length:
+            pairs.append((position, column))
+            position, column = ends[position], column + 1
+        elif lengths[position][column + 1] == length:
+            column += 1
+        else:
+            position += 1
+    return pairs

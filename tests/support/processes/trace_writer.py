@@ -1,0 +1,91 @@
+"""Write chrome traces of training steps with torch.profiler alone, in one of several ranks.
+
+Usage: `python -m tests.support.processes.trace_writer FOLDER RANK RANKS`. A rank writes FOLDER/ddp_RANK.json and
+FOLDER/fsdp_RANK.json. The first then writes, as a process alone, FOLDER/NAME.json for each of MODELS, one of them
+compressed, one without shapes and one with stacks.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from fvflops.zoo.gpt2 import GPT2, GPT2Config
+from fvflops.zoo.llama import Llama, LlamaConfig
+from fvflops.zoo.resnet50 import ResNet50
+
+
+def make_resnet50() -> tuple[nn.Module, torch.Tensor]:
+    """Return ResNet-50 on a small image."""
+    return ResNet50(), torch.randn(2, 3, 64, 64)
+
+
+def make_gpt2() -> tuple[nn.Module, torch.Tensor]:
+    """Return a GPT-2 of 4 layers."""
+    return GPT2(GPT2Config(vocab_size=512, width=128, layers=4, heads=4)), torch.randint(0, 512, (2, 32))
+
+
+def make_llama() -> tuple[nn.Module, torch.Tensor]:
+    """Return a Llama of 2 layers."""
+    config = LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=176, layers=2, heads=4, kv_heads=2)
+    return Llama(config), torch.randint(0, 256, (2, 32))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "resnet50": make_resnet50,
+    "gpt2": make_gpt2,
+    "llama": make_llama,
+}
+STEPS = 2
+
+
+def write_trace(path: Path, model: nn.Module, parameters: Any, x: torch.Tensor, **options: Any) -> None:
+    """Write the chrome trace of STEPS training steps with AdamW."""
+    optimizer = torch.optim.AdamW(parameters)
+    steps = schedule(wait=0, warmup=1, active=STEPS, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=steps, **options) as profiler:
+        for _ in range(1 + STEPS):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+
+
+def write_alone(folder: Path) -> None:
+    """Write the traces of a single process."""
+    for name, make in MODELS.items():
+        model, x = make()
+        options = {"record_shapes": name != "resnet50", "with_stack": name == "llama"}
+        suffix = ".json.gz" if name == "gpt2" else ".json"
+        write_trace(folder / f"{name}{suffix}", model.train(), model.parameters(), x, **options)
+
+
+def write_rank(folder: Path, rank: int, ranks: int) -> None:
+    """Write the traces of a rank."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    torch.distributed.init_device_mesh("cpu", (ranks,))
+    model, x = make_gpt2()
+    wrapped = nn.parallel.DistributedDataParallel(model.train())
+    write_trace(folder / f"ddp_{rank}.json", wrapped, model.parameters(), x, record_shapes=True)
+    model, x = make_llama()
+    for layer in model.layers:  # type: ignore[union-attr]
+        fully_shard(layer)
+    fully_shard(model.train())
+    write_trace(folder / f"fsdp_{rank}.json", model, model.parameters(), x, record_shapes=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    write_rank(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[2] == "0":
+        write_alone(Path(sys.argv[1]))
