@@ -499,6 +499,21 @@ class Recorder(ThreadState):
                 ("free", index, state.stack, self._phase(state, current_autograd_node()), state.thread_number)
             )
 
+    def add_reallocated(self, index: int, nbytes: int) -> int:
+        """Register the new memory of a resized storage, and return its index."""
+        row = nbytes, self.storages[index][1], "op"
+        self.storages.append(row)
+        return len(self.storages) - 1
+
+    def record_resized(self, storage: torch.UntypedStorage) -> None:
+        """Record that a real storage was resized: it is one index for each of its allocations."""
+        for storage_ref in weakref.getweakrefs(storage):
+            registered = self._storage_refs.pop(id(storage_ref), None)
+            if registered is not None and registered[0] is storage_ref:
+                self._forget_storage(*registered[1:])
+        if storage.nbytes():
+            self._add_storage(storage, "op")
+
     def close(self) -> None:
         """End recording; regions that are still open may close later."""
         self.recording = False
@@ -620,14 +635,17 @@ class Recorder(ThreadState):
 
     @weak_callback
     def _on_storage_freed(self, storage_ref: weakref.ref[torch.UntypedStorage]) -> None:
-        if self.recording:
-            _, key, index, nbytes = self._storage_refs.pop(id(storage_ref))
-            del self._storage_indices[key]
-            if self.fresh.pop(key, None) is not None and self.probe is not None:
-                self.probe.live_bytes -= nbytes
-            if self.unseen is not None:
-                self.unseen.forget_storage(index)
-            self.record_freed(index)
+        if self.recording and (registered := self._storage_refs.pop(id(storage_ref), None)) is not None:
+            self._forget_storage(*registered[1:])
+
+    def _forget_storage(self, key: int, index: int, nbytes: int) -> None:
+        """Record that a storage's memory was freed."""
+        del self._storage_indices[key]
+        if self.fresh.pop(key, None) is not None and self.probe is not None:
+            self.probe.live_bytes -= nbytes
+        if self.unseen is not None:
+            self.unseen.forget_storage(index)
+        self.record_freed(index)
 
 
 def _is_library_checkpoint(node: Any) -> bool:
