@@ -26,6 +26,7 @@ from fvflops.torch_internals import (
     current_autograd_node,
     dispatch_mode_stack,
     is_functorch_wrapped,
+    is_wrapper_subclass,
 )
 from fvflops.trace import (
     Event,
@@ -478,11 +479,15 @@ class Recorder(ThreadState):
         return [indices[key] for key in keys]
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
-        """Return the index of a tensor's storage; a new one is registered with `origin`."""
+        """Return the index of a tensor's storage; a new one is registered with `origin`.
+
+        That of a wrapper subclass has no memory: its inner tensors do.
+        """
         storage = tensor.untyped_storage()
         index = self._storage_indices.get(id(storage))
         if index is None:
-            index = self._add_storage(storage, origin)
+            has_memory = type(tensor) is torch.Tensor or not is_wrapper_subclass(tensor)
+            index = self._add_storage(storage, origin, storage.nbytes() if has_memory else 0)
             if origin == "outside" and self.unseen is not None:
                 self.unseen.check_new(tensor, storage, index)
         return index
@@ -511,8 +516,8 @@ class Recorder(ThreadState):
             registered = self._storage_refs.pop(id(storage_ref), None)
             if registered is not None and registered[0] is storage_ref:
                 self._forget_storage(*registered[1:])
-        if storage.nbytes():
-            self._add_storage(storage, "op")
+        if nbytes := storage.nbytes():
+            self._add_storage(storage, "op", nbytes)
 
     def close(self) -> None:
         """End recording; regions that are still open may close later."""
@@ -616,10 +621,9 @@ class Recorder(ThreadState):
                 ids.update(dict.fromkeys(self.storages_of(tensors_of(value), origin)))
         return tuple(ids)
 
-    def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
+    def _add_storage(self, storage: torch.UntypedStorage, origin: str, nbytes: int) -> int:
         key = id(storage)
         index = self._storage_indices[key] = len(self.storages)
-        nbytes = storage.nbytes()
         row_key = nbytes, storage.device, origin
         row = self._storage_rows.get(row_key)
         if row is None:

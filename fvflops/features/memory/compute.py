@@ -43,7 +43,7 @@ class Block(NamedTuple):
     """An allocation that is alive from the event `begin` of a Trace, -1 for before the run, until the event `end`.
 
     `end` is None for a block alive at the end of the run. `storage` is an index into the Trace's storages, None for a
-    kernel's workspace. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
+    kernel's workspace and for estimated memory. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
     allocated it, "" for none.
     """
 

@@ -66,13 +66,30 @@ def _copied_input_bytes(call: Call) -> int:
     return 0 if source.shape[1] <= _MAX_PLAIN_CHANNELS and call.arguments.get("groups") == 1 else source.nbytes
 
 
+def _all_gather_on_cpu(call: Call) -> int:
+    """Return the workspace in bytes of gloo's all-gather: it receives into a copy of the result."""
+    return call.out.nbytes
+
+
+def _reduce_scatter_on_cpu(call: Call) -> int | None:
+    """Return the workspace in bytes of gloo's reduce-scatter: it reduces a copy of its input."""
+    source = call.arguments.get("input_tensor", call.arguments.get("input"))
+    return source.nbytes if isinstance(source, TensorSpec) else None
+
+
 # Device type → op without overload → the workspace of one call in bytes, or None where the rule does not apply.
 WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     "cpu": {
         f"aten::{name}": _convolution_on_cpu
         for name in ("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "mkldnn_convolution")
     }
-    | {"aten::convolution_backward": _convolution_backward_on_cpu},
+    | {
+        "aten::convolution_backward": _convolution_backward_on_cpu,
+        "c10d::_allgather_base_": _all_gather_on_cpu,
+        "c10d::_reduce_scatter_base_": _reduce_scatter_on_cpu,
+        "_c10d_functional::all_gather_into_tensor": _all_gather_on_cpu,
+        "_c10d_functional::reduce_scatter_tensor": _reduce_scatter_on_cpu,
+    },
 }
 
 # Composite ops that also have a kernel without temporaries: in a real run their decomposition is not used.
