@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -54,14 +55,17 @@ def split(model, mesh):
 
 def wait_for_workers():
     """Wait after each collective until gloo's thread has dropped its tensors, whose freeing there is not recorded."""
-    wait = dist.Work.wait
 
-    def wait_longer(work, *args):
-        result = wait(work, *args)
-        time.sleep(0.005)
-        return result
+    def longer(wait):
+        def wait_longer(*args):
+            result = wait(*args)
+            time.sleep(0.005)
+            return result
 
-    dist.Work.wait = wait_longer
+        return wait_longer
+
+    dist.Work.wait = longer(dist.Work.wait)
+    functional.wait_tensor = longer(functional.wait_tensor)
 
 
 def measure(name, processes, optimizer, times=3):
