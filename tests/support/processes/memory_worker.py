@@ -50,7 +50,7 @@ def wait_for_workers():
     def longer(wait):
         def wait_longer(*args):
             result = wait(*args)
-            time.sleep(0.005)
+            time.sleep(0.02)
             return result
 
         return wait_longer
