@@ -137,7 +137,9 @@ def _recurrent(layers: type[nn.RNNBase]) -> Case:
     return Case(Recurrent(layers), (torch.randint(0, 5000, (8, 64)),), {}, _classify, SGD)
 
 
-def _variant(make: Callable[[], Case], *, autocast: bool = False, dtype: torch.dtype | None = None, **changes: Any) -> Case:
+def _variant(
+    make: Callable[[], Case], *, autocast: bool = False, dtype: torch.dtype | None = None, **changes: Any
+) -> Case:
     """Return another way to train a model: under autocast, in another dtype, with other fields of its case."""
     case = make()._replace(forward=False, **changes)
     model = case.model if dtype is None else case.model.to(dtype)

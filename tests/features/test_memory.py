@@ -333,7 +333,9 @@ def test_a_storage_that_is_freed_and_allocated_again_has_two_lives():
     x = torch.ones(1000)
     for execution in ("shapes", "real"):
         timeline = read_memory(record_call(run, (x,), execution=execution))
-        ops = [timeline.trace.signatures[event.item].op if event.kind == "op" else "" for event in timeline.trace.events]
+        ops = [
+            timeline.trace.signatures[event.item].op if event.kind == "op" else "" for event in timeline.trace.events
+        ]
         between = timeline.at(ops.index("aten::mul.Tensor"))
         first, second = (block for block in timeline.blocks if block.nbytes == x.nbytes and block.kind == "temporary")
         assert first.end < between.event < second.begin, execution

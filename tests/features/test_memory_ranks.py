@@ -123,7 +123,10 @@ def test_an_optimizer_steps_once_for_all_microbatches():
     one, four = (plan({"tp": 1}, optimizer=SGD, microbatches=number) for number in (1, 4))
     assert not one.left_out and plan({"tp": 1}).left_out == ("the optimizer step",)
     counts = [
-        {phase: sum(n for (_, _, at), n in item.trace.calls.items() if at == phase) for phase in ("forward", "optimizer")}
+        {
+            phase: sum(n for (_, _, at), n in item.trace.calls.items() if at == phase)
+            for phase in ("forward", "optimizer")
+        }
         for item in (one, four)
     ]
     assert counts[1]["optimizer"] == counts[0]["optimizer"] > 0
@@ -144,7 +147,8 @@ def test_checkpoints_lower_the_peak_of_a_plan():
     tokens = torch.ones(4, 64, dtype=torch.int64)
     model = build("llama_tiny", device="meta")
     plain, checkpointed = (
-        plan_rank(model, (tokens,), mesh={"fsdp": 2}, checkpoint=blocks).memory() for blocks in ((), ["layers.0", "layers.1"])
+        plan_rank(model, (tokens,), mesh={"fsdp": 2}, checkpoint=blocks).memory()
+        for blocks in ((), ["layers.0", "layers.1"])
     )
     assert checkpointed.peak < plain.peak and "recompute" in checkpointed.by_phase()
 

@@ -27,13 +27,12 @@ class Buffers:
     gathered: set[int] = field(default_factory=set)
     sources: dict[int, Sequence[int]] = field(default_factory=dict)
 
-    def module_of(self, storage: int, modules: Mapping[int, str]) -> str | None:
-        """Return the innermost module that contains the modules of all sources of a buffer, None for other storages."""
+    def module_of(self, storage: int, modules: Mapping[int, str], *, otherwise: str) -> str:
+        """Return the innermost module that contains the modules of all sources of a buffer of FSDP2."""
         names = [modules[source] for source in self.sources.get(storage, ()) if source in modules]
-        if not names:
-            return None
-        paths = [[*modules_above(name), name] for name in names]
-        return [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1][-1]
+        paths = [(*modules_above(name), name) for name in names]
+        common = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
+        return common[-1] if common else otherwise
 
 
 def find_buffers(trace: Trace) -> Buffers:

@@ -41,8 +41,8 @@ class Block(NamedTuple):
     """An allocation that is alive from the event `begin` of a Trace, -1 for before the run, until the event `end`.
 
     `end` is None for a block alive at the end of the run. `storage` is an index into the Trace's storages, None for a
-    kernel's workspace and for estimated memory. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
-    allocated it, "" for none.
+    kernel's workspace and for estimated memory. `nbytes` is rounded as by the allocator, `module` is the name of the
+    owner, and `op` the op that allocated it, "" for none.
     """
 
     storage: int | None
@@ -272,9 +272,7 @@ class _Lifetimes:
         kind = self._kind_of_result(first, end)
         if index in self._buffers.gathered or (kind == "temporary" and index in self._buffers.sent):
             kind = "communication"
-        module = self._buffers.module_of(index, self._modules)
-        if module is None:
-            module = _owner(self._trace, event.stack)
+        module = self._buffers.module_of(index, self._modules, otherwise=_owner(self._trace, event.stack))
         if kind == "optimizer state":  # attribute it to the owner of the parameter that the op read
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
         is_result = index in event.writes and index not in event.reads  # else `resize_` allocated it
