@@ -153,9 +153,9 @@ def test_checkpoints_lower_the_peak_of_a_plan():
     assert checkpointed.peak < plain.peak and "recompute" in checkpointed.by_phase()
 
 
-def test_processes_allocate_what_is_planned():
+def test_processes_allocate_what_is_predicted():
     cases = [({"fsdp": 2}, "AdamW"), ({"tp": 2}, "AdamW")]
-    for case, ranks in zip(cases, compare_ranks(2, cases), strict=True):
+    for case, ranks in zip([*cases, "mixed precision"], compare_ranks(2, cases), strict=True):
         for steps in ranks:
             for predicted, measured in steps:
                 assert predicted == pytest.approx(measured, rel=0.05), (case, ranks)
