@@ -7,6 +7,7 @@ from torch import nn
 from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
 from fvflops.zoo import build
 from fvflops.zoo.llama import CONFIGS, Llama
+from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
 from tests.support.rank_memory import compare_ranks
 
 SGD = torch.optim.SGD
@@ -88,6 +89,28 @@ def test_tensor_parallelism_holds_its_shards():
     assert {block.op for block in timeline.blocks}.isdisjoint(
         {"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"}
     )
+
+
+def test_the_optimizer_updates_shards_on_an_emulated_device():
+    tokens = torch.ones(2, 16, dtype=torch.int64)
+    model = build("llama_tiny", device="meta")
+    kinds = []
+    for device in ("cpu", "cuda"):
+        planned = plan_rank(model, (tokens,), mesh={"tp": 2}, optimizer=MixedPrecisionAdam, device=device)
+        timeline = planned.memory(granularity=1)
+        assert timeline.device == {"cpu": "cpu", "cuda": "cuda:0"}[device]
+        kinds.append({kind: max(timeline.curve(kind)) for kind in ("parameter", "optimizer state")})
+    # Of float parameters the copy is a view.
+    nbytes = planned.parameter_bytes
+    assert kinds[0] == kinds[1] == {"parameter": nbytes, "optimizer state": 2 * nbytes}
+
+
+def test_context_parallel_recomputation_gathers_again():
+    tokens = torch.ones(2, 16, dtype=torch.int64)
+    model = build("llama_tiny", device="meta")
+    planned = plan_rank(model, (tokens,), mesh={"cp": 2}, checkpoint=["layers.0"])
+    phases = {phase: volume.calls for phase, volume in planned.communication().by_phase().items()}
+    assert phases["recompute"] == 2 and phases["forward"] == 4  # keys and values, of two layers
 
 
 def test_ddp_adds_buckets_as_large_as_the_gradients():
