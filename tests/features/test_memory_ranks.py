@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
@@ -119,6 +120,17 @@ def test_ddp_adds_buckets_as_large_as_the_gradients():
     assert planned.memory().peak == single.peak + LAYERS * BLOCK + HEAD
     assert list(planned.estimated_memory.describe()) == ["DDP buckets, as large as the gradients"]
     assert planned.memory().at_peak().by_module["layers.0"] == single.at_peak().by_module["layers.0"] + BLOCK
+
+
+def test_the_buckets_of_a_ddp_model_are_communication_buffers():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Stack())
+        step = TrainingStepAnalysis(model, torch.ones(BATCH, WIDTH), loss=torch.sum)
+        kinds = predict_memory(step).at_peak().by_kind
+    finally:
+        dist.destroy_process_group()
+    assert kinds["communication"] == kinds["parameter"] == LAYERS * BLOCK + HEAD
 
 
 def test_pipeline_stages_hold_the_activations_of_microbatches_in_flight():
