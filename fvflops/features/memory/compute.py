@@ -277,7 +277,9 @@ class _Lifetimes:
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
         is_result = index in event.writes and index not in event.reads  # else `resize_` allocated it
         op = self._trace.signatures[event.item].op if is_result else ""
-        return Block(index, nbytes, kind, self._set_module(index, module), op, first, end)
+        # State that was not created in the step was created by the optimizer's constructor, which is not recorded.
+        begin = first if is_result or kind != "optimizer state" else _BEFORE
+        return Block(index, nbytes, kind, self._set_module(index, module), op, begin, end)
 
     def _set_module(self, index: int, module: str) -> str:
         self._modules[index] = module
