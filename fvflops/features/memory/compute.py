@@ -356,15 +356,15 @@ class _Lifetimes:
             return [block._replace(begin=_BEFORE)]
         if block.kind in ("activation", "temporary"):
             # The program keeps a reference to the last step's result until the model returns the next.
-            return [block, block._replace(begin=_BEFORE, end=self._next_model_exit(block.begin))]
+            return [block, block._replace(begin=_BEFORE, end=self._replaced_at(block.begin))]
         return [block]
 
-    def _next_model_exit(self, index: int) -> int:
-        """Return the index of the first event after `index` at which the model returns."""
-        for later in range(index + 1, len(self._events)):
-            if self._events[later].kind == "exit" and self._events[later].stack == 0:
-                return later
-        return index + 1
+    def _replaced_at(self, created: int) -> int:
+        """Return the event at which a step replaces what the last step created at an event: in its first microbatch."""
+        exits = [index for index, event in enumerate(self._events) if event.kind == "exit" and event.stack == 0]
+        if not exits or created < exits[-1]:
+            return exits[0] if exits else created + 1
+        return exits[0] + created - exits[-1] + 1
 
 
 def _find_end_of_run(events: Sequence[Event]) -> int:
