@@ -122,6 +122,7 @@ class Session:
         )
         recorder.has_modules = model_index.owner is not None
         recorder.module_of_tensor = model_index.module_of_tensor()
+        recorder.register_storages(model_index.inner_storages, model_index.inner_rows)
         self._thread = threading.get_ident()
         with interrupts.deferred(), ExitStack() as stack:
             self._modes = dispatch_mode_stack()

@@ -1,10 +1,13 @@
 """The predicted memory: hand counts, what they must obey, and what the CPU's allocator says."""
 
 from functools import partial
+from queue import Queue
+from threading import Thread
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import (
@@ -20,6 +23,7 @@ from fvflops.features.memory.workspaces import workspace_of
 from fvflops.trace import Signature, TensorSpec, TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import compare_forward, compare_steps
+from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 BATCH, ITEM = 5, 4  # rows of the input, bytes of a float
@@ -40,7 +44,7 @@ def perceptron(inplace=False):
 def predict_step(model=None, inputs=None, **options):
     inputs = torch.ones(BATCH, 8) if inputs is None else inputs
     step = TrainingStepAnalysis(perceptron() if model is None else model, inputs, loss=torch.sum, **options)
-    return predict_memory(step)
+    return predict_memory(step, first_step=True)
 
 
 def first_op(timeline, phase):
@@ -110,12 +114,37 @@ def test_an_optimizer_that_takes_all_parameters_at_once_needs_as_much_again():
 
 def test_in_a_later_step_the_states_are_there_from_the_start():
     step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=SGD)
-    first, later = predict_memory(step), predict_memory(step, later_step=True)
+    first, later = predict_memory(step, first_step=True), predict_memory(step)
     # And so are the result and the loss of the step before.
     assert later.baseline == first.baseline + PARAMETERS + RESULT + SCALAR
     assert later.by_phase()["backward"] == first.by_phase()["backward"] + PARAMETERS
     assert later.by_phase()["optimizer"] == first.by_phase()["optimizer"] == first.peak
     assert later.at_peak().phase == "backward"
+
+
+def test_another_thread_may_free_a_tensor_during_an_optimizer_step():
+    held, requests, done = [], Queue(), Queue()
+
+    def free():  # as a process group's thread does
+        while requests.get():
+            held.clear()
+            done.put(True)
+
+    class Freeing(MixedPrecisionAdam):
+        def update(self, parameter, rate):
+            held.append(torch.ones(3) * 2)
+            requests.put(True)
+            done.get()
+            super().update(parameter, rate)
+
+    Thread(target=free, daemon=True).start()  # before the recording, which records threads that start in it
+    model = perceptron()
+    optimizer = Freeing(model.parameters())
+    with record(model) as run:
+        model(torch.ones(BATCH, 8)).sum().backward()
+        optimizer.step()
+    requests.put(False)
+    assert made(predict_memory(run), "optimizer state") == 2 * PARAMETERS  # of float parameters the copy is a view
 
 
 def test_states_that_were_there_before_are_states():
@@ -227,6 +256,145 @@ def test_torch_adds_gradients_in_place_though_a_recording_shows_a_new_tensor():
         assert totals[index + 1] == totals[index]
 
 
+def test_autocast_keeps_its_copies_of_weights_for_the_backward_pass():
+    class Autocast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                for _ in range(3):
+                    x = self.layer(x)
+            return x
+
+    timeline = predict_step(Autocast(), torch.ones(BATCH, 8), optimizer=SGD)
+    moment = timeline.at(first_op(timeline, "backward"))
+    half = ITEM // 2
+    # One copy of the weight for three calls, that of the input, two results that are saved, and the program's: the
+    # result, the loss and its gradient.
+    assert moment.by_kind["activation"] == half * (8 * 8 + BATCH * 8 * (1 + 2 + 1) + 2)
+    assert timeline.at_peak().by_kind["parameter"] == ITEM * 8 * 8
+
+
+def test_optimizers_of_16_bit_parameters_keep_a_32_bit_copy():
+    model = perceptron().bfloat16()
+    step = TrainingStepAnalysis(
+        model, torch.ones(BATCH, 8, dtype=torch.bfloat16), loss=torch.sum, optimizer=MixedPrecisionAdam
+    )
+    for first_step in (False, True):
+        timeline = predict_memory(step, first_step=first_step)
+        assert made(timeline, "optimizer state") == 3 * PARAMETERS
+        assert made(timeline, "parameter") == made(timeline, "gradient") == PARAMETERS // 2
+    states = [block for block in timeline.blocks if block.kind == "optimizer state"]
+    assert sum(block.nbytes for block in states if block.module == "2") == 3 * ITEM * WEIGHTS["2"]
+
+
+def test_32_bit_copies_made_by_the_constructor_exist_before_the_first_step():
+    class Copies(torch.optim.SGD):
+        def __init__(self, params):
+            self.halves = list(params)
+            super().__init__([half.detach().float() for half in self.halves], lr=0.1, momentum=0.9)
+
+        @torch.no_grad()
+        def step(self):
+            copies = self.param_groups[0]["params"]
+            for copy, half in zip(copies, self.halves, strict=True):
+                copy.grad = half.grad.float()
+            super().step()
+            for copy, half in zip(copies, self.halves, strict=True):
+                half.copy_(copy)
+                copy.grad = None
+
+    inputs = torch.ones(BATCH, 8, dtype=torch.bfloat16)
+    for make in (perceptron, lambda: perceptron().to("meta")):
+        step = TrainingStepAnalysis(make().bfloat16(), inputs, loss=torch.sum, optimizer=Copies)
+        first, later = predict_memory(step, first_step=True), predict_memory(step)
+        assert first.at(-1).by_kind["optimizer state"] == PARAMETERS
+        assert later.at(-1).by_kind["optimizer state"] == 2 * PARAMETERS
+        assert first.peak == first.by_phase()["optimizer"]
+
+
+def test_an_8_bit_state_takes_a_byte_a_parameter():
+    class Momentum8bit(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["codes"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    state["scale"] = parameter.new_ones(())
+                momentum = (state["codes"].float() - 128) * state["scale"] + parameter.grad
+                state["scale"].copy_(momentum.abs().max() / 127)
+                state["codes"].copy_(momentum / state["scale"] + 128)
+                parameter.sub_(momentum)
+
+    step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=Momentum8bit)
+    timeline = predict_memory(step)
+    assert timeline.baseline == PARAMETERS + INPUT + RESULT + SCALAR + PARAMETERS // ITEM + 6 * ITEM
+
+
+def test_offloaded_activations_are_on_the_host():
+    class Offloading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = perceptron()
+
+        def forward(self, x):
+            with save_on_cpu(pin_memory=False):
+                return self.body(x)
+
+    def predict(model, device):
+        with torch.device("meta"):
+            model = model()
+        step = TrainingStepAnalysis(model, torch.ones(BATCH, 8), loss=torch.sum, device=device)
+        return predict_memory(step, granularity=1)
+
+    offloaded, plain = predict(Offloading, "cuda"), predict(perceptron, "cuda")
+    host = predict_memory(offloaded.trace, device="cpu")
+    at = first_op(offloaded, "backward")
+    # Saved are each ReLU's result, by it and by the next layer, and the weights of the later layers, transposed.
+    assert (host.baseline, host.at(at).by_kind) == (
+        0,
+        {"activation": 4 * HIDDEN + ITEM * (16 * 16 + 16 * 4)},
+    )
+    assert offloaded.at(at).by_kind["activation"] == RESULT + 2 * SCALAR
+    assert plain.at(first_op(plain, "backward")).by_kind["activation"] == 2 * HIDDEN + RESULT + 2 * SCALAR
+    with pytest.raises(ValueError, match="this run used no memory on 'cpu'"):
+        predict_memory(plain.trace, device="cpu")
+    assert predict(Offloading, "cpu").device == "cpu"  # where the copies are made too
+
+
+def test_a_storage_that_is_freed_and_allocated_again_has_two_lives():
+    def run(x):
+        buffer = torch.empty_like(x)
+        buffer.copy_(x)
+        y = buffer.sum()
+        storage = buffer.untyped_storage()
+        nbytes = storage.nbytes()
+        storage.resize_(0)
+        y = y * 2
+        assert storage.nbytes() == 0
+        storage.resize_(nbytes)
+        buffer.copy_(x)
+        return buffer.sum() + y
+
+    x = torch.ones(1000)
+    for execution in ("shapes", "real"):
+        timeline = read_memory(record_call(run, (x,), execution=execution))
+        ops = [
+            timeline.trace.signatures[event.item].op if event.kind == "op" else "" for event in timeline.trace.events
+        ]
+        between = timeline.at(ops.index("aten::mul.Tensor"))
+        first, second = (block for block in timeline.blocks if block.nbytes == x.nbytes and block.kind == "temporary")
+        assert first.end < between.event < second.begin, execution
+        assert between.nbytes - timeline.baseline <= 2 * SCALAR
+        assert timeline.peak - timeline.baseline <= x.nbytes + 3 * SCALAR
+
+
 def test_memory_on_cuda_is_handed_out_in_blocks():
     step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=SGD, device="cuda")
     timeline = predict_memory(step)
@@ -269,7 +437,7 @@ def test_a_model_without_weights_needs_as_much():
 
 def test_a_trace_that_was_saved_tells_the_same():
     timeline = predict_step(optimizer=SGD)
-    again = predict_memory(Trace.from_json(timeline.trace.to_json()))
+    again = predict_memory(Trace.from_json(timeline.trace.to_json()), first_step=True)
     assert again.curve() == timeline.curve() and again.at_peak() == timeline.at_peak()
 
 
@@ -428,13 +596,13 @@ def test_a_real_recording_tells_what_a_prediction_does():
     def loss(result):
         return result.exp().sum()
 
-    predicted = predict_memory(TrainingStepAnalysis(model, inputs, loss=loss, optimizer=SGD))
+    predicted = predict_memory(TrainingStepAnalysis(model, inputs, loss=loss, optimizer=SGD), first_step=True)
     with record(model) as run:
         result = model(inputs)
         scalar = loss(result)
         scalar.backward()
         optimizer.step()
-    recorded = predict_memory(run)
+    recorded = predict_memory(run, first_step=True)
     assert (recorded.peak, recorded.at_peak()[1:4]) == (predicted.peak, predicted.at_peak()[1:4])
 
 

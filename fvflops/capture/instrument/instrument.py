@@ -17,6 +17,7 @@ from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.instrument.recompute import recompute_phase
+from fvflops.capture.instrument.storages import resized_storages
 from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
@@ -25,6 +26,7 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
 from fvflops.capture.restore.torch_state import dispatch_mode_active
+from fvflops.capture.shapes.offloading import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
 from fvflops.torch_internals import loaded_compiler
@@ -58,9 +60,12 @@ def instrument(
         *function_regions(recorder),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
+        *resized_storages(recorder),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
     ]
+    if isinstance(mode, ShapeMode) and mode.device.type != "cpu":
+        wrappers += offloaded_activations()
     if training:
         wrappers += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (

@@ -164,10 +164,9 @@ class RecordingMode(SubclassAwareMode):
         finally:
             if unseen_work is not None:
                 unseen_work.in_op = False
-        measured: tuple[Any, ...] = ()
-        if probe is not None and start is not None:
-            measured = probe.columns(start, probe.end(start, ended_ns))
+        duration = None if probe is None or start is None else probe.end(start, ended_ns)
         index, writes, _ = self._calls.after_call(schema, pending, result)
+        measured = () if probe is None or start is None else probe.columns(start, duration)
         recorder.add(index, reads, writes, measured)
         if unseen_work is not None:
             unseen_work.after(schema, args, kwargs, reads, result, writes)

@@ -8,17 +8,30 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from fvflops.features.memory.buffers import find_buffers
 from fvflops.features.memory.workspaces import kernels_with_unknown_workspace, workspace_of
 from fvflops.text import require_int
-from fvflops.trace import Event, Trace, TraceError
+from fvflops.trace import Event, Storage, Trace, TraceError
 from fvflops.trace.module_tree import innermost, modules_above
 
 # Kinds of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
-# op runs; a temporary is created by an op and is none of the others.
-KINDS = ("parameter", "buffer", "input", "gradient", "optimizer state", "activation", "temporary", "workspace")
+# op runs. Communication buffers are parameters that FSDP2 has gathered, and other tensors that collectives read or
+# write and that are no activations or gradients. A temporary is created by an op and is none of the others.
+KINDS = (
+    "parameter",
+    "buffer",
+    "input",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "temporary",
+    "communication",
+    "workspace",
+)
 # Device type → the multiple of bytes to which its allocator rounds; others do not round.
 GRANULARITY = {"cuda": 512}
 
+_HOST = "cpu:0"  # the device of tensors that shape execution offloads (capture/shapes/offloading.py)
 _BEFORE = -1  # event index of blocks that exist before the first event
 _BACKWARD = ("backward", "recompute")
 _LINEAR = "torch.nn.Linear"
@@ -28,8 +41,8 @@ class Block(NamedTuple):
     """An allocation that is alive from the event `begin` of a Trace, -1 for before the run, until the event `end`.
 
     `end` is None for a block alive at the end of the run. `storage` is an index into the Trace's storages, None for a
-    kernel's workspace. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
-    allocated it, "" for none.
+    kernel's workspace and for estimated memory. `nbytes` is rounded as by the allocator, `module` is the name of the
+    owner, and `op` the op that allocated it, "" for none.
     """
 
     storage: int | None
@@ -141,7 +154,7 @@ def read_memory(
     *,
     device: str | None = None,
     granularity: int | None = None,
-    later_step: bool = False,
+    first_step: bool = False,
     workspaces: bool = True,
 ) -> MemoryTimeline:
     """Return the memory of a recorded run; a Trace without ordered events raises TraceError.
@@ -154,31 +167,35 @@ def read_memory(
             "prediction needs them: pass the Trace of one step, such as run.steps[0]"
         )
     devices = _devices(trace)
-    device = _choose_device(devices) if device is None else device
+    device = next(iter(devices), "cpu") if device is None else device
     if device not in devices and devices:
         raise ValueError(f"this run used no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
     require_int("granularity in bytes", unit, least=1)
-    blocks = _Lifetimes(trace, device, unit).blocks(later_step)
+    blocks = _Lifetimes(trace, device, unit).blocks(first_step)
     sizes = [workspace_of(signature, device) for signature in trace.signatures]
     if workspaces:
         blocks += _workspaces(trace, [_round_up(size or 0, unit) for size in sizes])
     return MemoryTimeline(device, unit, tuple(blocks), kernels_with_unknown_workspace(trace, sizes), trace)
 
 
-def _devices(trace: Trace) -> Counter[str]:
-    """Return device → bytes of its storages; in shape execution only the emulated device, with the value 1."""
-    info = trace.info
-    if info.execution == "shapes" and info.device:
-        return Counter({info.device: 1})
-    devices: Counter[str] = Counter()
+def _devices(trace: Trace) -> dict[str, int]:
+    """Return device → bytes of its storages; first the emulated device, or in real execution that with the most."""
+    devices = Counter({trace.info.device: 0} if _is_emulated(trace) else {})
     for storage in trace.storages:
-        devices[storage.device] += storage.nbytes
-    return devices
+        devices[_device_of(trace, storage)] += storage.nbytes
+    return devices if _is_emulated(trace) else dict(devices.most_common())
 
 
-def _choose_device(devices: Counter[str]) -> str:
-    return devices.most_common(1)[0][0] if devices else "cpu"
+def _device_of(trace: Trace, storage: Storage) -> str:
+    """Return a storage's device; in shape execution the emulated one, unless it was offloaded to the host."""
+    if not _is_emulated(trace):
+        return storage.device
+    return "cpu" if storage.device == _HOST else trace.info.device
+
+
+def _is_emulated(trace: Trace) -> bool:
+    return trace.info.execution == "shapes" and bool(trace.info.device)
 
 
 def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
@@ -204,7 +221,7 @@ class _Lifetimes:
         self._trace = trace
         self._unit = unit
         self._storages = trace.storages
-        self._on_device = [len(_devices(trace)) < 2 or row.device == device for row in self._storages]
+        self._on_device = [_device_of(trace, row) == device for row in self._storages]
         self._events: Sequence[Event] = tuple(trace.events or ())
         self._run_end = _find_end_of_run(self._events)
         self._first: dict[int, int] = {}
@@ -220,19 +237,25 @@ class _Lifetimes:
         self._after_optimizer = self._next_op(lambda phase: phase != "optimizer")
         self._end_in_place_operands()
         self._modules: dict[int, str] = {}
+        self._buffers = find_buffers(trace)
 
-    def blocks(self, later_step: bool) -> list[Block]:
-        """Return the storages as blocks; `later_step` adds what the previous step leaves allocated."""
-        blocks = []
-        for index in range(len(self._storages)):
-            if self._on_device[index]:
-                block = self._block(index)
-                if block is not None:
-                    blocks += self._in_later_step(block) if later_step else [block]
-        return blocks
+    def blocks(self, first_step: bool) -> list[Block]:
+        """Return the storages as blocks; unless `first_step`, with what the previous step leaves allocated."""
+        found = (self._block(index) for index, on_device in enumerate(self._on_device) if on_device)
+        blocks = [block for block in found if block is not None]
+        trains = any(event.kind == "op" and event.phase != "forward" for event in self._events)
+        if first_step or not trains:
+            return blocks
+        # A step in real execution that creates no optimizer state is no first step.
+        is_first = self._trace.info.execution == "shapes" or any(
+            block.kind == "optimizer state" and block.begin != _BEFORE for block in blocks
+        )
+        return [lifetime for block in blocks for lifetime in self._in_later_step(block)] if is_first else blocks
 
     def _block(self, index: int) -> Block | None:
         row, first, end = self._storages[index], self._first.get(index), self._ends.get(index)
+        if not row.nbytes:
+            return None
         nbytes = _round_up(row.nbytes, self._unit)
         if row.origin != "op":
             kind, module = self._kind_of_existing(index), row.name.rpartition(".")[0]
@@ -247,12 +270,16 @@ class _Lifetimes:
             return None  # created by a call without an event, such as one in a discarded branch
         event = self._events[first]
         kind = self._kind_of_result(first, end)
-        module = _owner(self._trace, event.stack)
+        if index in self._buffers.gathered or (kind == "temporary" and index in self._buffers.sent):
+            kind = "communication"
+        module = self._buffers.module_of(index, self._modules, otherwise=_owner(self._trace, event.stack))
         if kind == "optimizer state":  # attribute it to the owner of the parameter that the op read
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
-        return Block(
-            index, nbytes, kind, self._set_module(index, module), self._trace.signatures[event.item].op, first, end
-        )
+        is_result = index in event.writes and index not in event.reads  # else `resize_` allocated it
+        op = self._trace.signatures[event.item].op if is_result else ""
+        # State that was not created in the step was created by the optimizer's constructor, which is not recorded.
+        begin = first if is_result or kind != "optimizer state" else _BEFORE
+        return Block(index, nbytes, kind, self._set_module(index, module), op, begin, end)
 
     def _set_module(self, index: int, module: str) -> str:
         self._modules[index] = module
@@ -269,6 +296,8 @@ class _Lifetimes:
         event = self._events[first]
         if event.phase == "optimizer":
             return "optimizer state"
+        if index in self._buffers.sent:
+            return "communication"
         # Autograd accumulates into an existing gradient in place.
         return "gradient" if event.phase == "backward" and index in event.writes else "input"
 
@@ -327,15 +356,15 @@ class _Lifetimes:
             return [block._replace(begin=_BEFORE)]
         if block.kind in ("activation", "temporary"):
             # The program keeps a reference to the last step's result until the model returns the next.
-            return [block, block._replace(begin=_BEFORE, end=self._next_model_exit(block.begin))]
+            return [block, block._replace(begin=_BEFORE, end=self._replaced_at(block.begin))]
         return [block]
 
-    def _next_model_exit(self, index: int) -> int:
-        """Return the index of the first event after `index` at which the model returns."""
-        for later in range(index + 1, len(self._events)):
-            if self._events[later].kind == "exit" and self._events[later].stack == 0:
-                return later
-        return index + 1
+    def _replaced_at(self, created: int) -> int:
+        """Return the event at which a step replaces what the last step created at an event: in its first microbatch."""
+        exits = [index for index, event in enumerate(self._events) if event.kind == "exit" and event.stack == 0]
+        if not exits or created < exits[-1]:
+            return exits[0] if exits else created + 1
+        return exits[0] + created - exits[-1] + 1
 
 
 def _find_end_of_run(events: Sequence[Event]) -> int:
