@@ -95,8 +95,8 @@ def record_step(
             raise ExecutionError(f"{message}: {remedy}") from error
         finally:
             session.stop(complete=complete)
-            leak_message = session.release()
-            if leak_message and complete:  # the frames of an error keep some alive
+            leak_message = session.release(describe=complete)  # the frames of an error keep some alive
+            if leak_message:
                 _LOGGER.warning("%s", printable(leak_message))
         trace = session.trace()
         del session  # exceptions of signal handlers inside a finalizer are lost

@@ -235,7 +235,7 @@ def _share(part: int, whole: int) -> float | None:
 def _tabulate_savings(savings: MemorySavings) -> Table:
     columns = (
         text_column("change", shorten_last=True),
-        text_column("modules"),
+        replace(text_column("modules"), hide_order=1),
         number_column("peak"),
         number_column("saved"),
         number_column("share", form=_percent),

@@ -18,19 +18,19 @@ def text_chart(chart: Chart, *, width: int | None = None) -> str:
 
     >>> chart = Chart("memory", {"parameter": [6, 6, 6], "activation": [0, 3, 6]}, [("forward", 3)])
     >>> print(text_chart(chart, width=18))
-    12 |          aaaaa
-       |          aaaaa
-       |          aaaaa
-     9 |     aaaaaaaaaa
-       |     aaaaaaaaaa
-       |     aaaaaaaaaa
-     6 |ppppppppppppppp
-       |ppppppppppppppp
-       |ppppppppppppppp
-     3 |ppppppppppppppp
-       |ppppppppppppppp
-       |ppppppppppppppp
-     0 +---------------
+    12 |          aaaa
+       |          aaaa
+       |          aaaa
+     9 |     aaaaaaaaa
+       |     aaaaaaaaa
+       |     aaaaaaaaa
+     6 |pppppppppppppp
+       |pppppppppppppp
+       |pppppppppppppp
+     3 |pppppppppppppp
+       |pppppppppppppp
+       |pppppppppppppp
+     0 +--------------
         forward
     p parameter, a activation
     """
