@@ -37,7 +37,7 @@ from fvflops.capture.shapes.survivors import describe_survivors, release
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
-from fvflops.torch_internals import below_autograd, dispatch_mode_stack
+from fvflops.torch_internals import below_autograd, dispatch_mode_stack, is_wrapper_subclass
 from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
@@ -85,6 +85,7 @@ class Attempt:
             lines=request.lines,
         )
         self._recorder.module_of_tensor = model_index.module_of_tensor() if request.loss is not None else {}
+        self._recorder.register_storages(model_index.inner_storages, model_index.inner_rows)
         self._model_index = model_index
         self._modules = model_index.tree
         self._mode: weakref.ref[ShapeMode] | None = None
@@ -201,7 +202,8 @@ class Attempt:
         metadata = [metadata_of(tensor) for tensor in tensors]
         storages = [tensor.untyped_storage() for tensor in tensors]
         rows = [
-            (storage.nbytes(), item.spec.device, "input", "") for storage, item in zip(storages, metadata, strict=True)
+            (0 if is_wrapper_subclass(tensor) else storage.nbytes(), item.spec.device, "input", "")
+            for tensor, storage, item in zip(tensors, storages, metadata, strict=True)
         ]
         return tensors, metadata, storages, rows
 

@@ -120,6 +120,7 @@ class Session:
             self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
         )
         recorder.module_of_tensor = self._model_index.module_of_tensor()
+        recorder.register_storages(self._model_index.inner_storages, self._model_index.inner_rows)
         self._thread = threading.get_ident()
         with interrupts.deferred(), ExitStack() as stack:
             self._modes = dispatch_mode_stack()

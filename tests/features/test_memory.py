@@ -40,7 +40,7 @@ def perceptron(inplace=False):
 def predict_step(model=None, inputs=None, **options):
     inputs = torch.ones(BATCH, 8) if inputs is None else inputs
     step = TrainingStepAnalysis(perceptron() if model is None else model, inputs, loss=torch.sum, **options)
-    return predict_memory(step)
+    return predict_memory(step, first_step=True)
 
 
 def first_op(timeline, phase):
@@ -110,7 +110,7 @@ def test_an_optimizer_that_takes_all_parameters_at_once_needs_as_much_again():
 
 def test_in_a_later_step_the_states_are_there_from_the_start():
     step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=SGD)
-    first, later = predict_memory(step), predict_memory(step, later_step=True)
+    first, later = predict_memory(step, first_step=True), predict_memory(step)
     # And so are the result and the loss of the step before.
     assert later.baseline == first.baseline + PARAMETERS + RESULT + SCALAR
     assert later.by_phase()["backward"] == first.by_phase()["backward"] + PARAMETERS
@@ -269,7 +269,7 @@ def test_a_model_without_weights_needs_as_much():
 
 def test_a_trace_that_was_saved_tells_the_same():
     timeline = predict_step(optimizer=SGD)
-    again = predict_memory(Trace.from_json(timeline.trace.to_json()))
+    again = predict_memory(Trace.from_json(timeline.trace.to_json()), first_step=True)
     assert again.curve() == timeline.curve() and again.at_peak() == timeline.at_peak()
 
 
@@ -428,13 +428,13 @@ def test_a_real_recording_tells_what_a_prediction_does():
     def loss(result):
         return result.exp().sum()
 
-    predicted = predict_memory(TrainingStepAnalysis(model, inputs, loss=loss, optimizer=SGD))
+    predicted = predict_memory(TrainingStepAnalysis(model, inputs, loss=loss, optimizer=SGD), first_step=True)
     with record(model) as run:
         result = model(inputs)
         scalar = loss(result)
         scalar.backward()
         optimizer.step()
-    recorded = predict_memory(run)
+    recorded = predict_memory(run, first_step=True)
     assert (recorded.peak, recorded.at_peak()[1:4]) == (predicted.peak, predicted.at_peak()[1:4])
 
 

@@ -166,7 +166,7 @@ class TestOnADevice:
         model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8))).cuda()
         x = torch.randn(256, 512, device="cuda")
         step = TrainingStepAnalysis(model, x, loss=torch.sum, optimizer=torch.optim.AdamW)
-        timeline = predict_memory(step, later_step=True)
+        timeline = predict_memory(step)
         model(x).sum().backward()
         model.zero_grad()
         before, optimizer = torch.cuda.memory_allocated(), torch.optim.AdamW(model.parameters())

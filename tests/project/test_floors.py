@@ -30,7 +30,7 @@ BUILDS_UPON = {
     "deepspeed": {"profiling"},
     "generation": {"scaling"},
     "parameters": {"experts"},
-    "planning": {"communication"},
+    "planning": {"communication", "memory"},
     "profiling": {"roofline", "utilisation"},
     "roofline": {"utilisation"},
     "step_meter": {"utilisation"},

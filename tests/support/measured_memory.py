@@ -61,7 +61,7 @@ def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer):
     """Return (predicted, measured) bytes of a program's first training step and of its second, less what was there."""
     kwargs = kwargs or {}
     analysis = TrainingStepAnalysis(model, args, kwargs=kwargs, loss=loss, optimizer=optimizer)
-    first, later = predict_memory(analysis), predict_memory(analysis, later_step=True)
+    first, later = predict_memory(analysis, first_step=True), predict_memory(analysis)
     held = {}
 
     def step():

@@ -96,7 +96,7 @@ def _train(name: str, folder: Folder) -> None:
         "bytes by phase": lambda: show(moved.by_phase()),
         "table": lambda: fvflops.flop_count_table(step, 2, activations),
         "memory": lambda: _tell_memory(fvflops.predict_memory(step)),
-        "memory of a later step": lambda: _tell_memory(fvflops.predict_memory(step, later_step=True)),
+        "memory of the first step": lambda: _tell_memory(fvflops.predict_memory(step, first_step=True)),
         "roofline": lambda: show(fvflops.roofline(step, device="H100").by_phase()),
     }
     folder.write("more.txt", sections(texts))

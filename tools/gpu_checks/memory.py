@@ -139,7 +139,7 @@ def _compare(make: Callable[[], Case]) -> dict[str, Any]:
     analysis = TrainingStepAnalysis(
         whole, x, loss=_loss, optimizer=case.optimizer, checkpoint=case.checkpoint, device="cuda"
     )
-    first, later = predict_memory(analysis), predict_memory(analysis, later_step=True)
+    first, later = predict_memory(analysis, first_step=True), predict_memory(analysis)
     found["taken by predicting"] = torch.cuda.max_memory_allocated() - before
     found["left by predicting"] = torch.cuda.memory_allocated() - before
     if not isinstance(forward, dict):

@@ -17,6 +17,7 @@ from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.instrument.recompute import recompute_phase
+from fvflops.capture.instrument.storages import resized_storages
 from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
@@ -58,6 +59,7 @@ def instrument(
         *function_regions(recorder),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
+        *resized_storages(recorder),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
     ]

@@ -16,12 +16,13 @@ from torch.optim.optimizer import (
 )
 
 from fvflops.capture.recorder.recorder import OUTSIDE, Recorder
+from fvflops.capture.recorder.signature import inner_tensors
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
-from fvflops.torch_internals import foreach_types, is_wrapper_subclass, optimizer_foreach_types
+from fvflops.torch_internals import foreach_types, optimizer_foreach_types
 from fvflops.trace import Region
 
 # Optimizers choose foreach implementations by the types and devices of the parameters (on CUDA, not on CPU). Listing
@@ -92,11 +93,7 @@ class OptimizerStep:
 
 def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
     """Return the indices of the storages of a tensor, or of those inside a wrapper subclass such as DTensor."""
-    if is_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        inner = [getattr(tensor, name) for name in names]
-        return [index for item in inner if isinstance(item, torch.Tensor) for index in _storage_indices(recorder, item)]
-    return list(recorder.storages_of((tensor,)))
+    return [index for inner in inner_tensors(tensor) for index in recorder.storages_of((inner,))]
 
 
 def _set_origin(recorder: Recorder, storages: Sequence[int], origin: str) -> None:

@@ -13,9 +13,11 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
+from fvflops.capture.recorder.signature import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf
 from fvflops.capture.unseen.fake_tensors import contains_fakes
+from fvflops.torch_internals import is_wrapper_subclass
 from fvflops.trace import ModuleInfo, ModuleTree, Region
 
 # The layout of each indexed model, for the model's lifetime.
@@ -36,8 +38,9 @@ class ModelIndex:
     `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `others` further
     values of mutable types. `tensors` are the strided parameters and buffers, tied ones under their first name;
     `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device,
-    "parameter" or "buffer", name) are in the same order. `devices` are their devices, `unstrided` the other tensors;
-    `is_fake`: some are FakeTensors. Uninitialised lazy parameters raise ValueError.
+    "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a DTensor, has no memory: that of
+    its inner tensors is in `inner_storages` and `inner_rows`. `devices` are the tensors' devices, `unstrided` the other
+    tensors; `is_fake`: some are FakeTensors. Uninitialised lazy parameters raise ValueError.
     """
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
@@ -51,6 +54,8 @@ class ModelIndex:
         self.others = contents.others
         self.tensors = contents.tensors
         self.unstrided: list[torch.Tensor] = []
+        self.inner_storages: list[torch.UntypedStorage] = []
+        self.inner_rows: list[tuple[int, str, str, str]] = []
         self.is_fake = False
         labels = layout.labels
         if not _are_ordinary(self.tensors):
@@ -59,6 +64,7 @@ class ModelIndex:
             self.unstrided = [tensor for tensor, strided in zip(self.tensors, is_strided, strict=True) if not strided]
             self.tensors = tuple(compress(self.tensors, is_strided))
             labels = list(compress(labels, is_strided))
+            self._read_inner_storages(labels)
         tensors = self.tensors
         self.shapes = [tensor.shape for tensor in tensors]
         self.strides = [tensor.stride() for tensor in tensors]
@@ -71,7 +77,12 @@ class ModelIndex:
             self.requires_grad,
             [tensor.dtype for tensor in tensors],
             [tensor.device for tensor in tensors],
-            [storage.nbytes() for storage in self.storages],
+            [
+                0 if is_wrapper_subclass(tensor) else storage.nbytes()
+                for tensor, storage in zip(tensors, self.storages, strict=True)
+            ]
+            if self.inner_storages
+            else [storage.nbytes() for storage in self.storages],
             labels,
         )
         if layout.columns != columns:
@@ -93,6 +104,14 @@ class ModelIndex:
             if layout.tree is None or self.unstrided:
                 layout.tree = read_tree(self.owner, self.names)
             self.tree = layout.tree
+
+    def _read_inner_storages(self, labels: Sequence[tuple[str, str]]) -> None:
+        for tensor, (kind, name) in zip(self.tensors, labels, strict=True):
+            if is_wrapper_subclass(tensor):
+                for inner in inner_tensors(tensor):
+                    storage = inner.untyped_storage()
+                    self.inner_storages.append(storage)
+                    self.inner_rows.append((storage.nbytes(), str(inner.device), kind, name))
 
     def contents(self) -> Iterator[dict[str, Any]]:
         """Yield the saved contents of each mapping."""

@@ -26,6 +26,7 @@ from fvflops.torch_internals import (
     current_autograd_node,
     dispatch_mode_stack,
     is_functorch_wrapped,
+    is_wrapper_subclass,
 )
 from fvflops.trace import (
     Event,
@@ -478,11 +479,15 @@ class Recorder(ThreadState):
         return [indices[key] for key in keys]
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
-        """Return the index of a tensor's storage; a new one is registered with `origin`."""
+        """Return the index of a tensor's storage; a new one is registered with `origin`.
+
+        That of a wrapper subclass has no memory: its inner tensors do.
+        """
         storage = tensor.untyped_storage()
         index = self._storage_indices.get(id(storage))
         if index is None:
-            index = self._add_storage(storage, origin)
+            has_memory = type(tensor) is torch.Tensor or not is_wrapper_subclass(tensor)
+            index = self._add_storage(storage, origin, storage.nbytes() if has_memory else 0)
             if origin == "outside" and self.unseen is not None:
                 self.unseen.check_new(tensor, storage, index)
         return index
@@ -498,6 +503,21 @@ class Recorder(ThreadState):
             self.events.append(
                 ("free", index, state.stack, self._phase(state, current_autograd_node()), state.thread_number)
             )
+
+    def add_reallocated(self, index: int, nbytes: int) -> int:
+        """Register the new memory of a resized storage, and return its index."""
+        row = nbytes, self.storages[index][1], "op"
+        self.storages.append(row)
+        return len(self.storages) - 1
+
+    def record_resized(self, storage: torch.UntypedStorage) -> None:
+        """Record that a real storage was resized: it is one index for each of its allocations."""
+        for storage_ref in weakref.getweakrefs(storage):
+            registered = self._storage_refs.pop(id(storage_ref), None)
+            if registered is not None and registered[0] is storage_ref:
+                self._forget_storage(*registered[1:])
+        if nbytes := storage.nbytes():
+            self._add_storage(storage, "op", nbytes)
 
     def close(self) -> None:
         """End recording; regions that are still open may close later."""
@@ -601,10 +621,9 @@ class Recorder(ThreadState):
                 ids.update(dict.fromkeys(self.storages_of(tensors_of(value), origin)))
         return tuple(ids)
 
-    def _add_storage(self, storage: torch.UntypedStorage, origin: str) -> int:
+    def _add_storage(self, storage: torch.UntypedStorage, origin: str, nbytes: int) -> int:
         key = id(storage)
         index = self._storage_indices[key] = len(self.storages)
-        nbytes = storage.nbytes()
         row_key = nbytes, storage.device, origin
         row = self._storage_rows.get(row_key)
         if row is None:
@@ -620,14 +639,17 @@ class Recorder(ThreadState):
 
     @weak_callback
     def _on_storage_freed(self, storage_ref: weakref.ref[torch.UntypedStorage]) -> None:
-        if self.recording:
-            _, key, index, nbytes = self._storage_refs.pop(id(storage_ref))
-            del self._storage_indices[key]
-            if self.fresh.pop(key, None) is not None and self.probe is not None:
-                self.probe.live_bytes -= nbytes
-            if self.unseen is not None:
-                self.unseen.forget_storage(index)
-            self.record_freed(index)
+        if self.recording and (registered := self._storage_refs.pop(id(storage_ref), None)) is not None:
+            self._forget_storage(*registered[1:])
+
+    def _forget_storage(self, key: int, index: int, nbytes: int) -> None:
+        """Record that a storage's memory was freed."""
+        del self._storage_indices[key]
+        if self.fresh.pop(key, None) is not None and self.probe is not None:
+            self.probe.live_bytes -= nbytes
+        if self.unseen is not None:
+            self.unseen.forget_storage(index)
+        self.record_freed(index)
 
 
 def _is_library_checkpoint(node: Any) -> bool:

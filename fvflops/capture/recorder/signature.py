@@ -14,7 +14,7 @@ import torch
 
 from fvflops.capture.recorder.value_reader import ValueArgument, find_value_arguments
 from fvflops.capture.shapes.metadata import dense_spec, dtype_name
-from fvflops.torch_internals import DispatchKey, OpOverload, has_kernel, has_kernel_for_key
+from fvflops.torch_internals import DispatchKey, OpOverload, has_kernel, has_kernel_for_key, is_wrapper_subclass
 from fvflops.trace import Signature, Symbol, TensorSpec, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 
@@ -227,6 +227,15 @@ def _stored_elements(tensor: torch.Tensor, layout: str) -> int | None:
     if layout == "sparse_coo":
         return tensor._values().numel()
     return tensor.values().numel() if layout in _COMPRESSED else None
+
+
+def inner_tensors(tensor: Any) -> list[torch.Tensor]:
+    """Return the tensors inside a wrapper subclass, such as a DTensor or a quantized weight; for others the tensor."""
+    if not is_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    values = [getattr(tensor, name) for name in names]
+    return [inner for value in values if isinstance(value, torch.Tensor) for inner in inner_tensors(value)]
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

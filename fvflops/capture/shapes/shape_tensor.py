@@ -30,18 +30,25 @@ class DataDependentError(RuntimeError):
         return cls(f"{op} is data-dependent: it needs {what}, which shape execution does not have")
 
 
-class MissingValueReporter(Protocol):
-    """The dispatch mode that created a shape tensor (ShapeMode)."""
+class StorageRecorder(Protocol):
+    """A recorder of freed and resized storages (Recorder)."""
 
-    def missing_value(self, name: str) -> DataDependentError:
-        """Record that an op needs an unknown value, and return the error to raise."""
-
-
-class StorageFreeRecorder(Protocol):
-    """A recorder of freed storages (Recorder)."""
+    storages: list[tuple[Any, ...]]
 
     def record_freed(self, index: int) -> None:
         """Record that a storage was freed."""
+
+    def add_reallocated(self, index: int, nbytes: int) -> int:
+        """Register the new memory of a resized storage, and return its index."""
+
+
+class MissingValueReporter(Protocol):
+    """The dispatch mode that created a shape tensor (ShapeMode)."""
+
+    recorder: StorageRecorder
+
+    def missing_value(self, name: str) -> DataDependentError:
+        """Record that an op needs an unknown value, and return the error to raise."""
 
 
 class StorageRef:
@@ -55,11 +62,14 @@ class StorageRef:
 
 
 class OwnedStorage(StorageRef):
-    """A reference to a storage that the run created; records that it is freed."""
+    """A reference to a storage that the run created; records that it is freed.
+
+    It has no `recorder` while its memory is freed by `resize`.
+    """
 
     __slots__ = ("recorder",)
 
-    def __init__(self, mode: MissingValueReporter, recorder: StorageFreeRecorder, index: int) -> None:
+    def __init__(self, mode: MissingValueReporter, recorder: StorageRecorder, index: int) -> None:
         self.mode = mode
         self.index = index
         self.recorder = recorder
@@ -68,21 +78,48 @@ class OwnedStorage(StorageRef):
         try:
             recorder = self.recorder
         except AttributeError:
-            return  # a signal interrupted __init__
+            return  # freed by `resize`, or a signal interrupted __init__
         recorder.record_freed(self.index)
+
+    @property
+    def nbytes(self) -> int:
+        """The allocated bytes."""
+        return self.recorder.storages[self.index][0] if hasattr(self, "recorder") else 0
+
+    def resize(self, nbytes: int) -> None:
+        """Record that the memory is freed, and what is allocated instead."""
+        if hasattr(self, "recorder"):
+            self.recorder.record_freed(self.index)
+            del self.recorder
+        if nbytes:
+            self.index = self.mode.recorder.add_reallocated(self.index, nbytes)
+            self.recorder = self.mode.recorder
 
 
 class ShapeStorage:
-    """Storage returned to programs: wraps torch's storage without memory and ignores `resize_`."""
+    """Storage returned to programs: wraps torch's storage without memory, and records `resize_`.
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
+    FSDP2 frees and reallocates gathered parameters by `resize_`. Storages that existed before the run keep their size.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage, storage_ref: StorageRef) -> None:
         self._storage = storage
+        self._storage_ref = storage_ref
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
+    def nbytes(self) -> int:
+        """Return the allocated bytes."""
+        ref = self._storage_ref
+        return ref.nbytes if isinstance(ref, OwnedStorage) else self._storage.nbytes()
+
+    size = __len__ = nbytes
+
     def resize_(self, nbytes: int) -> ShapeStorage:
-        """Do nothing; FSDP2 calls this to free and reallocate gathered parameters."""
+        """Record a new allocation."""
+        if isinstance(self._storage_ref, OwnedStorage):
+            self._storage_ref.resize(nbytes)
         return self
 
 
@@ -142,7 +179,7 @@ class ShapeTensor(torch.Tensor):
 
     def untyped_storage(self) -> ShapeStorage:  # type: ignore[override]
         """Return the tensor's storage, without memory."""
-        return ShapeStorage(torch.Tensor.untyped_storage(self))
+        return ShapeStorage(torch.Tensor.untyped_storage(self), self.storage_ref)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

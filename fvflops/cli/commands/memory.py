@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from fvflops.analysis import FlopCountAnalysis, ModelAnalysis, TrainingStepAnalysis
+from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
-from fvflops.cli.arguments import add_depth, add_model, add_report, parse_assumptions
+from fvflops.cli.arguments import add_depth, add_mesh, add_model, add_report, parse_assumptions, parse_mesh
 from fvflops.cli.models import LoadedModel, cast_model, load_function, load_model, parse_dtype, with_input_hint
 from fvflops.cli.outputs import write, write_report
 from fvflops.features.memory.memory import predict_memory
+from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.plot import draw_memory
-from fvflops.features.memory.report import DEPTH, memory_report, memory_title
+from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_report, memory_title
 from fvflops.features.memory.savings import memory_savings
+from fvflops.features.planning.plan import plan_rank
+from fvflops.features.planning.savings import plan_savings
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.text import suggest
 
 DEFAULT_TABLE = "exact"
+# The memory, what finds its savings, and notes on what is estimated.
+Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 _NO_OPTIMIZER = "none"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops memory`."""
     parser.set_defaults(table=DEFAULT_TABLE)  # the other conventions ignore some ops
-    add_model(parser, shape="shape of an input of one micro-batch")
+    add_model(parser, shape="shape of an input of one rank and microbatch")
     parser.add_argument(
         "--optimizer",
         default="AdamW",
@@ -53,13 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
     )
     parser.add_argument(
-        "--microbatches",
-        type=int,
-        default=1,
-        metavar="N",
-        help="micro-batches, whose gradients are accumulated; default: 1",
-    )
-    parser.add_argument(
         "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
     )
     parser.add_argument(
@@ -68,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default=None, help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU)"
     )
+    add_mesh(parser)
     parser.add_argument("--no-savings", action="store_true", help="do not predict what would lower the peak")
     add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")
     add_report(parser, more={"svg": "the curve as a picture"})
@@ -82,15 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device="meta")
     subject.model.train(not arguments.inference)
     subject = subject if dtype is None else cast_model(subject, dtype)
-    analysis = _analyse(subject, table, optimizer, arguments)
-    options: dict[str, Any] = {"later_step": not arguments.first_step}
-    timeline = with_input_hint(subject, lambda: predict_memory(analysis, **options))
+    predicted = _predict_rank if arguments.mesh is not None else _predict_model
+    timeline, find, notes = predicted(subject, table, optimizer, arguments)
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
-    savings = None
-    if isinstance(analysis, TrainingStepAnalysis) and not arguments.no_savings:
-        savings = memory_savings(analysis, **options)
+    savings = None if arguments.inference or arguments.no_savings else find()
     for_data = arguments.format in DATA_FORMATS
     default_depth = None if for_data else DEPTH
     report = memory_report(
@@ -100,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         collapsed=not for_data,
         subject=arguments.model,
         setting=_describe_setting(optimizer, arguments),
+        notes=notes,
     )
     write_report(report, arguments)
     return 0
@@ -111,8 +109,12 @@ def _check(arguments: argparse.Namespace) -> None:
         for option in ("checkpoint", "loss", "first_step"):
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} is for a training step: omit it, or --inference")
-        if arguments.microbatches != 1:
-            raise ValueError("--microbatches is for a training step: omit it, or --inference")
+        if arguments.mesh is not None or arguments.microbatches != 1:
+            raise ValueError("--mesh and --microbatches are for a training step: omit them, or --inference")
+    if arguments.mesh is None:
+        for option in ("rank", "shard", "sequence_parallel"):
+            if getattr(arguments, option):
+                raise ValueError(f"--{option.replace('_', '-')} is for a rank of a mesh: add --mesh, such as fsdp=8")
     for option in ("sort", "top"):
         if arguments.format == "svg" and getattr(arguments, option) is not None:
             raise ValueError(f"--{option} does not apply to --format svg: omit it")
@@ -134,9 +136,10 @@ def _find_optimizer(name: str) -> type[Optimizer] | None:
     return classes[name.lower()]
 
 
-def _analyse(
+def _predict_model(
     subject: LoadedModel, table: FormulaTable, optimizer: type[Optimizer] | None, arguments: argparse.Namespace
-) -> ModelAnalysis:
+) -> Predicted:
+    options: dict[str, Any] = {"first_step": arguments.first_step}
     shared: dict[str, Any] = {
         "kwargs": subject.kwargs,
         "table": table,
@@ -145,16 +148,57 @@ def _analyse(
         "warn": False,
     }
     if arguments.inference:
-        return FlopCountAnalysis(subject.model, subject.inputs, execution="shapes", **shared)
-    return TrainingStepAnalysis(
+        forward = FlopCountAnalysis(subject.model, subject.inputs, execution="shapes", **shared)
+        return with_input_hint(subject, lambda: predict_memory(forward)), _find_no_savings, ()
+    step = TrainingStepAnalysis(
         subject.model,
         subject.inputs,
-        loss=_default_loss if arguments.loss is None else load_function(arguments.loss, "--loss"),
+        loss=_choose_loss(arguments),
         optimizer=optimizer,
         checkpoint=_find_modules(subject, arguments.checkpoint),
         micro_batches=arguments.microbatches,
         **shared,
     )
+    timeline = with_input_hint(subject, lambda: predict_memory(step, **options))
+    return timeline, lambda: memory_savings(step, **options), ()
+
+
+def _predict_rank(
+    subject: LoadedModel, table: FormulaTable, optimizer: type[Optimizer] | None, arguments: argparse.Namespace
+) -> Predicted:
+    args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
+    options: dict[str, Any] = {
+        "mesh": parse_mesh(arguments.mesh),
+        "rank": arguments.rank,
+        "shard_by": None if arguments.shard is None else load_function(arguments.shard, "--shard"),
+        "sequence_parallel": arguments.sequence_parallel,
+        "microbatches": arguments.microbatches,
+        "loss": _choose_loss(arguments),
+        "optimizer": optimizer,
+        "checkpoint": _find_modules(subject, arguments.checkpoint),
+        "device": arguments.device,
+        "assume": parse_assumptions(arguments.assume),
+        "table": table,
+    }
+    plan = with_input_hint(subject, lambda: plan_rank(subject.model, args, subject.kwargs, **options))
+    notes = [
+        *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
+        *(f"Not included: {part}." for part in plan.left_out),
+    ]
+    first_step = arguments.first_step
+    return (
+        plan.memory(first_step=first_step),
+        lambda: plan_savings(subject.model, args, subject.kwargs, first_step=first_step, **options),
+        notes,
+    )
+
+
+def _find_no_savings() -> None:
+    return None
+
+
+def _choose_loss(arguments: argparse.Namespace) -> Loss:
+    return _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
 
 
 def _default_loss(result: Any) -> torch.Tensor:
@@ -180,8 +224,9 @@ def _describe_setting(optimizer: type[Optimizer] | None, arguments: argparse.Nam
     parts = ["no optimizer" if optimizer is None else f"optimizer {optimizer.__name__}"]
     if arguments.loss is None:
         parts.append("loss: that of the model if it returns one, else the sum of its outputs")
-    parts += [f"{arguments.microbatches} micro-batches"] if arguments.microbatches > 1 else []
+    parts += [f"{arguments.microbatches} microbatches"] if arguments.microbatches > 1 else []
     parts += [f"checkpointed: {', '.join(arguments.checkpoint)}"] if arguments.checkpoint else []
+    parts += [f"rank {arguments.rank} of {arguments.mesh}"] if arguments.mesh is not None else []
     parts += ["first step"] if arguments.first_step else []
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}."

@@ -14,13 +14,28 @@ from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost, modules_above
 
 # Kinds of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
-# op runs; a temporary is created by an op and is none of the others.
-KINDS = ("parameter", "buffer", "input", "gradient", "optimizer state", "activation", "temporary", "workspace")
+# op runs. Communication buffers are parameters that FSDP2 has gathered, and other tensors that collectives read or
+# write and that are no activations or gradients. A temporary is created by an op and is none of the others.
+KINDS = (
+    "parameter",
+    "buffer",
+    "input",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "temporary",
+    "communication",
+    "workspace",
+)
 # Device type → the multiple of bytes to which its allocator rounds; others do not round.
 GRANULARITY = {"cuda": 512}
 
 _BEFORE = -1  # event index of blocks that exist before the first event
 _BACKWARD = ("backward", "recompute")
+# Namespaces of collectives, and the ops by which FSDP2 copies shards to the input of an all-gather, and its result to
+# the gathered parameters.
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
+_FSDP_COPIES = frozenset({"fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy"})
 _LINEAR = "torch.nn.Linear"
 
 
@@ -28,7 +43,7 @@ class Block(NamedTuple):
     """An allocation that is alive from the event `begin` of a Trace, -1 for before the run, until the event `end`.
 
     `end` is None for a block alive at the end of the run. `storage` is an index into the Trace's storages, None for a
-    kernel's workspace. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
+    kernel's workspace and for estimated memory. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
     allocated it, "" for none.
     """
 
@@ -141,7 +156,7 @@ def read_memory(
     *,
     device: str | None = None,
     granularity: int | None = None,
-    later_step: bool = False,
+    first_step: bool = False,
     workspaces: bool = True,
 ) -> MemoryTimeline:
     """Return the memory of a recorded run; a Trace without ordered events raises TraceError.
@@ -159,7 +174,7 @@ def read_memory(
         raise ValueError(f"this run used no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
     require_int("granularity in bytes", unit, least=1)
-    blocks = _Lifetimes(trace, device, unit).blocks(later_step)
+    blocks = _Lifetimes(trace, device, unit).blocks(first_step)
     sizes = [workspace_of(signature, device) for signature in trace.signatures]
     if workspaces:
         blocks += _workspaces(trace, [_round_up(size or 0, unit) for size in sizes])
@@ -220,19 +235,42 @@ class _Lifetimes:
         self._after_optimizer = self._next_op(lambda phase: phase != "optimizer")
         self._end_in_place_operands()
         self._modules: dict[int, str] = {}
+        self._sent, self._gathered = self._find_communication()
 
-    def blocks(self, later_step: bool) -> list[Block]:
-        """Return the storages as blocks; `later_step` adds what the previous step leaves allocated."""
-        blocks = []
-        for index in range(len(self._storages)):
-            if self._on_device[index]:
-                block = self._block(index)
-                if block is not None:
-                    blocks += self._in_later_step(block) if later_step else [block]
-        return blocks
+    def blocks(self, first_step: bool) -> list[Block]:
+        """Return the storages as blocks; unless `first_step`, with what the previous step leaves allocated."""
+        found = (self._block(index) for index, on_device in enumerate(self._on_device) if on_device)
+        blocks = [block for block in found if block is not None]
+        trains = any(event.kind == "op" and event.phase != "forward" for event in self._events)
+        if first_step or not trains:
+            return blocks
+        # A step in real execution that creates no optimizer state is no first step.
+        is_first = self._trace.info.execution == "shapes" or any(
+            block.kind == "optimizer state" and block.begin != _BEFORE for block in blocks
+        )
+        return [lifetime for block in blocks for lifetime in self._in_later_step(block)] if is_first else blocks
+
+    def _find_communication(self) -> tuple[set[int], set[int]]:
+        """Return the storages that collectives read or write, and those of parameters that FSDP2 gathers."""
+        sent: set[int] = set()
+        gathered: set[int] = set()
+        kinds = [
+            (signature.op.partition("::")[0] in _COLLECTIVES, signature.op in _FSDP_COPIES)
+            for signature in self._trace.signatures
+        ]
+        for event in self._events:
+            if event.kind == "op":
+                is_collective, is_copy = kinds[event.item]
+                if is_collective:
+                    sent.update(event.reads, event.writes)
+                elif is_copy:
+                    gathered.update(event.reads, event.writes)
+        return sent, gathered
 
     def _block(self, index: int) -> Block | None:
         row, first, end = self._storages[index], self._first.get(index), self._ends.get(index)
+        if not row.nbytes:
+            return None
         nbytes = _round_up(row.nbytes, self._unit)
         if row.origin != "op":
             kind, module = self._kind_of_existing(index), row.name.rpartition(".")[0]
@@ -247,12 +285,14 @@ class _Lifetimes:
             return None  # created by a call without an event, such as one in a discarded branch
         event = self._events[first]
         kind = self._kind_of_result(first, end)
+        if index in self._gathered or (kind == "temporary" and index in self._sent):
+            kind = "communication"
         module = _owner(self._trace, event.stack)
         if kind == "optimizer state":  # attribute it to the owner of the parameter that the op read
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
-        return Block(
-            index, nbytes, kind, self._set_module(index, module), self._trace.signatures[event.item].op, first, end
-        )
+        is_result = index in event.writes and index not in event.reads  # else `resize_` allocated it
+        op = self._trace.signatures[event.item].op if is_result else ""
+        return Block(index, nbytes, kind, self._set_module(index, module), op, first, end)
 
     def _set_module(self, index: int, module: str) -> str:
         self._modules[index] = module

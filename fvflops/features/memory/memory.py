@@ -29,7 +29,7 @@ def predict_memory(
     *,
     device: str | None = None,
     granularity: int | None = None,
-    later_step: bool = False,
+    first_step: bool = False,
     workspaces: bool = True,
 ) -> MemoryPrediction:
     """Return the predicted memory of a run in bytes at each event, with its peak by op, module and kind.
@@ -42,8 +42,8 @@ def predict_memory(
     `granularity` bytes: by default 512 on CUDA, as torch.cuda.max_memory_allocated counts, and 1 elsewhere. Not
     included: up to 1 MiB that CUDA's allocator may leave unsplit of each block over 1 MiB, and cuBLAS' workspace.
 
-    A recorded step creates the optimizer's state; with `later_step` the state exists from the start, and the last
-    step's result until the program has the next one, as in each step after the first. Gradients are assumed to be freed
+    A training step is one of many: the optimizer's state exists from its start, and the last step's result until the
+    program has the next one; with `first_step` the optimizer creates its state. Gradients are assumed to be freed
     between steps (`zero_grad()`). `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an
     unknown workspace are in `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not
     channels_last.
@@ -59,7 +59,7 @@ def predict_memory(
     """
     trace = source if isinstance(source, Trace) else _record(source)
     return printed(
-        read_memory(trace, device=device, granularity=granularity, later_step=later_step, workspaces=workspaces)
+        read_memory(trace, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces)
     )
 
 

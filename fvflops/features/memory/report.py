@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 from fvflops import paths
@@ -101,8 +101,12 @@ def memory_report(
     collapsed: bool = True,
     subject: str = "",
     setting: str = "",
+    notes: Sequence[str] = (),
 ) -> Document:
-    """Return the peak with its kinds, phases and modules, the curve, and the savings; see `MemoryPrediction.report`."""
+    """Return the peak with its kinds, phases and modules, the curve, and the savings.
+
+    The arguments are those of `MemoryPrediction.report`, and `notes` are further sentences.
+    """
     moment = timeline.at_peak()
     parts: list[Part] = [" ".join(filter(None, [_describe_peak(timeline, moment), setting]))]
     chart = memory_chart(timeline)
@@ -111,7 +115,7 @@ def memory_report(
     parts.append(_tabulate_modules(timeline, moment, depth, collapsed))
     if savings is not None:
         parts.append(_tabulate_savings(savings))
-    parts.append(Items("", [*_list_gaps(timeline)]))
+    parts.append(Items("", [*notes, *_list_gaps(timeline)]))
     return Document("memory", memory_title(timeline, subject), parts, main="modules")
 
 

@@ -17,12 +17,13 @@ from fvflops.analysis.model_analysis import analysed_run, model_run
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model import module_paths
+from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.training_step import OptimizerMaker, checkpointed_modules
 from fvflops.features.memory.compute import MemoryTimeline
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySaving, MemorySavings
-from fvflops.trace import Trace, TraceError
+from fvflops.trace import ModuleTree, Trace, TraceError
 from fvflops.trace.module_tree import modules_above
 
 CLASSES = 6  # classes of modules of which checkpointing is tried, those with most activations at the peak
@@ -36,20 +37,27 @@ OPTIMIZERS: Mapping[str, Callable[[Iterable[torch.Tensor]], Optimizer]] = {
 _ADAFACTOR_NORM = "aten::_local_scalar_dense"
 
 
+class PredictedStep(NamedTuple):
+    """The memory of a training step and its FLOPs."""
+
+    memory: MemoryTimeline
+    flops: int
+
+
 class _Attempt(NamedTuple):
     change: str
     name: str
     modules: tuple[str, ...]
-    make: Callable[[], TrainingStepAnalysis]
+    make: Callable[[], PredictedStep]
 
 
 def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     """Return what lowers the peak memory of a training step, and the FLOPs that it costs.
 
     The step is predicted again with activation checkpointing of each class of repeated modules (non-reentrant; in a
-    step that already has checkpoints, instead of these), with weights and inputs in bfloat16, and with each optimizer
-    of OPTIMIZERS. Nothing is computed, and the model is not changed. `options` are those of `predict_memory`. An
-    analysis of a Trace has no model, and raises TraceError.
+    step that already has checkpoints, instead of these), with weights and inputs in bfloat16, with a fused optimizer,
+    and with each optimizer of OPTIMIZERS. Nothing is computed, and the model is not changed. `options` are those of
+    `predict_memory`. An analysis of a Trace has no model, and raises TraceError.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Softmax(-1)) for _ in range(4)))
     >>> savings = memory_savings(TrainingStepAnalysis(model, torch.ones(64, 8), loss=torch.sum, table="exact"))
@@ -58,40 +66,73 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     """
     run = model_run(step)
     model = None if run is None else run.model
-    if not isinstance(model, nn.Module):
+    if run is None or not isinstance(model, nn.Module):
         raise TraceError("memory savings need a model: pass a TrainingStepAnalysis of one")
-    base = predict_memory(step, **options)
-    flops = step.total()
-    classes = _rank_by_activations(base, repeated_modules(base.trace))
-    present = _find_checkpointed(step, model)
+    args, kwargs = run.arguments()
+    table = analysed_run(step).table
+    assert table is not None
+    device = step.trace().info.device  # of the inputs, by default: a model without weights has none
+
+    def predict(**changes: Any) -> PredictedStep:
+        changed = step.varied(**changes, device=device)
+        return PredictedStep(predict_memory(changed, **options), changed.total())
+
+    return find_savings(
+        predict,
+        model,
+        args,
+        kwargs,
+        optimizers=step.optimizers,
+        checkpointed=checkpointed_modules(model, step.checkpoint),
+        assume=step.assume,
+        table=table.name,
+    )
+
+
+def find_savings(
+    predict: Callable[..., PredictedStep],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    optimizers: Sequence[OptimizerMaker],
+    checkpointed: Sequence[nn.Module] = (),
+    assume: Mapping[str, Any] | None = None,
+    table: str,
+) -> MemorySavings:
+    """Return what lowers the peak memory of the training step that `predict` predicts.
+
+    `predict` takes the changes to the step, with the names of TrainingStepAnalysis: `model`, `inputs`, `kwargs`,
+    `checkpoint`, `optimizer` and `assume`. The other arguments are those of the unchanged step.
+    """
+    base = predict()
+    classes = _rank_by_activations(base.memory, repeated_modules(base.memory.trace, read_modules(model)))
+    first_paths = {id(module): name for name, module in reversed(module_paths(model))}
+    present = {first_paths[id(module)] for module in checkpointed}
     attempts = [
-        *(
-            _Attempt("checkpoint", name, names, partial(step.varied, checkpoint=names))
-            for name, names in classes[:CLASSES]
-            if set(names) != present
-        ),
-        *_other_dtypes(step, model),
-        *_other_optimizers(step),
+        _Attempt("checkpoint", name, names, partial(predict, checkpoint=names))
+        for name, names in classes[:CLASSES]
+        if set(names) != present
     ]
+    attempts += _other_dtypes(predict, model, (args, kwargs), optimizers)
+    attempts += _other_optimizers(predict, optimizers, assume)
     tried, failed = [], {}
     for attempt in attempts:
         with deferred():
             try:
                 changed = attempt.make()
-                peak = predict_memory(changed, **options).peak
-                added = changed.total() - flops
             except Exception as error:
                 if is_interrupt(error):
                     raise
                 failed[f"{attempt.change} {attempt.name}"] = " ".join(f"{type(error).__name__}: {error}".split())
             else:
-                tried.append(MemorySaving(*attempt[:3], peak, base.peak - peak, added))
-    convention = analysed_run(step).table
+                peak = changed.memory.peak
+                tried.append(MemorySaving(*attempt[:3], peak, base.memory.peak - peak, changed.flops - base.flops))
     tried.sort(key=lambda saving: (-saving.saved, saving.flops))
     return MemorySavings(
-        peak=base.peak,
-        flops=flops,
-        table=convention.name if convention is not None else "",
+        peak=base.memory.peak,
+        flops=base.flops,
+        table=table,
         changes=tuple(saving for saving in tried if saving.saved > 0),
         useless=tuple(saving for saving in tried if saving.saved <= 0),
         failed=failed,
@@ -99,17 +140,19 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     )
 
 
-def repeated_modules(trace: Trace) -> dict[str, tuple[str, ...]]:
+def repeated_modules(trace: Trace, modules: ModuleTree) -> dict[str, tuple[str, ...]]:
     """Return class → names of its modules, for classes with submodules of which a run called several modules.
 
-    A module within another of its class is not listed, nor is the model itself.
+    A module within another of its class is not listed, nor is the model itself. The classes are those in `modules`, a
+    model that is not sharded: FSDP2 replaces them.
     """
     called = {region.name for region in trace.regions if region.kind == "module"}
     by_class: dict[str, list[str]] = {}
     for module in trace.modules.modules():
         has_children = any(path is not None for _, path in module.children)
         if module.name and module.name in called and module.has_forward and has_children:
-            by_class.setdefault(module.class_name, []).append(module.name)
+            original = modules.by_name.get(module.name, module)
+            by_class.setdefault(original.class_name, []).append(module.name)
     outermost = {name: _outermost(names) for name, names in by_class.items()}
     return {name: modules for name, modules in outermost.items() if len(modules) > 1}
 
@@ -130,27 +173,20 @@ def _rank_by_activations(
     return sorted(classes.items(), key=lambda item: -sum(activations[name] for name in item[1]))
 
 
-def _find_checkpointed(step: TrainingStepAnalysis, model: nn.Module) -> set[str]:
-    """Return the names of the modules whose activations the step recomputes already."""
-    first_paths = {id(module): name for name, module in reversed(module_paths(model))}
-    return {first_paths[id(module)] for module in checkpointed_modules(model, step.checkpoint)}
-
-
-def _other_dtypes(step: TrainingStepAnalysis, model: nn.Module) -> Iterator[_Attempt]:
+def _other_dtypes(
+    predict: Callable[..., PredictedStep],
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+    optimizers: Sequence[OptimizerMaker],
+) -> Iterator[_Attempt]:
     if not any(parameter.dtype is torch.float32 for parameter in model.parameters()):
         return
 
-    def make() -> TrainingStepAnalysis:
-        run = model_run(step)
-        assert run is not None
-        args, kwargs = cast_floats(run.arguments(), torch.bfloat16)
-        return step.varied(
-            copy_to_meta(model).to(torch.bfloat16),
-            args,
-            kwargs=kwargs,
-            optimizer=[_create_again(maker, model) for maker in step.optimizers],
-            device=step.trace().info.device,
-        )
+    def make() -> PredictedStep:
+        args, kwargs = cast_floats(inputs, torch.bfloat16)
+        makers = [_create_again(maker, model) for maker in optimizers]
+        copied = copy_to_meta(model).to(torch.bfloat16)
+        return predict(model=copied, inputs=args, kwargs=kwargs, optimizer=makers)
 
     yield _Attempt("dtype", "bfloat16", (), make)
 
@@ -165,20 +201,22 @@ def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:
     return lambda parameters: create(list(compress(parameters, selected)), **maker.defaults)
 
 
-def _other_optimizers(step: TrainingStepAnalysis) -> Iterator[_Attempt]:
-    if not step.optimizers:
+def _other_optimizers(
+    predict: Callable[..., PredictedStep], optimizers: Sequence[OptimizerMaker], assume: Mapping[str, Any] | None
+) -> Iterator[_Attempt]:
+    if not optimizers:
         return
-    classes = [_class_of(maker) for maker in step.optimizers]
-    if len(step.optimizers) == 1 and not isinstance(maker := step.optimizers[0], Optimizer):
+    classes = [_class_of(maker) for maker in optimizers]
+    if len(optimizers) == 1 and not isinstance(maker := optimizers[0], Optimizer):
         parameters = signature(maker).parameters
         if "fused" in parameters and not parameters["fused"].default:
-            name = f"{getattr(_class_of(maker), '__name__', 'optimizer')}(fused=True)"
             create: Any = maker
-            yield _Attempt("optimizer", name, (), partial(step.varied, optimizer=partial(create, fused=True)))
-    assume = {_ADAFACTOR_NORM: 1.0, **(step.assume or {})}
+            name = f"{getattr(classes[0], '__name__', 'optimizer')}(fused=True)"
+            yield _Attempt("optimizer", name, (), partial(predict, optimizer=partial(create, fused=True)))
+    assumed = {_ADAFACTOR_NORM: 1.0, **(assume or {})}
     for name, maker in OPTIMIZERS.items():
         if _class_of(maker) not in classes:
-            yield _Attempt("optimizer", name, (), partial(step.varied, optimizer=maker, assume=assume))
+            yield _Attempt("optimizer", name, (), partial(predict, optimizer=maker, assume=assumed))
 
 
 def _class_of(maker: OptimizerMaker) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+
+import torch
 
 from fvflops.formulas import Call
 from fvflops.formulas.schema import is_composite
@@ -15,6 +18,7 @@ from fvflops.trace import Signature, TensorSpec, Trace
 _MAX_PLAIN_CHANNELS = 3
 # torch uses its native kernel for one input of up to this many elements (use_mkldnn in Convolution.cpp).
 _NATIVE_KERNEL_ELEMENTS = 20480
+_ARITHMETIC = ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
 
 
 def _convolution_on_cpu(call: Call) -> int | None:
@@ -66,13 +70,42 @@ def _copied_input_bytes(call: Call) -> int:
     return 0 if source.shape[1] <= _MAX_PLAIN_CHANNELS and call.arguments.get("groups") == 1 else source.nbytes
 
 
+def _mixed_arithmetic_on_cpu(call: Call) -> int:
+    """Return the workspace in bytes of arithmetic on tensors of several dtypes: copies of them in the common dtype."""
+    operands = [value for value in call.arguments.values() if isinstance(value, TensorSpec) and value.ndim]
+    dtypes = [getattr(torch, operand.dtype) for operand in operands]
+    if len(set(dtypes)) < 2:
+        return 0
+    common = reduce(torch.promote_types, dtypes)
+    tensors = [*zip(operands, dtypes, strict=True), (call.out, getattr(torch, call.out.dtype))]
+    return sum(spec.numel * common.itemsize for spec, dtype in tensors if dtype is not common)
+
+
+def _all_gather_on_cpu(call: Call) -> int:
+    """Return the workspace in bytes of gloo's all-gather: it receives into a copy of the result."""
+    return call.out.nbytes
+
+
+def _reduce_scatter_on_cpu(call: Call) -> int | None:
+    """Return the workspace in bytes of gloo's reduce-scatter: it reduces a copy of its input."""
+    source = call.arguments.get("input_tensor", call.arguments.get("input"))
+    return source.nbytes if isinstance(source, TensorSpec) else None
+
+
 # Device type → op without overload → the workspace of one call in bytes, or None where the rule does not apply.
 WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     "cpu": {
         f"aten::{name}": _convolution_on_cpu
         for name in ("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "mkldnn_convolution")
     }
-    | {"aten::convolution_backward": _convolution_backward_on_cpu},
+    | {
+        **dict.fromkeys([f"aten::{name}" for name in _ARITHMETIC], _mixed_arithmetic_on_cpu),
+        "aten::convolution_backward": _convolution_backward_on_cpu,
+        "c10d::_allgather_base_": _all_gather_on_cpu,
+        "c10d::_reduce_scatter_base_": _reduce_scatter_on_cpu,
+        "_c10d_functional::all_gather_into_tensor": _all_gather_on_cpu,
+        "_c10d_functional::reduce_scatter_tensor": _reduce_scatter_on_cpu,
+    },
 }
 
 # Composite ops that also have a kernel without temporaries: in a real run their decomposition is not used.

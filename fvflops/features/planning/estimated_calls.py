@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,12 +84,12 @@ def _trainable_specs(trace: Trace, model: nn.Module) -> list[TensorSpec]:
 
 
 def repeat(trace: Trace, times: int) -> Trace:
-    """Return a Trace with its calls multiplied, without its ordered events."""
-    return replace(
-        trace.aggregate(),
-        calls={key: calls * times for key, calls in trace.calls.items()},
-        region_calls={key: calls * times for key, calls in trace.region_calls.items()},
-    )
+    """Return a Trace with its calls before the optimizer step multiplied, without its ordered events."""
+
+    def multiply(calls: Mapping[tuple[int, int, str], int]) -> dict[tuple[int, int, str], int]:
+        return {key: count if key[2] == "optimizer" else count * times for key, count in calls.items()}
+
+    return replace(trace.aggregate(), calls=multiply(trace.calls), region_calls=multiply(trace.region_calls))
 
 
 def add_calls(trace: Trace, added: list[Call]) -> Trace:

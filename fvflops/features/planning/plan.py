@@ -17,9 +17,12 @@ from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.recorder.signature import describe, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import Loss, record_call
+from fvflops.capture.run import Loss
+from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
+from fvflops.features.memory.compute import read_memory
+from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.planning.context_parallel import ShardedSequence
 from fvflops.features.planning.estimated_calls import (
     Call,
@@ -31,6 +34,7 @@ from fvflops.features.planning.estimated_calls import (
     repeat,
     send_recv,
 )
+from fvflops.features.planning.estimated_memory import EstimatedMemory
 from fvflops.features.planning.pipeline import (
     Inputs,
     find_hidden_state,
@@ -59,7 +63,8 @@ class RankPlan:
 
     `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
     are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
-    its calls that are estimated, not run, and `left_out` the work of a real step that is not included.
+    its calls that are estimated, not run, and `left_out` the work of a real step that is not included. `recorded` is
+    the part that was run, a step of one microbatch, and `estimated_memory` describes what `memory` adds to it.
     """
 
     mesh: Mapping[str, int]
@@ -69,8 +74,10 @@ class RankPlan:
     parameter_bytes: int
     model_parameters: int
     trace: Trace
+    recorded: Trace
     derived: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    estimated_memory: EstimatedMemory = EstimatedMemory()
 
     @property
     def world(self) -> int:
@@ -85,6 +92,24 @@ class RankPlan:
         """Return the communication of the rank in the step."""
         return read_communication(self.trace)
 
+    def memory(
+        self,
+        *,
+        device: str | None = None,
+        granularity: int | None = None,
+        first_step: bool = False,
+        workspaces: bool = True,
+    ) -> MemoryPrediction:
+        """Return the memory of the rank at each event of `recorded`; the arguments are those of `predict_memory`.
+
+        Included are gathered parameters and buffers of collectives, and by estimate what `estimated_memory` names. Not
+        included: the process groups' own buffers, such as NCCL's, and what `left_out` names.
+        """
+        timeline = read_memory(
+            self.recorded, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces
+        )
+        return printed(self.estimated_memory.added_to(timeline))
+
 
 def plan_rank(
     model: nn.Module,
@@ -97,11 +122,13 @@ def plan_rank(
     sequence_parallel: bool = False,
     microbatches: int = 1,
     loss: Loss | None = None,
+    optimizer: OptimizerMaker | None = None,
+    checkpoint: Checkpointed = (),
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
 ) -> RankPlan:
-    """Return one rank's work in a training step, forward and backward, by shape execution without weights.
+    """Return one rank's work in a training step, by shape execution without weights.
 
     `mesh` is axis → size, outermost first; ranks along the last axis are adjacent. The rank runs in torch's fake
     process group, so that torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes
@@ -116,8 +143,10 @@ def plan_rank(
 
     `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
     whose gradients are accumulated. `loss` is a function of the model's result, by default the sum of its first tensor
-    that requires a gradient; `device` is the kind of device whose kernels are shown, `assume` is that of `record_call`,
-    and composite ops that `table` counts are not decomposed.
+    that requires a gradient; `optimizer` creates the optimizer from the rank's parameters, by default there is no
+    optimizer step; `checkpoint` selects the modules whose activations are recomputed, as in TrainingStepAnalysis;
+    `device` is the kind of device whose kernels are shown, `assume` is that of `record_call`, and composite ops that
+    `table` counts are not decomposed.
 
     A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
     cannot be split ShardingError. The model is not changed.
@@ -127,6 +156,8 @@ def plan_rank(
     >>> plan = plan_rank(build("llama_tiny", device="meta"), (tokens,), mesh={"dp": 512, "tp": 2})
     >>> plan.parameters, {axis: volume.payload for axis, volume in plan.communication().by_axis().items()}
     (62784, {'tp': 57344, 'dp': 251136})
+    >>> dict(plan.memory().at_peak().by_kind)["parameter"]
+    251136
     """
     _check(mesh, rank, microbatches, sequence_parallel, device)
     coordinates = _coordinates(mesh, rank)
@@ -140,16 +171,17 @@ def plan_rank(
         rank_model = _split(rank_model, device_mesh, mesh, shard_by, sequence_parallel)
         specs = [local_spec(parameter) for parameter in rank_model.parameters()]
         with ShardedSequence(device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext():
-            trace = record_call(
+            recorded = record_step(
                 rank_model,
                 *inputs,
                 loss=loss or sum_of_result,
-                execution="shapes",
+                optimizers=() if optimizer is None else [optimizer],
+                checkpointed=checkpoint,
                 device=device,
                 assume=assume,
                 stops_at=resolve_table(table).stops_at,
             )
-        trace, descriptions = _add_estimated_calls(trace, rank_model, device_mesh, mesh, links, microbatches)
+        trace, descriptions = _add_estimated_calls(recorded, rank_model, device_mesh, mesh, links, microbatches)
     return RankPlan(
         mesh=dict(mesh),
         rank=rank,
@@ -158,8 +190,10 @@ def plan_rank(
         parameter_bytes=sum(spec.nbytes for spec in specs),
         model_parameters=sum(parameter.numel() for parameter in model.parameters()),
         trace=trace,
+        recorded=recorded,
         derived=descriptions,
-        left_out=_list_excluded(mesh, sequence_parallel),
+        left_out=() if optimizer is not None else _list_excluded(mesh, sequence_parallel),
+        estimated_memory=_estimate_memory(mesh, coordinates, microbatches),
     )
 
 
@@ -203,6 +237,15 @@ def sum_of_result(result: Any) -> torch.Tensor:
 def _first_element(result: Any) -> torch.Tensor:
     """Return one element of a result, a loss without arithmetic."""
     return next(tensor for tensor in tensors_of(result) if tensor.requires_grad).flatten()[0]
+
+
+def _estimate_memory(mesh: Mapping[str, int], coordinates: Mapping[str, int], microbatches: int) -> EstimatedMemory:
+    replicas = mesh.get("dp", 1) * mesh.get("cp", 1)
+    return EstimatedMemory(
+        buckets=replicas > 1 and mesh.get("fsdp", 1) == 1,
+        in_flight=min(microbatches, mesh.get("pp", 1) - coordinates.get("pp", 0)),
+        accumulates=microbatches > 1,
+    )
 
 
 def _list_excluded(mesh: Mapping[str, int], sequence_parallel: bool) -> tuple[str, ...]:

@@ -28,6 +28,11 @@ def preserve_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, *
     return result
 
 
+def alias(self: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the argument's storage, as a wrapper subclass around it has."""
+    return self.view_as(self)
+
+
 def return_nothing(*_: Any, **__: Any) -> None:
     """Return None, as optimizer ops that write to their arguments do."""
 
@@ -73,6 +78,7 @@ def padded_dense_to_jagged(
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten::_add_relu.Scalar": partial(like_argument, (0,)),
+    "_c10d_functional::_wrap_tensor_autograd": alias,
     "aten::_aminmax": aminmax,
     "aten::_aminmax.dim": aminmax_dim,
     "aten::_compute_linear_combination": compute_linear_combination,

@@ -1,0 +1,99 @@
+"""Measure the peak memory of one of several processes that train a model together by gloo."""
+
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.zoo.llama import Llama, LlamaConfig
+from tests.support.measured_memory import measure_steps
+
+CONFIG = LlamaConfig(vocab_size=2048, hidden_size=256, intermediate_size=704, layers=4, heads=8, kv_heads=4)
+TOKENS = torch.ones(2, 128, dtype=torch.int64)
+# Name → the axes of the mesh; "?" is the number of processes.
+MESHES = {"fsdp": {"fsdp": "?"}, "tp": {"tp": "?"}, "fsdp and tp": {"fsdp": "?", "tp": 2}}
+OPTIMIZERS = {
+    "AdamW": torch.optim.AdamW,
+    "AdamW foreach": partial(torch.optim.AdamW, foreach=True),
+    "AdamW fused": partial(torch.optim.AdamW, fused=True),
+}
+
+
+def loss_of(result):
+    """Return the cross-entropy: of a sum, the gradient would be expanded, which matrix products copy."""
+    return nn.functional.cross_entropy(result.flatten(0, 1), TOKENS.flatten())
+
+
+def mesh_of(name, processes):
+    """Return axis → size of a mesh for a number of processes."""
+    mesh = dict(MESHES[name])
+    rest = processes // (2 if len(mesh) > 1 else 1)
+    return {axis: rest if size == "?" else size for axis, size in mesh.items()}
+
+
+def split(model, mesh):
+    """Shard a model over this program's processes, as `plan_rank` does."""
+    device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+    if "tp" in mesh:
+        shard(model, device_mesh["tp"], find_sharding(model, sequence=False))
+    if "fsdp" in mesh:
+        for block in model.layers:
+            fully_shard(block, mesh=device_mesh["fsdp"])
+        fully_shard(model, mesh=device_mesh["fsdp"])
+    return model
+
+
+def wait_for_workers():
+    """Wait after each collective until gloo's thread has dropped its tensors, whose freeing there is not recorded."""
+
+    def longer(wait):
+        def wait_longer(*args):
+            result = wait(*args)
+            time.sleep(0.005)
+            return result
+
+        return wait_longer
+
+    dist.Work.wait = longer(dist.Work.wait)
+    functional.wait_tensor = longer(functional.wait_tensor)
+
+
+def measure(name, processes, optimizer, times=3):
+    """Return the most bytes that this process has allocated in each of its first steps, besides parameters and inputs."""
+    torch.manual_seed(0)
+    model = split(Llama(CONFIG), mesh_of(name, processes))
+    held = {"optimizer": OPTIMIZERS[optimizer](model.parameters())}
+
+    def step():
+        held["optimizer"].zero_grad()
+        held["result"] = model(TOKENS)
+        held["loss"] = loss_of(held["result"])
+        held["loss"].backward()
+        held["optimizer"].step()
+
+    return measure_steps(step, times)
+
+
+def main(rank, processes, folder, cases):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=processes)
+    wait_for_workers()
+    found = {f"{name}, {optimizer}": measure(name, processes, optimizer) for name, optimizer in json.loads(cases)}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the group
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
