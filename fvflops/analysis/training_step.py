@@ -14,7 +14,7 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
-from fvflops.formulas import FormulaTable
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.text import require_int
 from fvflops.trace import StopsAt, Trace
 
@@ -80,7 +80,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             "checkpoint": checkpoint,
             "checkpoint_options": checkpoint_options,
             "micro_batches": micro_batches,
-            "table": table,
+            "table": self._table,
             "device": device,
             "assume": assume,
             "warn": warn,
@@ -96,6 +96,11 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         """What selects the modules whose activations are recomputed."""
         selected: Checkpointed = self._options["checkpoint"]
         return selected
+
+    @property
+    def table(self) -> FormulaTable:
+        """The convention of the counts."""
+        return resolve_table(self._options["table"])
 
     @property
     def assume(self) -> Mapping[str, Any] | None:

@@ -20,6 +20,7 @@ from fvflops.reports.document import (
     Part,
     Table,
     Value,
+    data_only,
     difference_column,
     module_column,
     number_column,
@@ -111,7 +112,7 @@ def memory_report(
     parts: list[Part] = [" ".join(filter(None, [_describe_peak(timeline, moment), setting]))]
     chart = memory_chart(timeline)
     parts += [chart] if any(chart.totals()) else []
-    parts += [_tabulate_kinds(timeline, moment, chart), _tabulate_phases(timeline)]
+    parts += [_tabulate_peak(timeline, moment), _tabulate_kinds(timeline, moment, chart), _tabulate_phases(timeline)]
     parts.append(_tabulate_modules(timeline, moment, depth, collapsed))
     if savings is not None:
         parts.append(_tabulate_savings(savings))
@@ -134,7 +135,7 @@ def _describe_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> str:
 
 def _list_place(moment: MemoryMoment) -> str:
     module = plain_name(moment.module) or "the model"
-    return f"{moment.phase}, at {plain_name(_short(moment.op))} of {module}"
+    return f"the {moment.phase} phase, at {plain_name(_short(moment.op))} of {module}"
 
 
 def _short(op: str) -> str:
@@ -143,6 +144,14 @@ def _short(op: str) -> str:
 
 def _percent(share: float) -> str:
     return format_percent(share, 1)
+
+
+def _tabulate_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> Table:
+    """Return the sentence on the peak as data."""
+    columns = [text_column(key) for key in ("phase", "op", "module", "device")]
+    row = (timeline.peak, timeline.baseline, moment.phase, moment.op, moment.module, timeline.device)
+    sizes = [number_column("bytes"), number_column("before_the_run")]
+    return Table("peak", data_only((*sizes, *columns), [column.key for column in (*sizes, *columns)]), [row])
 
 
 def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart) -> Table:

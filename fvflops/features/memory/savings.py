@@ -13,16 +13,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fvflops.analysis.model_analysis import analysed_run, model_run
+from fvflops.analysis.model_analysis import model_run
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
+from fvflops.capture.run import choose_device
 from fvflops.capture.training_step import OptimizerMaker, checkpointed_modules
 from fvflops.features.memory.compute import MemoryTimeline
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySaving, MemorySavings
+from fvflops.formulas import FormulaTable
 from fvflops.trace import ModuleTree, Trace, TraceError
 from fvflops.trace.module_tree import modules_above
 
@@ -69,13 +72,13 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     if run is None or not isinstance(model, nn.Module):
         raise TraceError("memory savings need a model: pass a TrainingStepAnalysis of one")
     args, kwargs = run.arguments()
-    table = analysed_run(step).table
-    assert table is not None
-    device = step.trace().info.device  # of the inputs, by default: a model without weights has none
+    table = step.table
+    device = choose_device(run.device, [parameter.device for parameter in model.parameters()])
 
     def predict(**changes: Any) -> PredictedStep:
         changed = step.varied(**changes, device=device)
-        return PredictedStep(predict_memory(changed, **options), changed.total())
+        memory = predict_memory(changed, **options)
+        return PredictedStep(memory, _count(changed, memory.trace, table))
 
     return find_savings(
         predict,
@@ -87,6 +90,14 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
         assume=step.assume,
         table=table.name,
     )
+
+
+def _count(step: TrainingStepAnalysis, trace: Trace, table: FormulaTable) -> int:
+    """Return the FLOPs of a step whose memory was predicted from a Trace."""
+    try:
+        return FlopCountAnalysis.from_trace(trace, table=table, warn=False).total()
+    except TraceError:  # it has decomposed an op that the table counts as a whole
+        return step.total()
 
 
 def find_savings(
