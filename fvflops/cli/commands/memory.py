@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.model.model_index import read_modules
-from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
 from fvflops.cli.arguments import add_depth, add_mesh, add_model, add_report, parse_assumptions, parse_mesh
 from fvflops.cli.models import LoadedModel, cast_model, load_function, load_model, parse_dtype, with_input_hint
@@ -25,7 +24,7 @@ from fvflops.features.memory.savings import memory_savings
 from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.savings import plan_savings
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.text import suggest
 
@@ -78,12 +77,28 @@ def run(arguments: argparse.Namespace) -> int:
     table = load_table(arguments.table)
     optimizer = _find_optimizer(arguments.optimizer)
     dtype = None if arguments.dtype is None else PRODUCTS[parse_dtype(arguments.dtype)]
+    mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
+    loss = _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device="meta")
     subject.model.train(not arguments.inference)
     subject = subject if dtype is None else cast_model(subject, dtype)
-    predicted = _predict_rank if arguments.mesh is not None else _predict_model
-    timeline, find, notes = predicted(subject, table, optimizer, arguments)
+    checkpoint = _find_modules(subject, arguments.checkpoint)
+    step: dict[str, Any] = {
+        "loss": loss,
+        "optimizer": optimizer,
+        "checkpoint": checkpoint,
+        "device": arguments.device,
+        "assume": parse_assumptions(arguments.assume),
+        "table": table,
+    }
+    if arguments.inference:
+        predicted = _predict_forward(subject, step)
+    elif mesh is None:
+        predicted = _predict_step(subject, step, arguments)
+    else:
+        predicted = _predict_rank(subject, step, mesh, arguments)
+    timeline, find, notes = predicted
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
@@ -136,49 +151,39 @@ def _find_optimizer(name: str) -> type[Optimizer] | None:
     return classes[name.lower()]
 
 
-def _predict_model(
-    subject: LoadedModel, table: FormulaTable, optimizer: type[Optimizer] | None, arguments: argparse.Namespace
-) -> Predicted:
-    options: dict[str, Any] = {"first_step": arguments.first_step}
-    shared: dict[str, Any] = {
-        "kwargs": subject.kwargs,
-        "table": table,
-        "device": arguments.device,
-        "assume": parse_assumptions(arguments.assume),
-        "warn": False,
-    }
-    if arguments.inference:
-        forward = FlopCountAnalysis(subject.model, subject.inputs, execution="shapes", **shared)
-        return with_input_hint(subject, lambda: predict_memory(forward)), _find_no_savings, ()
-    step = TrainingStepAnalysis(
+def _predict_forward(subject: LoadedModel, step: Mapping[str, Any]) -> Predicted:
+    options: dict[str, Any] = {name: step[name] for name in ("device", "assume", "table")}
+    forward = FlopCountAnalysis(
+        subject.model, subject.inputs, kwargs=subject.kwargs, execution="shapes", warn=False, **options
+    )
+    return with_input_hint(subject, lambda: predict_memory(forward)), lambda: None, ()
+
+
+def _predict_step(subject: LoadedModel, step: Mapping[str, Any], arguments: argparse.Namespace) -> Predicted:
+    analysis = TrainingStepAnalysis(
         subject.model,
         subject.inputs,
-        loss=_choose_loss(arguments),
-        optimizer=optimizer,
-        checkpoint=_find_modules(subject, arguments.checkpoint),
+        kwargs=subject.kwargs,
         micro_batches=arguments.microbatches,
-        **shared,
+        warn=False,
+        **step,
     )
-    timeline = with_input_hint(subject, lambda: predict_memory(step, **options))
-    return timeline, lambda: memory_savings(step, **options), ()
+    first_step = arguments.first_step
+    timeline = with_input_hint(subject, lambda: predict_memory(analysis, first_step=first_step))
+    return timeline, lambda: memory_savings(analysis, first_step=first_step), ()
 
 
 def _predict_rank(
-    subject: LoadedModel, table: FormulaTable, optimizer: type[Optimizer] | None, arguments: argparse.Namespace
+    subject: LoadedModel, step: Mapping[str, Any], mesh: Mapping[str, int], arguments: argparse.Namespace
 ) -> Predicted:
     args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
     options: dict[str, Any] = {
-        "mesh": parse_mesh(arguments.mesh),
+        "mesh": mesh,
         "rank": arguments.rank,
         "shard_by": None if arguments.shard is None else load_function(arguments.shard, "--shard"),
         "sequence_parallel": arguments.sequence_parallel,
         "microbatches": arguments.microbatches,
-        "loss": _choose_loss(arguments),
-        "optimizer": optimizer,
-        "checkpoint": _find_modules(subject, arguments.checkpoint),
-        "device": arguments.device,
-        "assume": parse_assumptions(arguments.assume),
-        "table": table,
+        **step,
     }
     plan = with_input_hint(subject, lambda: plan_rank(subject.model, args, subject.kwargs, **options))
     notes = [
@@ -193,14 +198,6 @@ def _predict_rank(
     )
 
 
-def _find_no_savings() -> None:
-    return None
-
-
-def _choose_loss(arguments: argparse.Namespace) -> Loss:
-    return _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
-
-
 def _default_loss(result: Any) -> torch.Tensor:
     loss = loss_in(result)
     return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else sum_results(result)
@@ -210,7 +207,8 @@ def _find_modules(subject: LoadedModel, classes: Sequence[str]) -> list[str]:
     """Return the names of the modules of some classes; a class without a module raises ValueError."""
     by_class: dict[str, list[str]] = {}
     for module in read_modules(subject.model).modules():
-        by_class.setdefault(module.class_name, []).append(module.name)
+        if module.has_forward:
+            by_class.setdefault(module.class_name, []).append(module.name)
     for name in classes:
         if name not in by_class:
             hint = suggest(name, by_class)

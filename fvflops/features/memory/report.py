@@ -116,6 +116,8 @@ def memory_report(
     parts.append(_tabulate_modules(timeline, moment, depth, collapsed))
     if savings is not None:
         parts.append(_tabulate_savings(savings))
+        # Formats for people omit an empty table with its notes.
+        parts += [] if savings.changes else [Items("", [*_note(savings)])]
     parts.append(Items("", [*notes, *_list_gaps(timeline)]))
     return Document("memory", memory_title(timeline, subject), parts, main="modules")
 
@@ -268,7 +270,7 @@ def _tabulate_savings(savings: MemorySavings) -> Table:
         for saving in savings.changes
     ]
     title = "What lowers the peak, each predicted on its own"
-    return Table("savings", columns, rows, title=title, notes=[*_note(savings)], noun="change")
+    return Table("savings", columns, rows, title=title, notes=[*_note(savings)] if savings.changes else [], noun="change")
 
 
 def _describe_change(saving: MemorySaving) -> str:

@@ -209,7 +209,9 @@ def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:
     updated = {id(parameter) for group in maker.param_groups for parameter in group["params"]}
     selected = [id(parameter) in updated for parameter in model.parameters()]
     create: Any = type(maker)
-    return lambda parameters: create(list(compress(parameters, selected)), **maker.defaults)
+    accepted = signature(create).parameters
+    options = {name: value for name, value in maker.defaults.items() if name in accepted}
+    return lambda parameters: create(list(compress(parameters, selected)), **options)
 
 
 def _other_optimizers(
