@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Compares predicted with measured memory on the CPU: tools/memory.py [--only NAME] [--limit PERCENT].
+"""Compares predicted with measured memory on the CPU: tools/memory.py [--only NAME] [--limit PERCENT] [--ranks N,...].
 
-Of each model a forward pass without gradients, and the first and the second training step of a program, whose peaks are
-predicted by shapes and measured by torch.profiler's memory records. Both are bytes over what is there before: the
-parameters, buffers and inputs. Prints a table; exits with 1 if a model whose kernels are known is off by more.
+Of each model the first and the second training step of a program, and of some a forward pass without gradients, whose
+peaks are predicted in shape execution and measured by torch.profiler's memory records. Both are bytes over what is
+there before: the parameters, buffers and inputs. With --ranks also the steps of each of N processes that train a Llama
+together by gloo. Prints a table; exits with 1 if a model whose kernels are known is off by more.
 """
 
 from __future__ import annotations
@@ -26,20 +27,28 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from tests.support.measured_memory import compare_forward, compare_steps  # noqa: E402
+from tests.support.measured_memory import Autocast, compare_forward, compare_steps  # noqa: E402
+from tests.support.models.mixed_precision_adam import MixedPrecisionAdam  # noqa: E402
+from tests.support.rank_memory import compare_ranks  # noqa: E402
 from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
 
+FUSED = partial(torch.optim.AdamW, fused=True)
+FOREACH = partial(torch.optim.AdamW, foreach=True)
+
+
 class Case(NamedTuple):
-    """A model with its inputs, its loss (None: the result's own) and what makes its optimizer."""
+    """A model with its inputs, its loss (None: the result's own), optimizer, and classes of checkpointed modules."""
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: Callable[[Any], torch.Tensor] | None
     optimizer: Any
+    checkpointed: tuple[type[nn.Module], ...] = ()
+    forward: bool = True
 
 
 class Recurrent(nn.Module):
@@ -128,6 +137,33 @@ def _recurrent(layers: type[nn.RNNBase]) -> Case:
     return Case(Recurrent(layers), (torch.randint(0, 5000, (8, 64)),), {}, _classify, SGD)
 
 
+def _variant(
+    make: Callable[[], Case], *, autocast: bool = False, dtype: torch.dtype | None = None, **changes: Any
+) -> Case:
+    """Return another way to train a model: under autocast, in another dtype, with other fields of its case."""
+    case = make()._replace(forward=False, **changes)
+    model = case.model if dtype is None else case.model.to(dtype)
+    return case._replace(model=Autocast(model) if autocast else model)
+
+
+def _checkpointed_vit() -> Case:
+    from timm.models.vision_transformer import Block
+
+    return _variant(_vit, optimizer=FOREACH, checkpointed=(Block,))
+
+
+def _checkpointed_llama() -> Case:
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    return _variant(_llama, autocast=True, optimizer=FUSED, checkpointed=(LlamaDecoderLayer,))
+
+
+def _quantised_llama() -> Case:
+    from torchao.optim import AdamW8bit
+
+    return _variant(_llama, optimizer=AdamW8bit)
+
+
 # Name → what makes the case, and why its figures may differ, "" where they should agree.
 CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "ResNet-50, 4 images, SGD": (_resnet, ""),
@@ -137,45 +173,78 @@ CASES: dict[str, tuple[Callable[[], Case], str]] = {
     "BERT, 6 layers, 4 × 128, AdamW": (_bert, ""),
     "Llama, 6 layers, 4 × 128, AdamW": (_llama, ""),
     "GRU, 2 layers, 8 × 64, SGD": (partial(_recurrent, nn.GRU), ""),
+    "GPT-2, autocast, fused AdamW": (partial(_variant, _gpt2, autocast=True, optimizer=FUSED), ""),
+    "BERT, foreach AdamW": (partial(_variant, _bert, optimizer=FOREACH), ""),
+    "ViT-S/16, checkpoints, foreach AdamW": (_checkpointed_vit, ""),
+    "Llama, autocast, checkpoints, fused": (_checkpointed_llama, ""),
+    "Llama, bfloat16, 32-bit copies": (
+        partial(_variant, _llama, dtype=torch.bfloat16, optimizer=MixedPrecisionAdam),
+        "",
+    ),
+    "Llama, 8-bit AdamW of torchao": (_quantised_llama, ""),
     "LSTM, 2 layers, 8 × 64, SGD": (partial(_recurrent, nn.LSTM), "oneDNN's LSTM takes memory that only it knows"),
 }
 
 
 def compare(case: Case) -> Iterator[tuple[str, int, int]]:
     """Yield (what is run, predicted bytes, measured bytes)."""
-    model, args, kwargs, loss, optimizer = case
-    yield "forward", *compare_forward(model.eval(), args, kwargs)
+    model, args, kwargs, loss, optimizer, checkpointed, forward = case
+    if forward:
+        yield "forward", *compare_forward(model.eval(), args, kwargs)
     model.train()
-    steps = compare_steps(model, args, kwargs, loss=loss, optimizer=optimizer)
+    steps = compare_steps(model, args, kwargs, loss=loss, optimizer=optimizer, checkpointed=checkpointed)
     for name, (predicted, measured) in zip(("first step", "second step"), steps, strict=True):
         yield name, predicted, measured
+
+
+def compare_processes(processes: int) -> Iterator[tuple[str, str, int, int]]:
+    """Yield (mesh and optimizer, the rank's step, predicted bytes, measured bytes)."""
+    meshes = [{"fsdp": processes}, {"tp": processes}]
+    if processes > 2:
+        meshes.append({"fsdp": processes // 2, "tp": 2})
+    cases = [(mesh, "AdamW") for mesh in meshes] + [({"fsdp": processes}, name) for name in ("fused", "foreach")]
+    for (mesh, optimizer), ranks in zip(cases, compare_ranks(processes, cases), strict=True):
+        name = f"Llama, {', '.join(f'{axis}={size}' for axis, size in mesh.items())}, {optimizer}"
+        for rank, steps in enumerate(ranks):
+            for step, (predicted, measured) in zip(("first", "second"), steps, strict=True):
+                yield name, f"rank {rank}, {step}", predicted, measured
 
 
 def main() -> int:
     """Run the comparison and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="only models whose name contains this")
-    parser.add_argument("--limit", type=float, default=3.0, help="the largest difference in percent (default: 3)")
+    parser.add_argument("--limit", type=float, default=2.0, help="the largest difference in percent (default: 2)")
+    parser.add_argument("--ranks", default="", help="also compare runs of this many processes, such as 2,4")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     define_torchvision_schemas()
+    torch.compiler.set_stance("force_eager")  # torchao compiles its optimizers, whose temporaries are then others
     begun, failed = time.perf_counter(), False
-    print(f"{'model':34}{'run':13}{'predicted':>16}{'measured':>16}{'off':>9}")
-    for name, (make, excuse) in CASES.items():
-        if arguments.only not in name:
-            continue
-        torch.manual_seed(0)
-        case = make()
-        for what, predicted, measured in compare(case):
-            off = 100 * (predicted / measured - 1)
-            wrong = abs(off) > arguments.limit
-            failed |= wrong and not excuse
-            print(f"{name:34}{what:13}{predicted:16,}{measured:16,}{off:+8.2f}%  {excuse if wrong else ''}", flush=True)
-        del case
-        gc.collect()
+    print(f"{'model':38}{'run':16}{'predicted':>16}{'measured':>16}{'off':>9}")
+    for name, what, predicted, measured, excuse in _compare_all(arguments.only, arguments.ranks):
+        off = 100 * (predicted / measured - 1)
+        wrong = abs(off) > arguments.limit
+        failed |= wrong and not excuse
+        print(f"{name:38}{what:16}{predicted:16,}{measured:16,}{off:+8.2f}%  {excuse if wrong else ''}", flush=True)
     print(f"{time.perf_counter() - begun:.0f} s")
     return 1 if failed else 0
+
+
+def _compare_all(only: str, ranks: str) -> Iterator[tuple[str, str, int, int, str]]:
+    """Yield (name, what is run, predicted bytes, measured bytes, why they may differ)."""
+    for name, (make, excuse) in CASES.items():
+        if only in name:
+            torch.manual_seed(0)
+            case = make()
+            for what, predicted, measured in compare(case):
+                yield name, what, predicted, measured, excuse
+            del case
+            gc.collect()
+    for processes in map(int, filter(None, ranks.split(","))):
+        for name, what, predicted, measured in compare_processes(processes):
+            yield name, what, predicted, measured, ""
 
 
 if __name__ == "__main__":

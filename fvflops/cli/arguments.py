@@ -91,9 +91,7 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="shard the sequence over tp between the layers too"
     )
-    parser.add_argument(
-        "--microbatches", type=int, default=1, metavar="N", help="microbatches of a step; default: 1"
-    )
+    parser.add_argument("--microbatches", type=int, default=1, metavar="N", help="microbatches of a step; default: 1")
 
 
 def add_report(

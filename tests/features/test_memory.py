@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import (
@@ -20,6 +21,7 @@ from fvflops.features.memory.workspaces import workspace_of
 from fvflops.trace import Signature, TensorSpec, TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import compare_forward, compare_steps
+from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 BATCH, ITEM = 5, 4  # rows of the input, bytes of a float
@@ -225,6 +227,120 @@ def test_torch_adds_gradients_in_place_though_a_recording_shows_a_new_tensor():
     for index, event in sums.items():
         assert not set(event.writes) & set(event.reads)
         assert totals[index + 1] == totals[index]
+
+
+def test_autocast_keeps_its_copies_of_weights_for_the_backward_pass():
+    class Autocast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                for _ in range(3):
+                    x = self.layer(x)
+            return x
+
+    timeline = predict_step(Autocast(), torch.ones(BATCH, 8), optimizer=SGD)
+    moment = timeline.at(first_op(timeline, "backward"))
+    half = ITEM // 2
+    # One copy of the weight for three calls, that of the input, two results that are saved, and the program's: the
+    # result, the loss and its gradient.
+    assert moment.by_kind["activation"] == half * (8 * 8 + BATCH * 8 * (1 + 2 + 1) + 2)
+    assert timeline.at_peak().by_kind["parameter"] == ITEM * 8 * 8
+
+
+def test_optimizers_of_16_bit_parameters_keep_a_32_bit_copy():
+    model = perceptron().bfloat16()
+    step = TrainingStepAnalysis(
+        model, torch.ones(BATCH, 8, dtype=torch.bfloat16), loss=torch.sum, optimizer=MixedPrecisionAdam
+    )
+    for first_step in (False, True):
+        timeline = predict_memory(step, first_step=first_step)
+        assert made(timeline, "optimizer state") == 3 * PARAMETERS
+        assert made(timeline, "parameter") == made(timeline, "gradient") == PARAMETERS // 2
+    states = [block for block in timeline.blocks if block.kind == "optimizer state"]
+    assert sum(block.nbytes for block in states if block.module == "2") == 3 * ITEM * WEIGHTS["2"]
+
+
+def test_an_8_bit_state_takes_a_byte_a_parameter():
+    class Momentum8bit(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["codes"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    state["scale"] = parameter.new_ones(())
+                momentum = (state["codes"].float() - 128) * state["scale"] + parameter.grad
+                state["scale"].copy_(momentum.abs().max() / 127)
+                state["codes"].copy_(momentum / state["scale"] + 128)
+                parameter.sub_(momentum)
+
+    step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=Momentum8bit)
+    timeline = predict_memory(step)
+    assert timeline.baseline == PARAMETERS + INPUT + RESULT + SCALAR + PARAMETERS // ITEM + 6 * ITEM
+
+
+def test_offloaded_activations_are_on_the_host():
+    class Offloading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = perceptron()
+
+        def forward(self, x):
+            with save_on_cpu(pin_memory=False):
+                return self.body(x)
+
+    def predict(model, device):
+        with torch.device("meta"):
+            model = model()
+        step = TrainingStepAnalysis(model, torch.ones(BATCH, 8), loss=torch.sum, device=device)
+        return predict_memory(step, granularity=1)
+
+    offloaded, plain = predict(Offloading, "cuda"), predict(perceptron, "cuda")
+    host = predict_memory(offloaded.trace, device="cpu")
+    at = first_op(offloaded, "backward")
+    # Saved are each ReLU's result, by it and by the next layer, and the weights of the later layers, transposed.
+    assert (host.baseline, host.at(at).by_kind) == (
+        0,
+        {"activation": 4 * HIDDEN + ITEM * (16 * 16 + 16 * 4)},
+    )
+    assert offloaded.at(at).by_kind["activation"] == RESULT + 2 * SCALAR
+    assert plain.at(first_op(plain, "backward")).by_kind["activation"] == 2 * HIDDEN + RESULT + 2 * SCALAR
+    with pytest.raises(ValueError, match="this run used no memory on 'cpu'"):
+        predict_memory(plain.trace, device="cpu")
+    assert predict(Offloading, "cpu").device == "cpu"  # where the copies are made too
+
+
+def test_a_storage_that_is_freed_and_allocated_again_has_two_lives():
+    def run(x):
+        buffer = torch.empty_like(x)
+        buffer.copy_(x)
+        y = buffer.sum()
+        storage = buffer.untyped_storage()
+        nbytes = storage.nbytes()
+        storage.resize_(0)
+        y = y * 2
+        assert storage.nbytes() == 0
+        storage.resize_(nbytes)
+        buffer.copy_(x)
+        return buffer.sum() + y
+
+    x = torch.ones(1000)
+    for execution in ("shapes", "real"):
+        timeline = read_memory(record_call(run, (x,), execution=execution))
+        ops = [
+            timeline.trace.signatures[event.item].op if event.kind == "op" else "" for event in timeline.trace.events
+        ]
+        between = timeline.at(ops.index("aten::mul.Tensor"))
+        first, second = (block for block in timeline.blocks if block.nbytes == x.nbytes and block.kind == "temporary")
+        assert first.end < between.event < second.begin, execution
+        assert between.nbytes - timeline.baseline <= 2 * SCALAR
+        assert timeline.peak - timeline.baseline <= x.nbytes + 3 * SCALAR
 
 
 def test_memory_on_cuda_is_handed_out_in_blocks():

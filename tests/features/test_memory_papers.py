@@ -1,4 +1,4 @@
-"""The predicted memory beside published formulas: activations (Korthikanti et al. 2022) and ZeRO (Rajbhandari et al. 2020)."""
+"""The predicted memory beside the formulas of two papers: of activations, and of the states that ZeRO divides."""
 
 import pytest
 import torch

@@ -3,10 +3,13 @@
 import gc
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, predict_memory
 
@@ -57,10 +60,15 @@ def compare_forward(model, args=(), kwargs=None):
     return timeline.peak - timeline.baseline, measured
 
 
-def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer):
-    """Return (predicted, measured) bytes of a program's first training step and of its second, less what was there."""
+def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer, checkpointed=()):
+    """Return (predicted, measured) bytes of a program's first training step and of its second, less what was there.
+
+    Calls of modules of the classes `checkpointed` are recomputed.
+    """
     kwargs = kwargs or {}
-    analysis = TrainingStepAnalysis(model, args, kwargs=kwargs, loss=loss, optimizer=optimizer)
+    analysis = TrainingStepAnalysis(
+        model, args, kwargs=kwargs, loss=loss, optimizer=optimizer, checkpoint=list(checkpointed)
+    )
     first, later = predict_memory(analysis, first_step=True), predict_memory(analysis)
     held = {}
 
@@ -73,10 +81,27 @@ def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer):
         held["loss"].backward()
         held["optimizer"].step()
 
+    recomputed = [module for module in model.modules() if isinstance(module, tuple(checkpointed))]
+    for module in recomputed:
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
     measured = measure_steps(step, 2)
+    for module in recomputed:
+        del module.forward
     held.clear()
     model.zero_grad()
     return [(first.peak - first.baseline, measured[0]), (later.peak - first.baseline, measured[1])]
+
+
+class Autocast(nn.Module):
+    """A model under autocast to bfloat16 on the CPU."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(*args, **kwargs)
 
 
 def _is_memory(event):

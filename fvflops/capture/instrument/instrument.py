@@ -26,6 +26,7 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
 from fvflops.capture.restore.torch_state import dispatch_mode_active
+from fvflops.capture.shapes.offloading import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
 from fvflops.torch_internals import loaded_compiler
@@ -63,6 +64,8 @@ def instrument(
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
     ]
+    if isinstance(mode, ShapeMode) and mode.device.type != "cpu":
+        wrappers += offloaded_activations()
     if training:
         wrappers += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (

@@ -45,7 +45,9 @@ class StorageRecorder(Protocol):
 class MissingValueReporter(Protocol):
     """The dispatch mode that created a shape tensor (ShapeMode)."""
 
-    recorder: StorageRecorder
+    @property
+    def recorder(self) -> StorageRecorder:
+        """The recorder of the run."""
 
     def missing_value(self, name: str) -> DataDependentError:
         """Record that an op needs an unknown value, and return the error to raise."""

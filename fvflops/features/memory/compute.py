@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from fvflops.features.memory.buffers import find_buffers
 from fvflops.features.memory.workspaces import kernels_with_unknown_workspace, workspace_of
 from fvflops.text import require_int
-from fvflops.trace import Event, Trace, TraceError
+from fvflops.trace import Event, Storage, Trace, TraceError
 from fvflops.trace.module_tree import innermost, modules_above
 
 # Kinds of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
@@ -30,12 +31,9 @@ KINDS = (
 # Device type → the multiple of bytes to which its allocator rounds; others do not round.
 GRANULARITY = {"cuda": 512}
 
+_HOST = "cpu:0"  # the device of tensors that shape execution offloads (capture/shapes/offloading.py)
 _BEFORE = -1  # event index of blocks that exist before the first event
 _BACKWARD = ("backward", "recompute")
-# Namespaces of collectives, and the ops by which FSDP2 copies shards to the input of an all-gather, and its result to
-# the gathered parameters.
-_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
-_FSDP_COPIES = frozenset({"fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy"})
 _LINEAR = "torch.nn.Linear"
 
 
@@ -43,8 +41,8 @@ class Block(NamedTuple):
     """An allocation that is alive from the event `begin` of a Trace, -1 for before the run, until the event `end`.
 
     `end` is None for a block alive at the end of the run. `storage` is an index into the Trace's storages, None for a
-    kernel's workspace and for estimated memory. `nbytes` is rounded as by the allocator, `module` is the name of the owner, and `op` the op that
-    allocated it, "" for none.
+    kernel's workspace and for estimated memory. `nbytes` is rounded as by the allocator, `module` is the name of the
+    owner, and `op` the op that allocated it, "" for none.
     """
 
     storage: int | None
@@ -169,7 +167,7 @@ def read_memory(
             "prediction needs them: pass the Trace of one step, such as run.steps[0]"
         )
     devices = _devices(trace)
-    device = _choose_device(devices) if device is None else device
+    device = next(iter(devices), "cpu") if device is None else device
     if device not in devices and devices:
         raise ValueError(f"this run used no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
@@ -181,19 +179,23 @@ def read_memory(
     return MemoryTimeline(device, unit, tuple(blocks), kernels_with_unknown_workspace(trace, sizes), trace)
 
 
-def _devices(trace: Trace) -> Counter[str]:
-    """Return device → bytes of its storages; in shape execution only the emulated device, with the value 1."""
-    info = trace.info
-    if info.execution == "shapes" and info.device:
-        return Counter({info.device: 1})
-    devices: Counter[str] = Counter()
+def _devices(trace: Trace) -> dict[str, int]:
+    """Return device → bytes of its storages; first the emulated device, or in real execution that with the most."""
+    devices = Counter({trace.info.device: 0} if _is_emulated(trace) else {})
     for storage in trace.storages:
-        devices[storage.device] += storage.nbytes
-    return devices
+        devices[_device_of(trace, storage)] += storage.nbytes
+    return devices if _is_emulated(trace) else dict(devices.most_common())
 
 
-def _choose_device(devices: Counter[str]) -> str:
-    return devices.most_common(1)[0][0] if devices else "cpu"
+def _device_of(trace: Trace, storage: Storage) -> str:
+    """Return a storage's device; in shape execution the emulated one, unless it was offloaded to the host."""
+    if not _is_emulated(trace):
+        return storage.device
+    return "cpu" if storage.device == _HOST else trace.info.device
+
+
+def _is_emulated(trace: Trace) -> bool:
+    return trace.info.execution == "shapes" and bool(trace.info.device)
 
 
 def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
@@ -219,7 +221,7 @@ class _Lifetimes:
         self._trace = trace
         self._unit = unit
         self._storages = trace.storages
-        self._on_device = [len(_devices(trace)) < 2 or row.device == device for row in self._storages]
+        self._on_device = [_device_of(trace, row) == device for row in self._storages]
         self._events: Sequence[Event] = tuple(trace.events or ())
         self._run_end = _find_end_of_run(self._events)
         self._first: dict[int, int] = {}
@@ -235,7 +237,7 @@ class _Lifetimes:
         self._after_optimizer = self._next_op(lambda phase: phase != "optimizer")
         self._end_in_place_operands()
         self._modules: dict[int, str] = {}
-        self._sent, self._gathered = self._find_communication()
+        self._buffers = find_buffers(trace)
 
     def blocks(self, first_step: bool) -> list[Block]:
         """Return the storages as blocks; unless `first_step`, with what the previous step leaves allocated."""
@@ -249,23 +251,6 @@ class _Lifetimes:
             block.kind == "optimizer state" and block.begin != _BEFORE for block in blocks
         )
         return [lifetime for block in blocks for lifetime in self._in_later_step(block)] if is_first else blocks
-
-    def _find_communication(self) -> tuple[set[int], set[int]]:
-        """Return the storages that collectives read or write, and those of parameters that FSDP2 gathers."""
-        sent: set[int] = set()
-        gathered: set[int] = set()
-        kinds = [
-            (signature.op.partition("::")[0] in _COLLECTIVES, signature.op in _FSDP_COPIES)
-            for signature in self._trace.signatures
-        ]
-        for event in self._events:
-            if event.kind == "op":
-                is_collective, is_copy = kinds[event.item]
-                if is_collective:
-                    sent.update(event.reads, event.writes)
-                elif is_copy:
-                    gathered.update(event.reads, event.writes)
-        return sent, gathered
 
     def _block(self, index: int) -> Block | None:
         row, first, end = self._storages[index], self._first.get(index), self._ends.get(index)
@@ -285,9 +270,9 @@ class _Lifetimes:
             return None  # created by a call without an event, such as one in a discarded branch
         event = self._events[first]
         kind = self._kind_of_result(first, end)
-        if index in self._gathered or (kind == "temporary" and index in self._sent):
+        if index in self._buffers.gathered or (kind == "temporary" and index in self._buffers.sent):
             kind = "communication"
-        module = _owner(self._trace, event.stack)
+        module = self._buffers.module_of(index, self._modules, otherwise=_owner(self._trace, event.stack))
         if kind == "optimizer state":  # attribute it to the owner of the parameter that the op read
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
         is_result = index in event.writes and index not in event.reads  # else `resize_` allocated it

@@ -269,8 +269,8 @@ def _tabulate_savings(savings: MemorySavings) -> Table:
         )
         for saving in savings.changes
     ]
-    title = "What lowers the peak, each predicted on its own"
-    return Table("savings", columns, rows, title=title, notes=[*_note(savings)] if savings.changes else [], noun="change")
+    title, notes = "What lowers the peak, each predicted on its own", [*_note(savings)] if savings.changes else []
+    return Table("savings", columns, rows, title=title, notes=notes, noun="change")
 
 
 def _describe_change(saving: MemorySaving) -> str:

@@ -111,6 +111,9 @@ WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
 # Composite ops that also have a kernel without temporaries: in a real run their decomposition is not used.
 OWN_KERNELS = frozenset({"aten::mish_backward", "aten::native_channel_shuffle", "aten::silu_backward"})
 
+# Namespaces of torch's own ops, whose workspaces are known, or zero.
+_NAMESPACES = frozenset({"aten", "prims", "profiler", "fsdp", "c10d", "_c10d_functional", "_c10d_functional_autograd"})
+
 # Device type → ops of libraries whose workspace is not known in advance.
 UNKNOWN: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}),
@@ -144,13 +147,14 @@ def workspace_of(signature: Signature, device: str) -> int | None:
 def kernels_with_unknown_workspace(trace: Trace, sizes: Sequence[int | None]) -> Counter[str]:
     """Return op → calls for ops whose workspace no rule computes.
 
-    These are ops of libraries, and composite ops that the recording did not decompose. `sizes` are the workspaces of
-    the trace's signatures.
+    These are kernels of libraries, ops that are not torch's, and composite ops that the recording did not decompose.
+    `sizes` are the workspaces of the trace's signatures.
     """
     calls: Counter[str] = Counter()
     for (item, _, _), count in trace.calls.items():
         op = trace.signatures[item].op
-        if sizes[item] is None or (op in trace.stops_at and _has_composite_kernel(op)):
+        is_foreign = op.partition("::")[0] not in _NAMESPACES
+        if sizes[item] is None or is_foreign or (op in trace.stops_at and _has_composite_kernel(op)):
             calls[op] += count
     return calls
 

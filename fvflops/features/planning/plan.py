@@ -75,9 +75,9 @@ class RankPlan:
     model_parameters: int
     trace: Trace
     recorded: Trace
+    estimated_memory: EstimatedMemory
     derived: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    estimated_memory: EstimatedMemory = EstimatedMemory()
 
     @property
     def world(self) -> int:
@@ -191,9 +191,9 @@ def plan_rank(
         model_parameters=sum(parameter.numel() for parameter in model.parameters()),
         trace=trace,
         recorded=recorded,
+        estimated_memory=_estimate_memory(mesh, coordinates, microbatches),
         derived=descriptions,
         left_out=() if optimizer is not None else _list_excluded(mesh, sequence_parallel),
-        estimated_memory=_estimate_memory(mesh, coordinates, microbatches),
     )
 
 

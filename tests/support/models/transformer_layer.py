@@ -85,7 +85,9 @@ class TransformerLayer(nn.Module):
         """Apply a linear layer that is divided by columns."""
         if self.group is None:
             return linear(x)
-        return GatheredLinear.apply(x, linear.weight, self.group) if self.sequence else linear(Copy.apply(x, self.group))
+        return (
+            GatheredLinear.apply(x, linear.weight, self.group) if self.sequence else linear(Copy.apply(x, self.group))
+        )
 
     def leave(self, x):
         """Sum the results of a linear layer that is divided by rows."""

@@ -1,0 +1,61 @@
+"""Compare the planned memory of each rank with what processes that train together by gloo allocate."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from fvflops import plan_rank
+from fvflops.zoo.llama import Llama
+from tests.support.checkout import ROOT
+from tests.support.processes.memory_worker import CONFIG, OPTIMIZERS, TOKENS, cross_entropy
+
+
+def compare_ranks(processes, cases):
+    """Return for each case, a mesh and the name of an optimizer, (predicted, measured) bytes of each rank.
+
+    They are those of the first and of a later step, less parameters and inputs.
+    """
+    measured = _measure(processes, cases)
+    return [
+        [_pairs(_predict(mesh, optimizer, rank), measured[rank][index]) for rank in range(processes)]
+        for index, (mesh, optimizer) in enumerate(cases)
+    ]
+
+
+def _pairs(predicted, measured):
+    return list(zip(predicted, (measured[0], measured[-1]), strict=True))
+
+
+def _predict(mesh, optimizer, rank):
+    with torch.device("meta"):
+        model = Llama(CONFIG)
+    plan = plan_rank(model, (TOKENS,), mesh=mesh, rank=rank, optimizer=OPTIMIZERS[optimizer], loss=cross_entropy)
+    first, later = plan.memory(first_step=True), plan.memory()
+    return first.peak - first.baseline, later.peak - first.baseline
+
+
+def _measure(processes, cases):
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.memory_worker"]
+    # gloo's ranks compute on the CPU, also where there is a GPU.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [
+            subprocess.Popen(
+                [*command, str(rank), str(processes), folder, json.dumps(cases)],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(processes)
+        ]
+        errors = [worker.communicate(timeout=300)[1] for worker in workers]
+        if any(worker.returncode for worker in workers):
+            raise RuntimeError("\n".join(errors)[-4000:])
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(processes)]
