@@ -119,7 +119,8 @@ def test_savings_say_what_was_tried():
     timeline = predict()
     block = MemorySaving("checkpoint", "Block", ("h.0", "h.1", "h.2"), 60, 40, 25)
     worse = MemorySaving("optimizer", "Adafactor", (), 110, -10, 1)
-    savings = MemorySavings(100, 50, "exact", (block,), (worse,), {"checkpoint Joins": "CheckpointError: no"}, ("MLP",))
+    failed = {"checkpoint Joins": "CheckpointError: no"}
+    savings = MemorySavings(100, 50, "exact", (block,), (worse,), failed, ("checkpoint MLP",))
     report = timeline.report(savings=savings)
     (row,) = rows_of(report, "savings")
     assert row == {

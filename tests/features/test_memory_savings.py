@@ -99,6 +99,20 @@ def test_in_half_the_bytes_all_is_half_as_large():
     assert saving.peak == pytest.approx(savings.peak / 2, abs=counts) and saving.flops == 0
 
 
+class InAutocast(Net):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_autocast_is_that_of_a_model_which_uses_it():
+    saving = saving_of(memory_savings(step_of(optimizer=SGD)), "autocast", "bfloat16")
+    used = predict_memory(step_of(InAutocast(), optimizer=SGD))
+    assert saving.peak == used.peak and saving.saved > 0
+    on_cuda = memory_savings(step_of(device="cuda"))
+    assert on_cuda.untried == () if torch.cuda.is_available() else ("autocast bfloat16 (needs a GPU)",)
+
+
 @pytest.mark.parametrize("as_instance", [False, True])
 def test_a_cheaper_optimizer_saves_its_state(as_instance):
     model = Net()
@@ -121,7 +135,7 @@ def test_a_fused_optimizer_has_no_temporaries():
 
 def test_without_an_optimizer_none_is_tried():
     savings = memory_savings(step_of())
-    assert {saving.change for saving in (*savings.changes, *savings.useless)} == {"checkpoint", "dtype"}
+    assert {saving.change for saving in (*savings.changes, *savings.useless)} == {"checkpoint", "dtype", "autocast"}
 
 
 def test_changes_are_ordered_and_split_by_what_they_save():

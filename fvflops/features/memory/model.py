@@ -11,7 +11,8 @@ class MemorySaving(NamedTuple):
     """A change to a training step: its peak memory in bytes, and the FLOPs that it adds, both predicted.
 
     `change` is "checkpoint" and the class of the `modules` whose activations are recomputed, "dtype" and the dtype of
-    weights and inputs, or "optimizer" and its name. `saved` is how much lower the peak is.
+    weights and inputs, "autocast" and the dtype of the forward pass, or "optimizer" and its name. `saved` is how much
+    lower the peak is.
     """
 
     change: str
@@ -27,8 +28,7 @@ class MemorySavings:
     """What lowers the peak memory of a training step, the largest saving first.
 
     `peak` is that of the step in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
-    lower the peak, `failed` is change → error for those with which the step raises, `untried` are classes of modules
-    that were not tried.
+    lower the peak, `failed` is change → error for those with which the step raises, and `untried` names further ones.
     """
 
     peak: int

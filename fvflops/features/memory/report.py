@@ -299,7 +299,7 @@ def _note(savings: MemorySavings) -> Iterator[str]:
     for change, error in savings.failed.items():
         yield f"Fails: {plain_name(change)}: {plain_name(error)}."
     if savings.untried:
-        yield f"Not tried: checkpoint {', '.join(map(plain_name, savings.untried))}."
+        yield f"Not tried: {', '.join(map(plain_name, savings.untried))}."
     yield f"FLOPs: convention {plain_name(savings.table)}."
 
 

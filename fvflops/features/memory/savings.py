@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
 from itertools import compress
 from typing import Any, NamedTuple
@@ -58,14 +58,15 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     """Return what lowers the peak memory of a training step, and the FLOPs that it costs.
 
     The step is predicted again with activation checkpointing of each class of repeated modules (non-reentrant; in a
-    step that already has checkpoints, instead of these), with weights and inputs in bfloat16, with a fused optimizer,
-    and with each optimizer of OPTIMIZERS. Nothing is computed, and the model is not changed. `options` are those of
-    `predict_memory`. An analysis of a Trace has no model, and raises TraceError.
+    step that already has checkpoints, instead of these), with weights and inputs in bfloat16, with the forward pass in
+    autocast to bfloat16, with a fused optimizer, and with each optimizer of OPTIMIZERS. Nothing is computed, and the
+    model is not changed. `options` are those of `predict_memory`. An analysis of a Trace has no model, and raises
+    TraceError.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Softmax(-1)) for _ in range(4)))
     >>> savings = memory_savings(TrainingStepAnalysis(model, torch.ones(64, 8), loss=torch.sum, table="exact"))
-    >>> [(saving.change, saving.name, saving.modules) for saving in savings.changes]
-    [('dtype', 'bfloat16', ()), ('checkpoint', 'Sequential', ('0', '1', '2', '3'))]
+    >>> [(saving.change, saving.name) for saving in savings.changes]
+    [('dtype', 'bfloat16'), ('autocast', 'bfloat16'), ('checkpoint', 'Sequential')]
     """
     run = model_run(step)
     model = None if run is None else run.model
@@ -119,13 +120,14 @@ def find_savings(
     base = predict()
     classes = _rank_by_activations(base.memory, repeated_modules(base.memory.trace, read_modules(model)))
     first_paths = {id(module): name for name, module in reversed(module_paths(model))}
+    device = base.memory.device.partition(":")[0]
     present = {first_paths[id(module)] for module in checkpointed}
     attempts = [
         _Attempt("checkpoint", name, names, partial(predict, checkpoint=names))
         for name, names in classes[:CLASSES]
         if set(names) != present
     ]
-    attempts += _other_dtypes(predict, model, (args, kwargs), optimizers)
+    attempts += _other_dtypes(predict, model, (args, kwargs), optimizers, device)
     attempts += _other_optimizers(predict, optimizers, assume)
     tried, failed = [], {}
     for attempt in attempts:
@@ -147,7 +149,7 @@ def find_savings(
         changes=tuple(saving for saving in tried if saving.saved > 0),
         useless=tuple(saving for saving in tried if saving.saved <= 0),
         failed=failed,
-        untried=tuple(name for name, _ in classes[CLASSES:]),
+        untried=(*(f"checkpoint {name}" for name, _ in classes[CLASSES:]), *_list_untried(model, device)),
     )
 
 
@@ -189,8 +191,9 @@ def _other_dtypes(
     model: nn.Module,
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     optimizers: Sequence[OptimizerMaker],
+    device: str,
 ) -> Iterator[_Attempt]:
-    if not any(parameter.dtype is torch.float32 for parameter in model.parameters()):
+    if not _is_float32(model):
         return
 
     def make() -> PredictedStep:
@@ -199,7 +202,40 @@ def _other_dtypes(
         copied = copy_to_meta(model).to(torch.bfloat16)
         return predict(model=copied, inputs=args, kwargs=kwargs, optimizer=makers)
 
+    def make_autocast() -> PredictedStep:
+        makers = [_create_again(maker, model) for maker in optimizers]
+        return predict(model=_in_autocast(copy_to_meta(model), device), optimizer=makers)
+
     yield _Attempt("dtype", "bfloat16", (), make)
+    if _has_autocast(device):
+        yield _Attempt("autocast", "bfloat16", (), make_autocast)
+
+
+def _is_float32(model: nn.Module) -> bool:
+    return any(parameter.dtype is torch.float32 for parameter in model.parameters())
+
+
+def _has_autocast(device: str) -> bool:
+    """Return whether autocast can be enabled for a device; for CUDA torch requires a GPU."""
+    return device == "cpu" or (device == "cuda" and torch.cuda.is_available())
+
+
+def _list_untried(model: nn.Module, device: str) -> list[str]:
+    return ["autocast bfloat16 (needs a GPU)"] if _is_float32(model) and not _has_autocast(device) else []
+
+
+def _in_autocast(model: nn.Module, device: str) -> nn.Module:
+    """Return a model after changing its class to one whose forward runs in autocast to bfloat16."""
+    original: Any = type(model)
+
+    @wraps(original.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return original.forward(self, *args, **kwargs)
+
+    # A copy of the model has this class too, unlike an attribute `forward`, which would run the first model.
+    model.__class__ = type(original.__name__, (original,), {"forward": forward})
+    return model
 
 
 def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:
