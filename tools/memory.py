@@ -203,8 +203,9 @@ def compare_processes(processes: int) -> Iterator[tuple[str, str, int, int]]:
     if processes > 2:
         meshes.append({"fsdp": processes // 2, "tp": 2})
     cases = [(mesh, "AdamW") for mesh in meshes] + [({"fsdp": processes}, name) for name in ("fused", "foreach")]
-    for (mesh, optimizer), ranks in zip(cases, compare_ranks(processes, cases), strict=True):
-        name = f"Llama, {', '.join(f'{axis}={size}' for axis, size in mesh.items())}, {optimizer}"
+    names = [f"Llama, {', '.join(f'{axis}={size}' for axis, size in mesh.items())}, {name}" for mesh, name in cases]
+    names.append(f"Llama, fsdp={processes}, mixed, checkpoints")
+    for name, ranks in zip(names, compare_ranks(processes, cases), strict=True):
         for rank, steps in enumerate(ranks):
             for step, (predicted, measured) in zip(("first", "second"), steps, strict=True):
                 yield name, f"rank {rank}, {step}", predicted, measured

@@ -1,6 +1,8 @@
 """The predicted memory: hand counts, what they must obey, and what the CPU's allocator says."""
 
 from functools import partial
+from queue import Queue
+from threading import Thread
 
 import pytest
 import torch
@@ -118,6 +120,31 @@ def test_in_a_later_step_the_states_are_there_from_the_start():
     assert later.by_phase()["backward"] == first.by_phase()["backward"] + PARAMETERS
     assert later.by_phase()["optimizer"] == first.by_phase()["optimizer"] == first.peak
     assert later.at_peak().phase == "backward"
+
+
+def test_another_thread_may_free_a_tensor_during_an_optimizer_step():
+    held, requests, done = [], Queue(), Queue()
+
+    def free():  # as a process group's thread does
+        while requests.get():
+            held.clear()
+            done.put(True)
+
+    class Freeing(MixedPrecisionAdam):
+        def update(self, parameter, rate):
+            held.append(torch.ones(3) * 2)
+            requests.put(True)
+            done.get()
+            super().update(parameter, rate)
+
+    Thread(target=free, daemon=True).start()  # before the recording, which records threads that start in it
+    model = perceptron()
+    optimizer = Freeing(model.parameters())
+    with record(model) as run:
+        model(torch.ones(BATCH, 8)).sum().backward()
+        optimizer.step()
+    requests.put(False)
+    assert made(predict_memory(run), "optimizer state") == 2 * PARAMETERS  # of float parameters the copy is a view
 
 
 def test_states_that_were_there_before_are_states():

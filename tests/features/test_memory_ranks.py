@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
 from fvflops.zoo import build
 from fvflops.zoo.llama import CONFIGS, Llama
+from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
 from tests.support.rank_memory import compare_ranks
 
 SGD = torch.optim.SGD
@@ -90,12 +92,45 @@ def test_tensor_parallelism_holds_its_shards():
     )
 
 
+def test_the_optimizer_updates_shards_on_an_emulated_device():
+    tokens = torch.ones(2, 16, dtype=torch.int64)
+    model = build("llama_tiny", device="meta")
+    kinds = []
+    for device in ("cpu", "cuda"):
+        planned = plan_rank(model, (tokens,), mesh={"tp": 2}, optimizer=MixedPrecisionAdam, device=device)
+        timeline = planned.memory(granularity=1)
+        assert timeline.device == {"cpu": "cpu", "cuda": "cuda:0"}[device]
+        kinds.append({kind: max(timeline.curve(kind)) for kind in ("parameter", "optimizer state")})
+    # Of float parameters the copy is a view.
+    nbytes = planned.parameter_bytes
+    assert kinds[0] == kinds[1] == {"parameter": nbytes, "optimizer state": 2 * nbytes}
+
+
+def test_context_parallel_recomputation_gathers_again():
+    tokens = torch.ones(2, 16, dtype=torch.int64)
+    model = build("llama_tiny", device="meta")
+    planned = plan_rank(model, (tokens,), mesh={"cp": 2}, checkpoint=["layers.0"])
+    phases = {phase: volume.calls for phase, volume in planned.communication().by_phase().items()}
+    assert phases["recompute"] == 2 and phases["forward"] == 4  # keys and values, of two layers
+
+
 def test_ddp_adds_buckets_as_large_as_the_gradients():
     planned = plan({"dp": 4})
     single = plan({"tp": 1}).memory()
     assert planned.memory().peak == single.peak + LAYERS * BLOCK + HEAD
     assert list(planned.estimated_memory.describe()) == ["DDP buckets, as large as the gradients"]
     assert planned.memory().at_peak().by_module["layers.0"] == single.at_peak().by_module["layers.0"] + BLOCK
+
+
+def test_the_buckets_of_a_ddp_model_are_communication_buffers():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Stack())
+        step = TrainingStepAnalysis(model, torch.ones(BATCH, WIDTH), loss=torch.sum)
+        kinds = predict_memory(step).at_peak().by_kind
+    finally:
+        dist.destroy_process_group()
+    assert kinds["communication"] == kinds["parameter"] == LAYERS * BLOCK + HEAD
 
 
 def test_pipeline_stages_hold_the_activations_of_microbatches_in_flight():
@@ -153,9 +188,9 @@ def test_checkpoints_lower_the_peak_of_a_plan():
     assert checkpointed.peak < plain.peak and "recompute" in checkpointed.by_phase()
 
 
-def test_processes_allocate_what_is_planned():
+def test_processes_allocate_what_is_predicted():
     cases = [({"fsdp": 2}, "AdamW"), ({"tp": 2}, "AdamW")]
-    for case, ranks in zip(cases, compare_ranks(2, cases), strict=True):
+    for case, ranks in zip([*cases, "mixed precision"], compare_ranks(2, cases), strict=True):
         for steps in ranks:
             for predicted, measured in steps:
                 assert predicted == pytest.approx(measured, rel=0.05), (case, ranks)

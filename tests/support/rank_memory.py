@@ -16,19 +16,21 @@ from tests.support.processes.memory_worker import CONFIG, OPTIMIZERS, TOKENS, cr
 
 
 def compare_ranks(processes, cases):
-    """Return for each case, a mesh and the name of an optimizer, (predicted, measured) bytes of each rank.
+    """Return (predicted, measured) bytes of the first and the second step, less parameters and inputs.
 
-    They are those of the first and of a later step, less parameters and inputs.
+    For each case, a mesh and the name of an optimizer, a list of each rank's steps, predicted by `plan_rank`; then that
+    of FSDP2 with mixed precision and checkpoints, predicted by each rank from its sharded model.
     """
     measured = _measure(processes, cases)
-    return [
-        [_pairs(_predict(mesh, optimizer, rank), measured[rank][index]) for rank in range(processes)]
+    planned = [
+        [_pairs(_predict(mesh, optimizer, rank), measured[rank][0][index]) for rank in range(processes)]
         for index, (mesh, optimizer) in enumerate(cases)
     ]
+    return [*planned, [compared for _, compared in measured]]
 
 
 def _pairs(predicted, measured):
-    return list(zip(predicted, (measured[0], measured[-1]), strict=True))
+    return list(zip(predicted, measured, strict=True))
 
 
 def _predict(mesh, optimizer, rank):

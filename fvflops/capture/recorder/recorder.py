@@ -498,11 +498,14 @@ class Recorder(ThreadState):
             if not self.backward:
                 self.events.append(("free", index, self.stack))
                 return
-            # The garbage collector may run in any thread.
-            state = self._thread_states.get(get_ident(), self)
-            self.events.append(
-                ("free", index, state.stack, self._phase(state, current_autograd_node()), state.thread_number)
-            )
+            # A thread that is not recorded may free storages too, such as a process group's or the garbage collector's.
+            thread = get_ident()
+            state = self._thread_states.get(thread, self)
+            if state is self and thread != self.thread:
+                phase = "optimizer" if self.active_optimizers else "forward"
+            else:
+                phase = self._phase(state, current_autograd_node())
+            self.events.append(("free", index, state.stack, phase, state.thread_number))
 
     def add_reallocated(self, index: int, nbytes: int) -> int:
         """Register the new memory of a resized storage, and return its index."""

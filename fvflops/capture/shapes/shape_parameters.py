@@ -22,11 +22,12 @@ class ShapeParameters:
     def __init__(self, mode: ShapeMode) -> None:
         self._mode = mode
         self._copies: dict[int, torch.Tensor] = {}
+        self._copy_ids: set[int] = set()  # a copy of a wrapper subclass may report another device than the run's
         self._originals: list[torch.Tensor] = []  # keeps them alive, since ids are reused
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the shape tensor for a tensor, or the tensor itself if it can be used unchanged."""
-        if tensor.device == self._mode.device or tensor.layout is not torch.strided:
+        if tensor.device == self._mode.device or tensor.layout is not torch.strided or id(tensor) in self._copy_ids:
             return tensor
         shape_copy = self._copies.get(id(tensor))
         if shape_copy is None:
@@ -37,6 +38,7 @@ class ShapeParameters:
             else:
                 shape_copy = self._mode.shape_tensor_for(tensor)
             self._copies[id(tensor)] = shape_copy
+            self._copy_ids.add(id(shape_copy))
             self._originals.append(tensor)
         return shape_copy
 

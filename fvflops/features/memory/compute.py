@@ -294,6 +294,8 @@ class _Lifetimes:
         event = self._events[first]
         if event.phase == "optimizer":
             return "optimizer state"
+        if index in self._buffers.sent:
+            return "communication"
         # Autograd accumulates into an existing gradient in place.
         return "gradient" if event.phase == "backward" and index in event.writes else "input"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,8 +103,9 @@ class RankPlan:
     ) -> MemoryPrediction:
         """Return the memory of the rank at each event of `recorded`; the arguments are those of `predict_memory`.
 
-        Included are gathered parameters and buffers of collectives, and by estimate what `estimated_memory` names. Not
-        included: the process groups' own buffers, such as NCCL's, and what `left_out` names.
+        Included are gathered parameters and buffers of collectives, and by estimate what `estimated_memory` names; on
+        the CPU gloo's copies are workspaces. Not included: the process groups' own buffers, such as NCCL's, FSDP2's
+        CPUOffloadPolicy, and what `left_out` names.
         """
         timeline = read_memory(
             self.recorded, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces
@@ -170,13 +172,16 @@ def plan_rank(
         device_mesh = _make_mesh(mesh)
         rank_model = _split(rank_model, device_mesh, mesh, shard_by, sequence_parallel)
         specs = [local_spec(parameter) for parameter in rank_model.parameters()]
-        with ShardedSequence(device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext():
+        gather_keys = partial(ShardedSequence, device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext
+        with gather_keys():
             recorded = record_step(
                 rank_model,
                 *inputs,
                 loss=loss or sum_of_result,
                 optimizers=() if optimizer is None else [optimizer],
                 checkpointed=checkpoint,
+                # A recomputation runs in autograd, outside this context.
+                checkpoint_options={"context_fn": lambda: (nullcontext(), gather_keys())},
                 device=device,
                 assume=assume,
                 stops_at=resolve_table(table).stops_at,

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from fvflops.features.planning.sharding import find_sharding, shard
-from fvflops.zoo.llama import Llama, LlamaConfig
-from tests.support.measured_memory import measure_steps
+from fvflops.zoo.llama import Block, Llama, LlamaConfig
+from tests.support.measured_memory import compare_steps, measure_steps
 
 CONFIG = LlamaConfig(vocab_size=2048, hidden_size=256, intermediate_size=704, layers=4, heads=8, kv_heads=4)
 TOKENS = torch.ones(2, 128, dtype=torch.int64)
@@ -32,15 +32,15 @@ def cross_entropy(result):
     return nn.functional.cross_entropy(result.flatten(0, 1), TOKENS.flatten())
 
 
-def split(model, mesh):
-    """Shard a model over this program's processes, as `plan_rank` does."""
+def split(model, mesh, **options):
+    """Shard a model over this program's processes, as `plan_rank` does; the options are FSDP2's."""
     device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tp" in mesh:
         shard(model, device_mesh["tp"], find_sharding(model, sequence=False))
     if "fsdp" in mesh:
         for block in model.layers:
-            fully_shard(block, mesh=device_mesh["fsdp"])
-        fully_shard(model, mesh=device_mesh["fsdp"])
+            fully_shard(block, mesh=device_mesh["fsdp"], **options)
+        fully_shard(model, mesh=device_mesh["fsdp"], **options)
     return model
 
 
@@ -75,12 +75,28 @@ def measure(mesh, optimizer, times=2):
     return measure_steps(step, times)
 
 
+def compare_sharded(processes):
+    """Return (predicted, measured) bytes of this process's first two steps, predicted from its sharded model.
+
+    FSDP2 computes in bfloat16 and reduces gradients in float32, and the blocks are checkpointed.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = split(Llama(CONFIG), {"fsdp": processes}, mp_policy=policy)
+    return compare_steps(
+        model,
+        (TOKENS,),
+        loss=lambda result: cross_entropy(result.float()),
+        optimizer=torch.optim.AdamW,
+        checkpointed=(Block,),
+    )
+
+
 def main(rank, processes, folder, cases):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=processes)
     wait_for_workers()
     found = [measure(mesh, optimizer) for mesh, optimizer in json.loads(cases)]
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    Path(folder, f"{rank}.json").write_text(json.dumps([found, compare_sharded(processes)]))
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads may outlive the group
