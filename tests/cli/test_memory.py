@@ -49,6 +49,13 @@ def with_loss():
 def squares(result):
     return result.square().mean()
 
+class Ranks(Net):
+    def forward(self, x):
+        return super().forward(x).argmax(-1)
+
+def without_gradient():
+    return Ranks(), torch.ones(2, 8)
+
 def must_not_be_built():
     raise AssertionError("the model was built")
 """
@@ -192,6 +199,12 @@ def test_a_mistake_is_found_before_the_model_is_built(capsys, factory, argv, sai
 def test_a_mistake_that_the_model_shows(capsys, factory, argv, said):
     code, out, err = run(capsys, "nets.py:build", *argv)
     assert (code, out) == (2, "") and said in err
+
+
+def test_a_result_without_a_gradient(capsys, factory):
+    code, out, err = run(capsys, "nets.py:without_gradient")
+    assert (code, out) == (2, "") and "pass --loss, or --inference for a forward pass" in err
+    assert run(capsys, "nets.py:without_gradient", "--inference")[0] == 0
 
 
 def test_csv_has_every_module(capsys):

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
 from fvflops.cli.arguments import add_depth, add_mesh, add_model, add_report, parse_assumptions, parse_mesh
 from fvflops.cli.models import LoadedModel, cast_model, load_function, load_model, parse_dtype, with_input_hint
@@ -200,7 +201,13 @@ def _predict_rank(
 
 def _default_loss(result: Any) -> torch.Tensor:
     loss = loss_in(result)
-    return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else sum_results(result)
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    if not any(tensor.requires_grad for tensor in tensors_of(result)):
+        raise ValueError(
+            "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
+        )
+    return sum_results(result)
 
 
 def _find_modules(subject: LoadedModel, classes: Sequence[str]) -> list[str]:

@@ -28,7 +28,14 @@ def plan_savings(
 ) -> MemorySavings:
     """Return what lowers the peak memory of a rank, as `memory_savings` does, and the FLOPs that it costs the rank.
 
-    The arguments are those of `plan_rank`, and `first_step` of `RankPlan.memory`.
+    The arguments are those of `plan_rank`, and `first_step` of `RankPlan.memory`. Errors are those of `plan_rank`.
+
+    >>> import torch
+    >>> from fvflops.zoo import build
+    >>> tokens = torch.ones(8, 128, dtype=torch.int64)
+    >>> best = plan_savings(build("llama_tiny", device="meta"), (tokens,), mesh={"tp": 2}).changes[0]
+    >>> best.change, best.name, best.modules
+    ('checkpoint', 'Block', ('layers.0', 'layers.1'))
     """
     formulas = resolve_table(table)
 
