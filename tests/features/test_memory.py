@@ -290,6 +290,31 @@ def test_optimizers_of_16_bit_parameters_keep_a_32_bit_copy():
     assert sum(block.nbytes for block in states if block.module == "2") == 3 * ITEM * WEIGHTS["2"]
 
 
+def test_32_bit_copies_made_by_the_constructor_exist_before_the_first_step():
+    class Copies(torch.optim.SGD):
+        def __init__(self, params):
+            self.halves = list(params)
+            super().__init__([half.detach().float() for half in self.halves], lr=0.1, momentum=0.9)
+
+        @torch.no_grad()
+        def step(self):
+            copies = self.param_groups[0]["params"]
+            for copy, half in zip(copies, self.halves, strict=True):
+                copy.grad = half.grad.float()
+            super().step()
+            for copy, half in zip(copies, self.halves, strict=True):
+                half.copy_(copy)
+                copy.grad = None
+
+    inputs = torch.ones(BATCH, 8, dtype=torch.bfloat16)
+    for make in (perceptron, lambda: perceptron().to("meta")):
+        step = TrainingStepAnalysis(make().bfloat16(), inputs, loss=torch.sum, optimizer=Copies)
+        first, later = predict_memory(step, first_step=True), predict_memory(step)
+        assert first.at(-1).by_kind["optimizer state"] == PARAMETERS
+        assert later.at(-1).by_kind["optimizer state"] == 2 * PARAMETERS
+        assert first.peak == first.by_phase()["optimizer"]
+
+
 def test_an_8_bit_state_takes_a_byte_a_parameter():
     class Momentum8bit(torch.optim.Optimizer):
         def __init__(self, params):

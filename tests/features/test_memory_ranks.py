@@ -154,6 +154,16 @@ def test_further_microbatches_run_beside_the_gradients():
     assert one.memory().at(first_op(one.memory(), "backward")).by_kind["gradient"] == 0
 
 
+def test_estimated_accumulation_is_that_of_recorded_microbatches():
+    tokens = torch.ones(2, 64, dtype=torch.int64)
+    model = build("llama_tiny", device="meta")
+    options = {"loss": torch.sum, "optimizer": torch.optim.AdamW}
+    planned = plan_rank(model, (tokens,), mesh={"tp": 1}, microbatches=2, **options).memory()
+    recorded = predict_memory(TrainingStepAnalysis(model, tokens, micro_batches=2, **options))
+    assert planned.peak == pytest.approx(recorded.peak, rel=0.01)
+    assert planned.by_phase()["optimizer"] == recorded.by_phase()["optimizer"]
+
+
 def test_an_optimizer_steps_once_for_all_microbatches():
     one, four = (plan({"tp": 1}, optimizer=SGD, microbatches=number) for number in (1, 4))
     assert not one.left_out and plan({"tp": 1}).left_out == ("the optimizer step",)

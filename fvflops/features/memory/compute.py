@@ -277,7 +277,9 @@ class _Lifetimes:
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
         is_result = index in event.writes and index not in event.reads  # else `resize_` allocated it
         op = self._trace.signatures[event.item].op if is_result else ""
-        return Block(index, nbytes, kind, self._set_module(index, module), op, first, end)
+        # State that was not created in the step was created by the optimizer's constructor, which is not recorded.
+        begin = first if is_result or kind != "optimizer state" else _BEFORE
+        return Block(index, nbytes, kind, self._set_module(index, module), op, begin, end)
 
     def _set_module(self, index: int, module: str) -> str:
         self._modules[index] = module
@@ -354,15 +356,15 @@ class _Lifetimes:
             return [block._replace(begin=_BEFORE)]
         if block.kind in ("activation", "temporary"):
             # The program keeps a reference to the last step's result until the model returns the next.
-            return [block, block._replace(begin=_BEFORE, end=self._next_model_exit(block.begin))]
+            return [block, block._replace(begin=_BEFORE, end=self._replaced_at(block.begin))]
         return [block]
 
-    def _next_model_exit(self, index: int) -> int:
-        """Return the index of the first event after `index` at which the model returns."""
-        for later in range(index + 1, len(self._events)):
-            if self._events[later].kind == "exit" and self._events[later].stack == 0:
-                return later
-        return index + 1
+    def _replaced_at(self, created: int) -> int:
+        """Return the event at which a step replaces what the last step created at an event: in its first microbatch."""
+        exits = [index for index, event in enumerate(self._events) if event.kind == "exit" and event.stack == 0]
+        if not exits or created < exits[-1]:
+            return exits[0] if exits else created + 1
+        return exits[0] + created - exits[-1] + 1
 
 
 def _find_end_of_run(events: Sequence[Event]) -> int:

@@ -47,16 +47,16 @@ def split(model, mesh, **options):
 def wait_for_workers():
     """Wait after each collective until gloo's thread has dropped its tensors, whose freeing there is not recorded."""
 
-    def longer(wait):
+    def longer(wait, seconds):
         def wait_longer(*args):
             result = wait(*args)
-            time.sleep(0.02)
+            time.sleep(seconds)
             return result
 
         return wait_longer
 
-    dist.Work.wait = longer(dist.Work.wait)
-    functional.wait_tensor = longer(functional.wait_tensor)
+    dist.Work.wait = longer(dist.Work.wait, 0.05)
+    functional.wait_tensor = longer(functional.wait_tensor, 0.01)
 
 
 def measure(mesh, optimizer, times=2):
