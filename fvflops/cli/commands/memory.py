@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
+from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
@@ -22,7 +23,7 @@ from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.plot import draw_memory
 from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_report, memory_title
 from fvflops.features.memory.savings import memory_savings
-from fvflops.features.planning.plan import plan_rank
+from fvflops.features.planning.plan import plan_rank, unsharded_class
 from fvflops.features.planning.savings import plan_savings
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.formulas import load_table
@@ -186,6 +187,10 @@ def _predict_rank(
         "microbatches": arguments.microbatches,
         **step,
     }
+    # A stage of a pipeline has other names, and FSDP2 changes the classes of modules.
+    names = set(step["checkpoint"])
+    classes = {type(module) for name, module in module_paths(subject.model) if name in names}
+    options["checkpoint"] = lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
     plan = with_input_hint(subject, lambda: plan_rank(subject.model, args, subject.kwargs, **options))
     notes = [
         *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),

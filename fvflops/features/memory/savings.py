@@ -233,8 +233,10 @@ def _in_autocast(model: nn.Module, device: str) -> nn.Module:
         with torch.autocast(device, dtype=torch.bfloat16):
             return original.forward(self, *args, **kwargs)
 
-    # A copy of the model has this class too, unlike an attribute `forward`, which would run the first model.
-    model.__class__ = type(original.__name__, (original,), {"forward": forward})
+    # A copy of the model has this class too, unlike an attribute `forward`, which would run the first model. Plans of
+    # pipeline and tensor parallelism look a class up by its name.
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    model.__class__ = type(original.__name__, (original,), {**names, "forward": forward})
     return model
 
 

@@ -382,6 +382,12 @@ def _split(
     return model
 
 
+def unsharded_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module before `fully_shard`, which replaces it by a class of FSDPModule and that one."""
+    bases: tuple[type[nn.Module], ...] = type(module).__bases__
+    return bases[-1] if bases[0].__name__ == "FSDPModule" else type(module)
+
+
 def _blocks(model: nn.Module) -> list[nn.Module]:
     """Return the members of a model's outermost module lists, the units of FSDP2."""
     blocks: list[nn.Module] = []
