@@ -30,10 +30,14 @@ from fvflops.features.kernels.model_profile import profile_kernels as profile_ke
 from fvflops.features.memory.compute import MemoryMoment as MemoryMoment
 from fvflops.features.memory.compute import MemoryTimeline as MemoryTimeline
 from fvflops.features.memory.memory import predict_memory as predict_memory
+from fvflops.features.memory.model import MemorySaving as MemorySaving
+from fvflops.features.memory.model import MemorySavings as MemorySavings
+from fvflops.features.memory.savings import memory_savings as memory_savings
 from fvflops.features.parameters.model import ParameterCount as ParameterCount
 from fvflops.features.parameters.parameters import parameter_summary as parameter_summary
 from fvflops.features.parameters.parameters import parameter_summary_table as parameter_summary_table
 from fvflops.features.planning.plan import plan_rank as plan_rank
+from fvflops.features.planning.savings import plan_savings as plan_savings
 from fvflops.features.profiling.profile import ProfileAnalysis as ProfileAnalysis
 from fvflops.features.roofline.compute import roofline as roofline
 from fvflops.features.scaling.scaling import cost_of as cost_of

@@ -213,13 +213,14 @@ class Session:
         if not sys.is_finalizing():
             self.abandon()
 
-    def release(self) -> str:
+    def release(self, *, describe: bool = True) -> str:
         """Remove shape tensors from objects that outlive the run; return in one line what still refers to them.
 
-        Only for callers that use none themselves: a program may go on with shape tensors that its run returned.
+        Only for callers that use none themselves: a program may go on with shape tensors that its run returned. Without
+        `describe` it returns "".
         """
         self._stack = ExitStack()
-        return describe_survivors(release(self._mode)) if self._mode is not None else ""
+        return describe_survivors(release(self._mode, describe=describe)) if self._mode is not None else ""
 
     def explain(self, error: BaseException) -> None:
         """Add the module and the remedy to the message of an error of shape execution."""

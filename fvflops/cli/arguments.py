@@ -75,6 +75,25 @@ def add_backward(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Add the mesh of ranks, the rank, and how the model is split."""
+    parser.add_argument(
+        "--mesh",
+        required=required,
+        metavar="AXIS=N,...",
+        help="sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp (context parallel) "
+        "and tp (tensor parallel)",
+    )
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="rank to plan; default: 0")
+    parser.add_argument(
+        "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that shards the model"
+    )
+    parser.add_argument(
+        "--sequence-parallel", action="store_true", help="shard the sequence over tp between the layers too"
+    )
+    parser.add_argument("--microbatches", type=int, default=1, metavar="N", help="microbatches of a step; default: 1")
+
+
 def add_report(
     parser: argparse._ActionsContainer,
     *,
@@ -180,3 +199,18 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
                 f"--assume {text!r} has no size: write aten::nonzero=100, or a share such as 0.5"
             ) from None
     return sizes
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Return axis → size of a `--mesh` text, outermost first; a mistake raises ValueError.
+
+    >>> parse_mesh("dp=128,tp=8")
+    {'dp': 128, 'tp': 8}
+    """
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if not axis or not size.isdecimal() or axis in mesh:
+            raise ValueError(f"--mesh {text}: expected AXIS=N, each axis once, such as dp=128,tp=8; got {part!r}")
+        mesh[axis] = int(size)
+    return mesh

@@ -65,10 +65,11 @@ def collect(pages: dict[str, str]) -> list[Case]:
 
 
 def texts_of(picture: Path) -> list[str]:
-    """Return the texts of an SVG of matplotlib, which draws them as paths and says in comments what they are."""
+    """Return the texts of an SVG; matplotlib draws them as paths and says in comments what they are."""
     parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
     tree = ElementTree.parse(picture, parser)
-    return [element.text.strip() for element in tree.iter(ElementTree.Comment)]
+    texts = [*tree.iter(ElementTree.Comment), *tree.iter("{http://www.w3.org/2000/svg}text")]
+    return [element.text.strip() for element in texts]
 
 
 def anchors(text: str) -> set[str]:

@@ -66,6 +66,7 @@ def jobs() -> list[Job]:
         "diff/revisions": _diff_revisions,
         "check": _check,
         "plan": _plan,
+        "memory": _memory,
         "ops/lists": _ops_lists,
         "ops/one": _ops_one,
         "ops/check": _ops_check,
@@ -195,6 +196,7 @@ def _formats(commands: Commands) -> None:
         ("plan", *_TINY, "--mesh", "dp=2,tp=2"),
         ("ops", "--table", "torch"),
         ("ops", "linear"),
+        ("memory", *_TINY),
         ("roofline", *_NET, "--device", "H100"),
         ("roofline", *_NET, "--device", "H100", "--by", "op"),
         ("scale", "zoo:lenet5", "--vary", "batch=1..64"),
@@ -334,6 +336,21 @@ def _plan(commands: Commands) -> None:
     commands.run("plan", "zoo:llama3_8b", "--mesh", "dp=64,tp=8")
     commands.run("plan", "zoo:gpt2", "--mesh", "fsdp=8,tp=2")
     commands.run("plan", *_BERT, "--mesh", "dp=2")
+
+
+def _memory(commands: Commands) -> None:
+    for model in (_LENET, _NET, _TINY, ("zoo:gpt2",), ("zoo:resnet50", "--device", "cuda")):
+        commands.run("memory", *model)
+    for options in (
+        ("--checkpoint", "Block", "--depth", "4"),
+        ("--dtype", "bf16", "--optimizer", "sgd"),
+        ("--optimizer", "none", "--microbatches", "2", "--first-step"),
+        ("--inference", "--format", "json"),
+        ("--mesh", "fsdp=2", "--format", "json"),
+        ("--mesh", "dp=2", "--microbatches", "2", "--no-savings"),
+        ("--format", "svg"),
+    ):
+        commands.run("memory", *_TINY, *options)
 
 
 def _ops_lists(commands: Commands) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.cli.arguments import add_model, add_report, parse_assumptions
+from fvflops.cli.arguments import add_mesh, add_model, add_report, parse_assumptions, parse_mesh
 from fvflops.cli.models import load_function, load_model, with_input_hint
 from fvflops.cli.outputs import write_report
 from fvflops.features.planning.plan import plan_rank
@@ -23,27 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
     )
-    parser.add_argument(
-        "--mesh",
-        required=True,
-        metavar="AXIS=N,...",
-        help="sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp (context parallel) "
-        "and tp (tensor parallel)",
-    )
-    parser.add_argument("--rank", type=int, default=0, metavar="N", help="rank to plan; default: 0")
-    parser.add_argument(
-        "--shard", metavar="PATH:FUNCTION", help="a function of (model, DeviceMesh of tp) that shards the model"
-    )
-    parser.add_argument(
-        "--sequence-parallel", action="store_true", help="shard the sequence over tp between the layers too"
-    )
-    parser.add_argument(
-        "--microbatches",
-        type=int,
-        default=1,
-        metavar="N",
-        help="microbatches of a step; default: 1",
-    )
+    add_mesh(parser, required=True)
     parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
     parser.add_argument(
         "--device", default=None, help="device whose kernels are simulated: cpu, or cuda (needs no GPU)"
@@ -81,21 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     write_report(plan_report(plan, table, name=arguments.model), arguments)
     return 0
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """Return axis → size of a `--mesh` text, outermost first; a mistake raises ValueError.
-
-    >>> parse_mesh("dp=128,tp=8")
-    {'dp': 128, 'tp': 8}
-    """
-    mesh: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, size = part.partition("=")
-        if not axis or not size.isdecimal() or axis in mesh:
-            raise ValueError(f"--mesh {text}: expected AXIS=N, each axis once, such as dp=128,tp=8; got {part!r}")
-        mesh[axis] = int(size)
-    return mesh
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,0 +1,64 @@
+"""What lowers the peak memory of a planned rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fvflops.capture.training_step import Checkpointed, OptimizerMaker, checkpointed_modules
+from fvflops.features.memory.model import MemorySavings
+from fvflops.features.memory.savings import PredictedStep, find_savings
+from fvflops.features.planning.plan import plan_rank
+from fvflops.formulas import FormulaTable, resolve_table
+
+
+def plan_savings(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    optimizer: OptimizerMaker | None = None,
+    checkpoint: Checkpointed = (),
+    assume: Mapping[str, Any] | None = None,
+    table: str | FormulaTable = "default",
+    first_step: bool = False,
+    **options: Any,
+) -> MemorySavings:
+    """Return what lowers the peak memory of a rank, as `memory_savings` does, and the FLOPs that it costs the rank.
+
+    The arguments are those of `plan_rank`, and `first_step` of `RankPlan.memory`. Errors are those of `plan_rank`.
+
+    >>> import torch
+    >>> from fvflops.zoo import build
+    >>> tokens = torch.ones(8, 128, dtype=torch.int64)
+    >>> best = plan_savings(build("llama_tiny", device="meta"), (tokens,), mesh={"tp": 2}).changes[0]
+    >>> best.change, best.name, best.modules
+    ('checkpoint', 'Block', ('layers.0', 'layers.1'))
+    """
+    formulas = resolve_table(table)
+
+    def predict(
+        model: nn.Module = model,
+        inputs: tuple[Any, ...] = args,
+        kwargs: Mapping[str, Any] | None = kwargs,
+        optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = optimizer,
+        checkpoint: Checkpointed = checkpoint,
+        assume: Mapping[str, Any] | None = assume,
+    ) -> PredictedStep:
+        maker: Any = next(iter(optimizer), None) if isinstance(optimizer, (list, tuple)) else optimizer
+        changed: Any = {"optimizer": maker, "checkpoint": checkpoint, "assume": assume, "table": formulas}
+        plan = plan_rank(model, inputs, kwargs, **changed, **options)
+        return PredictedStep(plan.memory(first_step=first_step), plan.flops(formulas).total())
+
+    return find_savings(
+        predict,
+        model,
+        args,
+        kwargs or {},
+        optimizers=() if optimizer is None else (optimizer,),
+        checkpointed=checkpointed_modules(model, checkpoint),
+        assume=assume,
+        table=formulas.name,
+    )

@@ -1,0 +1,220 @@
+"""`fvflops memory`: what a person types, and what comes out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+
+from fvflops import TrainingStepAnalysis, memory_savings, predict_memory
+from fvflops.analysis.training_step import sum_results
+from fvflops.cli import main
+from fvflops.reports.formats import FORMATS
+from fvflops.zoo import build
+from tests.support.reports.report_formats import check_report
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+class WithLoss(Net):
+    def forward(self, x):
+        return {"logits": super().forward(x), "loss": super().forward(x).square().mean()}
+
+def build():
+    return Net(), torch.ones(512, 8)
+
+def with_loss():
+    return WithLoss(), torch.ones(512, 8)
+
+def squares(result):
+    return result.square().mean()
+
+class Ranks(Net):
+    def forward(self, x):
+        return super().forward(x).argmax(-1)
+
+def without_gradient():
+    return Ranks(), torch.ones(2, 8)
+
+def must_not_be_built():
+    raise AssertionError("the model was built")
+"""
+TINY = ("zoo:llama_tiny", "--input", "2,16:int64")
+QUICK = (*TINY, "--no-savings")
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(FACTORY)
+
+
+def run(capsys, *argv: str) -> tuple[int, str, str]:
+    code = main(["memory", *argv])
+    return code, *capsys.readouterr()
+
+
+def read(capsys, *argv: str) -> dict[str, list[dict[str, object]]]:
+    """Return name → rows of the tables of the JSON report."""
+    code, out, err = run(capsys, *argv, "--format", "json")
+    assert (code, err) == (0, "")
+    return {name: table["rows"] for name, table in json.loads(out)["tables"].items()}
+
+
+def peak_of(capsys, *argv: str) -> int:
+    return read(capsys, *argv, *(() if "--no-savings" in argv else ("--no-savings",)))["peak"][0]["bytes"]
+
+
+def tiny_step(**options) -> TrainingStepAnalysis:
+    model, tokens = build("llama_tiny", device="meta").train(), torch.ones(2, 16, dtype=torch.int64)
+    return TrainingStepAnalysis(model, tokens, loss=sum_results, table="exact", warn=False, **options)
+
+
+def test_the_report_says_what_python_says(capsys):
+    tables = read(capsys, *TINY)
+    step = tiny_step(optimizer=torch.optim.AdamW)
+    timeline, savings = predict_memory(step), memory_savings(step)
+    moment = timeline.at_peak()
+    (peak,) = tables["peak"]
+    assert (peak["bytes"], peak["before_the_run"]) == (timeline.peak, timeline.baseline)
+    assert (peak["op"], peak["module"], peak["phase"]) == moment[1:4]
+    assert {row["kind"]: row["bytes"] for row in tables["kinds"] if row["bytes"]} == +moment.by_kind
+    assert sum(row["bytes"] for row in tables["kinds"]) == timeline.peak
+    assert {row["module"]: row["bytes"] for row in tables["modules"]} == +moment.by_module
+    assert {row["phase"]: row["bytes"] for row in tables["phases"]} == timeline.by_phase()
+    assert [(row["saved"], row["flops"]) for row in tables["savings"]] == [
+        (saving.saved, saving.flops) for saving in savings.changes
+    ]
+
+
+def test_text_is_80_columns_wide_and_collapses_layers(capsys):
+    code, text, err = run(capsys, *TINY, "--checkpoint", "Block")
+    assert (code, err) == (0, "") and max(map(len, text.splitlines())) <= 80
+    assert text.startswith("zoo:llama_tiny on int64[2, 16]: peak memory ")
+    words = " ".join(text.split())
+    assert "Optimizer AdamW; loss: " in words and "checkpointed: Block." in words
+    assert "recompute" in text and "0–1 × 2" in text and "p parameter, " in text
+    assert "What lowers the peak" in text and "dtype bfloat16" in text and "checkpoint Block" not in text
+    _, deep, _ = run(capsys, *QUICK, "--depth", "4")
+    assert "q_proj" in deep and "below depth" not in deep and "q_proj" not in text
+
+
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_every_format(capsys, tmp_path, format):
+    path = str(tmp_path / "report")
+    code, out, _ = run(capsys, *QUICK, "--format", format, "--output", path, "--top", "2", "--sort", "bytes")
+    assert (code, out) == (0, "")
+    with open(path, encoding="utf-8") as file:
+        written = check_report(format, file.read(), "memory")
+    if format == "csv":
+        assert [row["module"] for row in written] == ["", "layers"]
+    if format == "html":
+        assert written.count("<svg ") == 1 and "<script" not in written
+
+
+def test_the_curve_as_a_picture(capsys):
+    code, out, _ = run(capsys, *QUICK, "--format", "svg")
+    assert code == 0 and out.startswith("<svg ") and "zoo:llama_tiny on int64[2, 16]: peak memory" in out
+    assert all(f">{name}</text>" in out for name in ("forward", "backward", "optimizer", "optimizer state"))
+
+
+def test_options_change_the_step_as_they_say(capsys, factory):
+    net = ("nets.py:build", "--no-savings")
+    step = peak_of(capsys, *net)
+    assert peak_of(capsys, *net, "--checkpoint", "Block") < step
+    squares = (*net, "--loss", "nets.py:squares")  # the sum of the outputs casts them to float32
+    assert peak_of(capsys, *squares, "--dtype", "bf16") == pytest.approx(peak_of(capsys, *squares) / 2, abs=100)
+    assert peak_of(capsys, *net, "--optimizer", "none") < peak_of(capsys, *net, "--optimizer", "sgd") + 1
+    assert peak_of(capsys, *net, "--optimizer", "SGD") < step
+    assert peak_of(capsys, *net, "--first-step") < step
+    assert peak_of(capsys, *net, "--microbatches", "2") > step
+    assert peak_of(capsys, *net, "--inference") < step / 2
+    assert peak_of(capsys, *net, "--device", "cuda") % 512 == 0
+    # The sum of the outputs keeps nothing for backward, their squares keep the outputs.
+    assert peak_of(capsys, *squares) > step
+    assert peak_of(capsys, "nets.py:with_loss") > step
+
+
+def test_the_loss_of_the_model_is_used(capsys, factory):
+    phases = {row["phase"] for row in read(capsys, "nets.py:with_loss", "--no-savings")["phases"]}
+    assert phases == {"forward", "backward", "optimizer"}
+
+
+def test_a_rank_of_a_mesh(capsys):
+    alone, rank = (read(capsys, *QUICK, *mesh)["kinds"] for mesh in ((), ("--mesh", "tp=2")))
+    full, half = (next(row["bytes"] for row in rows if row["kind"] == "parameter") for rows in (alone, rank))
+    assert full / 2 < half < full * 0.6
+    for mesh in ("fsdp=2", "pp=2"):  # which replace the classes and the names of modules
+        for checkpoint in ((), ("--checkpoint", "Block")):
+            phases = {row["phase"] for row in read(capsys, *QUICK, "--mesh", mesh, *checkpoint)["phases"]}
+            assert ("recompute" in phases) == bool(checkpoint)
+    _, text, _ = run(capsys, *QUICK, "--mesh", "dp=2", "--microbatches", "2")
+    words = " ".join(text.split())
+    assert "rank 0 of dp=2" in words and "Estimated: DDP buckets, as large as the gradients." in words
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--optimizer", "adm"], "--optimizer adm: torch.optim has ASGD, Adadelta"),
+        (["--optimizer", "adm"], "did you mean 'adam'?"),
+        (["--dtype", "int8"], "--dtype must be one of"),
+        (["--inference", "--checkpoint", "Block"], "--checkpoint is for a training step: omit it, or --inference"),
+        (["--inference", "--mesh", "dp=2"], "--mesh and --microbatches are for a training step"),
+        (["--rank", "1"], "--rank is for a rank of a mesh: add --mesh, such as fsdp=8"),
+        (["--mesh", "fsdp"], "--mesh fsdp: expected AXIS=N"),
+        (["--format", "svg", "--top", "2"], "--top does not apply to --format svg: omit it"),
+    ],
+)
+def test_a_mistake_is_found_before_the_model_is_built(capsys, factory, argv, said):
+    code, out, err = run(capsys, "nets.py:must_not_be_built", *argv)
+    assert (code, out) == (2, "") and err.startswith("fvflops: error: ") and said in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--checkpoint", "Blok"], "--checkpoint Blok: the classes of the model's modules are Net, Block, Linear"),
+        (["--checkpoint", "Blok"], "did you mean 'Block'?"),
+        (["--optimizer", "lbfgs"], "LBFGS.step needs a closure"),
+        (["--mesh", "pp=2"], "stages"),
+    ],
+)
+def test_a_mistake_that_the_model_shows(capsys, factory, argv, said):
+    code, out, err = run(capsys, "nets.py:build", *argv)
+    assert (code, out) == (2, "") and said in err
+
+
+def test_a_result_without_a_gradient(capsys, factory):
+    code, out, err = run(capsys, "nets.py:without_gradient")
+    assert (code, out) == (2, "") and "pass --loss, or --inference for a forward pass" in err
+    assert run(capsys, "nets.py:without_gradient", "--inference")[0] == 0
+
+
+def test_csv_has_every_module(capsys):
+    _, out, _ = run(capsys, *QUICK, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    names = [row["module"] for row in rows]
+    assert names[0] == "" and {"layers.0", "layers.1", "layers.0.self_attn.q_proj"} <= set(names)
+    kinds = [key for key in rows[0] if key not in ("module", "bytes", "share")]
+    assert all(int(row["bytes"]) == sum(int(row[kind]) for kind in kinds) for row in rows)
