@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
     "ops": "list the ops that a table counts, or explain one",
     "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
+    "peak": "measure the peaks of this machine's device, for utilisations and rooflines",
     "profile": "measure a model's time and memory, with its counts",
     "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
 }

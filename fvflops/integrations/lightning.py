@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import LOGGED, RecordedLoop
+from fvflops.integrations.loop import RecordedLoop
 from fvflops.integrations.metered import MeteredLoop
 
 _OLD, _NEW = "pytorch_lightning", "lightning.pytorch"
@@ -36,8 +36,9 @@ class FlopsCallback(RecordedLoop, _Callback):
     micro-batches, and includes the ops of Lightning itself, in no module: the division of the loss, the clipping of
     gradients, and the reductions of `self.log`.
 
-    `flops_per_step`, the mean of the steps recorded so far, is logged at the end of each step, as Lightning does in
-    float32; `recording.per_step()` has it exactly.
+    `flops_per_step` (2 FLOPs for a multiply-add, whatever the table) and `macs_per_step`, the means of the steps
+    recorded so far, are logged at the end of each step, as Lightning does in float32; `recording.per_step()` has them
+    exactly.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -60,9 +61,9 @@ class FlopsCallback(RecordedLoop, _Callback):
             return
         self._optimizer_steps = trainer.global_step
         self._end_step()
-        flops = self._flops_per_step()
-        if flops is not None:
-            pl_module.log(LOGGED, float(flops))
+        cost = self._cost_per_step()
+        if cost:
+            pl_module.log_dict({name: float(value) for name, value in cost.items()})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Pause recording between epochs, also if an epoch ends within a step."""

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import LOGGED, RecordedLoop
+from fvflops.integrations.loop import RecordedLoop
 from fvflops.integrations.metered import MeteredLoop
 
 _LIBRARY = import_library("transformers", "transformers accelerate")
@@ -31,9 +31,10 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
     and after. A step is an optimizer step with all its micro-batches, and includes the ops of the Trainer itself, in no
     module: the division of the loss, and the norm of the gradients with their clipping.
 
-    `flops_per_step`, the mean over the steps recorded so far, is logged wherever the loss is: in
-    `trainer.state.log_history`, on the screen and by the integrations in `report_to`. For that the callback moves
-    before the Trainer's others, so that their work at the end of a step is in no step.
+    `flops_per_step` (2 FLOPs for a multiply-add, whatever the table) and `macs_per_step`, the means over the steps
+    recorded so far, are logged wherever the loss is: in `trainer.state.log_history`, on the screen and by the
+    integrations in `report_to`. For that the callback moves before the Trainer's others, so that their work at the end
+    of a step is in no step.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -64,10 +65,8 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Add the cost per step to the logs of the training."""
-        flops = self._flops_per_step()
-        if flops is None or not logs or not ("loss" in logs or "train_loss" in logs):
-            return
-        _add_to_logs(logs, state, {LOGGED: flops})
+        if logs and ("loss" in logs or "train_loss" in logs):
+            _add_to_logs(logs, state, self._cost_per_step())
 
     def _end(self, error: BaseException | None = None) -> None:
         guards, self._guards = self._guards, []

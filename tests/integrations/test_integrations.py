@@ -474,7 +474,7 @@ def test_the_trainer_logs_what_a_step_comes_to():
     callback = FlopsCallback(table="exact", schedule=SECOND_AND_THIRD)
     trainer = make_trainer("tiny", Tiny(), 1, callback, eval_strategy="steps", eval_steps=STEPS)
     trainer.train()
-    flops = callback.recording.per_step().mean
+    flops = callback.recording.per_step().mean  # in `exact` a multiply-add is 2 FLOPs
     logged = [(entry["step"], entry.get("flops_per_step")) for entry in trainer.state.log_history if "loss" in entry]
     assert logged == [(1, None), (2, flops), (3, flops), (4, flops)]
     assert [entry["flops_per_step"] for entry in trainer.state.log_history if "train_loss" in entry] == [flops]
@@ -519,6 +519,21 @@ def test_lightning_logs_what_a_step_comes_to():
     trainer.fit(module)
     flops = callback.recording.per_step().mean
     assert seen == [None, None, flops, flops]
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+def test_flops_in_a_log_are_two_for_a_multiply_add_whatever_the_table(table):
+    from fvflops.integrations.transformers import FlopsCallback
+
+    callback = FlopsCallback(table=table)
+    trainer = make_trainer("tiny", Tiny(), 1, callback)
+    trainer.train()
+    logged = next(entry for entry in trainer.state.log_history if "flops_per_step" in entry)
+    macs = model_macs("tiny", 1)
+    assert logged["macs_per_step"] == macs
+    others = callback.recording.total() // 3 - (2 if table == "exact" else 1) * macs  # norms, losses, the optimizer
+    assert logged["flops_per_step"] == 2 * macs + others
+    assert {step.macs for step in callback.recording.per_step().each} == {macs}
 
 
 def test_what_the_table_does_not_know_is_warned_of_once(caplog):

@@ -64,6 +64,7 @@ class StepFigures:
     samples: float = math.nan
     tokens: float = math.nan
     memory_peak: float = math.nan
+    devices: int = 1
 
     @property
     def tflops_per_device(self) -> float:
