@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import weakref
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import Device, StepMeter, mfu, record
+from fvflops import Device, StepMeter, UtilisationError, mfu, record
+from fvflops.features.step_meter import costs
+from fvflops.features.step_meter.model import StepCost
+from fvflops.features.step_meter.sizes import SizeFamilies
+from fvflops.features.utilisation.device_benchmark import write_device
 
 T = 10**12
 CHIP = Device("chip", matrix={"fp32": 1000 * T, "bf16": 2000 * T})
@@ -33,6 +38,14 @@ class Net(nn.Module):
         if self.checkpointed:
             return checkpoint(lambda h: self.second(functional.gelu(self.second(h) @ self.second.weight)), hidden)
         return self.second(hidden)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """List that gets an item for each count."""
+    counted, count_call = [], costs.count_call
+    monkeypatch.setattr(costs, "count_call", lambda *args: counted.append(1) or count_call(*args))
+    return counted
 
 
 def meter_steps(models, steps, **options):
@@ -156,8 +169,8 @@ def test_only_outputs_with_gradients_have_a_backward_pass():
             with meter.step():
                 one()
     macs = [one.macs for one in meter.steps]
-    # The first step with gradients of both is the first to show that such steps exist: the next one counts them.
-    assert macs[:2] == [3 * 8 * 16 * 4] * 2 and math.isnan(macs[2]) and macs[3:] == [4 * 8 * 16 * 4] * 2
+    # The first step with gradients of both is the first to show that such steps exist: the next one counts them all.
+    assert macs == [3 * 8 * 16 * 4] * 2 + [4 * 8 * 16 * 4] * 3
 
 
 def test_recomputation_and_the_optimizer_are_hardware_flops_alone():
@@ -179,15 +192,17 @@ def test_recomputation_and_the_optimizer_are_hardware_flops_alone():
 
 def test_what_shapes_cannot_count_is_recorded_once():
     model = Net(data_dependent=True)
+    seen = []
     with StepMeter(model, device=CHIP) as meter:
         for rows in (4, 4, 4, 8, 8, 8, 4):
             with meter.step():
                 backward_of(model, rows)()
+            seen.append(math.isnan(meter.last.macs))
     with record(None) as run:
         backward_of(model, 4)()
-    macs = [one.macs for one in meter.steps]
-    assert [math.isnan(value) for value in macs] == [True, False, False, True, False, False, False]
-    assert macs[1] == macs[2] == macs[6] == run.macs() and macs[4] == macs[5] == 2 * run.macs()
+    # The first step of each shape shows that the next one has to be recorded.
+    assert seen == [True, False, False, True, False, False, False]
+    assert [one.macs for one in meter.steps] == [times * run.macs() for times in (1, 1, 1, 2, 2, 2, 1)]
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "Module.compile"])
@@ -246,12 +261,7 @@ def test_training_is_the_same_with_and_without_a_meter():
     assert all(torch.equal(value, metered[name]) for name, value in plain.items())
 
 
-def test_each_call_is_counted_once(monkeypatch):
-    from fvflops.features.step_meter import costs
-
-    counted = []
-    count_call = costs.count_call
-    monkeypatch.setattr(costs, "count_call", lambda *args: counted.append(1) or count_call(*args))
+def test_each_call_is_counted_once(counted):
     model = Net()
     with StepMeter(model, device=CHIP) as meter:
         for rows in (4, 8) * 10:
@@ -378,3 +388,140 @@ def test_the_mean_of_steps_weights_utilisations_by_time():
     flops = sum(one.model_flops for one in steps)
     assert mean.mfu == pytest.approx(flops / sum(one.seconds for one in steps) / (1000 * T))
     assert meter.mean().macs == pytest.approx(sum(one.macs for one in meter.steps) / 3)
+
+
+class Attends(nn.Module):
+    """Attention over a length, which may be padded to a multiple."""
+
+    def __init__(self, multiple=1):
+        super().__init__()
+        self.multiple, self.mix, self.out = multiple, nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = functional.pad(x, (0, 0, 0, -x.shape[1] % self.multiple))
+        return self.out(self.mix(x, x, x, need_weights=False)[0])
+
+
+def loop_over_lengths(model, lengths, counted):
+    """Return a meter after a step of each length, and what was known of each length in the loop."""
+    meter, seen = StepMeter(model, device=CHIP), {}
+    for length in lengths:
+        with meter.step():
+            model(torch.ones(2, length, 8)).sum().backward()
+        for one, known in zip(meter.steps, lengths, strict=False):
+            if not math.isnan(one.macs):
+                assert seen.setdefault(known, one) == one or seen[known].model_flops == one.model_flops
+    in_loop = len(counted)
+    meter.close()
+    return meter, seen, in_loop
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_figures_of_many_lengths_are_right_or_unknown(multiple, counted):
+    model = Attends(multiple)
+    lengths = [3 + 7 * index % 97 for index in range(60)]
+    assert len(set(lengths)) == 60
+    meter, seen, in_loop = loop_over_lengths(model, lengths, counted)
+    flops = {}
+    for length in lengths:
+        with record(None, warn=False) as run:
+            model(torch.ones(2, length, 8)).sum().backward()
+        entries = [entry for entry in run.counts().entries if entry.phase in ("forward", "backward")]
+        flops[length] = sum(2 * (entry.macs - entry.recomputed) + entry.flops for entry in entries)
+    assert [one.model_flops for one in meter.steps] == [flops[length] for length in lengths]
+    assert {length: one.model_flops for length, one in seen.items()} == {length: flops[length] for length in seen}
+    # In the loop, of some 0.1 s, hardly more than the first few are counted.
+    assert 6 <= in_loop <= 12
+    if multiple == 1:  # a quadratic, which gives the others
+        assert len(counted) <= 16 and len(seen) > 10
+    else:
+        assert len(counted) == 60
+
+
+@pytest.mark.parametrize(
+    ("cost", "interpolated"),
+    [
+        (lambda rows, length: rows * (3 * length**2 + length), True),
+        (lambda rows, length: rows * 7, True),
+        (lambda rows, length: rows * length * (length + 1) // 2, True),
+        (lambda rows, length: rows * length**3, False),
+        (lambda rows, length: rows * (length + 7) // 8 * 8, False),
+        (lambda rows, length: rows * min(length**2, 15 * length), False),
+    ],
+    ids=["quadratic", "constant", "triangular", "cubic", "padded", "window"],
+)
+def test_a_cost_is_interpolated_where_a_quadratic_is_verified(cost, interpolated):
+    families, counted = SizeFamilies(), {}
+    shapes = [(rows, length) for rows in (1, 2) for length in (8, 9, 10, 12, 14, 17, 18)]
+    for number, (rows, length) in enumerate(shapes):
+        families.add(number, ("x", (rows, length), ((rows, length, 4), "float32")))
+        if length not in (14, 18):
+            counted[number] = StepCost(*[cost(rows, length)] * 5)
+    for number, (rows, length) in enumerate(shapes):
+        found = families.cost(number, counted)
+        if length == 14 and interpolated:
+            assert found == StepCost(*[cost(rows, length)] * 5)
+        else:
+            # 18 is beyond the counts: what is longer may be truncated.
+            assert (found is None) == (not interpolated or length == 18)
+
+
+def test_values_of_a_batch_are_not_held():
+    model = Attends()
+    meter = StepMeter(model, device=CHIP)
+    batches = []
+    for length in range(2, 14):
+        x = torch.ones(2, length, 8)
+        batches.append(weakref.ref(x))
+        with meter.step():
+            model(x).sum().backward()
+        del x
+    assert not [batch for batch in batches if batch() is not None]
+    assert any(math.isnan(one.macs) for one in meter.steps)
+    meter.close()
+    assert not any(math.isnan(one.macs) for one in meter.steps)
+
+
+def test_after_an_exception_nothing_is_counted_and_no_hook_is_left(counted):
+    model = Attends()
+    with pytest.raises(KeyboardInterrupt), StepMeter(model, device=CHIP) as meter:
+        for length in range(2, 14):
+            with meter.step():
+                model(torch.ones(2, length, 8)).sum().backward()
+        raise KeyboardInterrupt
+    assert len(counted) < 12 and not model._forward_hooks
+    assert math.isnan(meter.steps[-1].macs) and meter.steps[-1].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device": "Imaginary 9000"}, "no device 'Imaginary 9000'.* 'fvflops peak"),
+        ({}, "the device is unknown: pass device='H100'"),
+        ({"device": Device("slow", matrix={"fp32": 1000})}, "the work of a step takes at least"),
+        ({"device": Device("half", matrix={"fp16": 1000})}, "half has no peak for fp32"),
+    ],
+)
+def test_a_strict_meter_raises_what_others_warn_of(options, reason, caplog):
+    model = Net()
+
+    def loop(strict):
+        with StepMeter(model, strict=strict, **options) as meter, meter.step():
+            backward_of(model, 4)()
+        return meter
+
+    with pytest.raises(UtilisationError, match=f"^StepMeter: mfu is unknown: .*{reason}"):
+        loop(True)
+    with caplog.at_level(logging.WARNING, "fvflops"):
+        meter = loop(False)
+        assert math.isnan(meter.last.mfu) and meter.last.macs > 0
+    assert "mfu is NaN where it is unknown" in caplog.text and not model._forward_hooks
+
+
+def test_peaks_from_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(write_device(Device("mine", matrix={"fp32": 1000 * T}, source="measured")))
+    model = Net()
+    with StepMeter(model, device=str(path)) as meter, meter.step():
+        backward_of(model, 4)()
+    assert meter.last.mfu == pytest.approx(meter.last.model_flops / meter.last.seconds / (1000 * T))

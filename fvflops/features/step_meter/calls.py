@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -72,15 +72,57 @@ class ModelCall:
         """The key of the call with its backward pass."""
         return self.key, frozenset(self.gradients)
 
+    def held(self) -> ModelCall:
+        """Return the call to be counted later: without the values of floating-point inputs, which do not matter."""
+        assert self.inputs is not None
+        return replace(self, inputs=_map_tensors(self.inputs, _hold), gradients=set(self.gradients))
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs with tensors that share their storage, or have no values, and are in no graph."""
+        args, kwargs = _map_tensors(self.inputs, _materialise)
+        return args, kwargs
+
+
+class _Held(NamedTuple):
+    """Description of a tensor whose values do not matter."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
+def _hold(value: Any) -> Any:
+    if type(value) is torch.Tensor and value.is_floating_point() and value.layout is torch.strided:
+        return _Held(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def _materialise(value: Any) -> Any:
+    if isinstance(value, _Held):
+        tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
+        return tensor.requires_grad_(value.requires_grad)
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def _map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return plain lists, tuples and dicts with a function applied to what they contain."""
+    if type(value) in (list, tuple):
+        return type(value)(_map_tensors(item, function) for item in value)
+    if type(value) is dict:
+        return {key: _map_tensors(item, function) for key, item in value.items()}
+    return function(value)
+
 
 class CallObserver:
     """Observe the calls of models, from `start` to `stop`; a model that another one calls is part of that call.
 
-    `is_counted` says of a call's key whether such a call was counted, so that its inputs need not be held.
+    `is_known` says of a call's key whether such a call was counted, or its inputs held, so that they are not needed.
     """
 
-    def __init__(self, models: tuple[nn.Module, ...], is_counted: Callable[[Hashable], bool]) -> None:
-        self._is_counted = is_counted
+    def __init__(self, models: tuple[nn.Module, ...], is_known: Callable[[Hashable], bool]) -> None:
+        self._is_known = is_known
         self._active = False
         self._inside: nn.Module | None = None
         self._calls: list[ModelCall] = []
@@ -142,7 +184,7 @@ class CallObserver:
         trainable = tuple([parameter.requires_grad for parameter in parameters]) if with_grad else ()
         key = id(model), model.training, with_grad, autocast, trainable, describe(args), describe(kwargs)
         call = ModelCall(model, key, with_grad, autocast)
-        if not self._is_counted(key):
+        if not self._is_known(key):
             call.inputs, call.modes = (args, dict(kwargs)), ModelModes(unwrap_compiled(model), parameters)
         call.samples, call.tokens = sizes_of(args, kwargs)
         self._calls.append(call)

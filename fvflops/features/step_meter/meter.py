@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from fvflops.analysis import record
 from fvflops.capture.model.model import unwrap_compiled
-from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe, sizes_of
+from fvflops.features.step_meter.calls import CallObserver, describe, sizes_of
 from fvflops.features.step_meter.clock import clock_of
 from fvflops.features.step_meter.compute import Peaks, quiet_log
-from fvflops.features.step_meter.costs import StepCosts
-from fvflops.features.step_meter.model import StepCost, StepFigures, mean_figures
-from fvflops.features.utilisation.devices import Device, find_device
+from fvflops.features.step_meter.costs import StepCosts, StepWork
+from fvflops.features.step_meter.model import StepFigures, mean_figures
+from fvflops.features.utilisation.compute import UtilisationError
+from fvflops.features.utilisation.devices import Device, resolve_device
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.units import format_seconds
 
 _LOGGER = logging.getLogger("fvflops")
+_MOST_SECONDS = 10.0  # for counting what is left at the end
 
 
-class _Timing(NamedTuple):
-    """A step whose time may not be known yet."""
+@dataclass(slots=True)
+class _Step:
+    """A step: its work, and its time once the clock has it.
 
+    `figures` are those by the `version` of the costs.
+    """
+
+    number: int
+    work: StepWork
+    samples: float
+    tokens: float
     start: Any
     stop: Any
-    figures: StepFigures
-    cost: StepCost
+    seconds: float = math.nan
+    memory_peak: float = math.nan
+    figures: StepFigures | None = None
+    version: int = -1
 
 
 class StepMeter:
@@ -49,16 +62,19 @@ class StepMeter:
 
     `models` are the modules that the loop calls: one, or several (generator and discriminator, student and teacher).
     Each distinct call, by the shapes of its inputs, is counted once, after its step and in shape execution: nothing
-    runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. A call that
-    needs values is counted by recording the next step that has one. Work between the models' forward passes, such as a
-    loss, is not counted; `meter.step(batch)` records all of a step, the first of each distinct batch. What a model
-    computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another meter.
+    runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. Where there
+    are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: what is not counted
+    yet is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts so
+    far. A call that needs values is counted by recording the next step that has one. Work between the models' forward
+    passes, such as a loss, is not counted; `meter.step(batch)` records all of a step, the first of each distinct batch.
+    What a model computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another
+    meter.
 
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
     by default that of the first parameter's CUDA device; `table` is the convention, `float32_matmul` that of `mfu`.
     Each process meters its own work: figures are those of one device. On CUDA times are those of events on the current
     stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises: what is
-    not known is NaN, with one warning that says why.
+    not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -77,6 +93,7 @@ class StepMeter:
         device: str | Device | None = None,
         table: str | FormulaTable = "default",
         float32_matmul: str | None = None,
+        strict: bool = False,
         history: int = 10_000,
     ) -> None:
         if not models:
@@ -87,11 +104,12 @@ class StepMeter:
         models = tuple(map(_unwrap, models))
         wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
         optimizers = [_unwrap_optimizer(item) for item in wrapped]
+        self._strict = strict
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
-        peaks = Peaks(self._find_device(device), float32_matmul)
-        self._costs = StepCosts(resolve_table(table), peaks, optimizers, self._warn)
-        self._observer = CallObserver(models, self._costs.is_counted)
+        peaks = Peaks(self._find_device(device), float32_matmul, self._warn)
+        self._costs = StepCosts(models, optimizers, resolve_table(table), peaks, self._warn)
+        self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
         self._handles = [
             item.register_step_post_hook(_StepHook(self._optimizer_steps, number))
@@ -103,8 +121,9 @@ class StepMeter:
         self._wants_recording = False
         self._key: Hashable = None
         self._first = models[0]
-        self._untimed: deque[_Timing] = deque()
-        self._steps: deque[StepFigures] = deque(maxlen=history)
+        self._untimed: deque[_Step] = deque()
+        self._steps: deque[_Step] = deque(maxlen=history)
+        self._begun = time.perf_counter()
 
     @contextmanager
     def step(self, batch: Any = None, *, samples: float | None = None, tokens: float | None = None) -> Iterator[None]:
@@ -129,7 +148,7 @@ class StepMeter:
         self._batch_sizes = sizes_of((batch,), {})
         if self._key is None:
             self._observer.start()
-        if self._wants_recording or (self._key is not None and self._costs.needs_recording(self._key)):
+        if self._wants_recording or (self._key is not None and self._costs.needs_batch(self._key)):
             self._recording = self._costs.start_recording()
         self._start = self._clock.read()
 
@@ -142,20 +161,20 @@ class StepMeter:
         if self._start is None:
             return
         start, stop, self._start = self._start, self._clock.read(), None
-        calls = self._observer.stop()
-        cost = self._cost_of(calls, self._end_recording()) + self._costs.of_optimizers(self._optimizer_steps)
+        calls, recording = self._observer.stop(), self._end_recording()
+        work = self._costs.add(calls, self._optimizer_steps, self._key)
+        if recording is not None:
+            self._costs.add_recording(work, recording)
+        self._costs.count_waiting(time.perf_counter() - self._begun)
+        self._wants_recording = self._key is None and self._costs.needs_recording(work)
         self._number += 1
         sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [self._batch_sizes]
         rows, ids = (sum(part) or math.nan for part in zip(*sizes, strict=True))
-        figures = StepFigures(
-            self._number,
-            math.nan,
-            *cost[:3],
-            samples=rows if samples is None else samples,
-            tokens=ids if tokens is None else tokens,
-        )
-        self._untimed.append(_Timing(start, stop, figures, cost))
+        rows, ids = rows if samples is None else samples, ids if tokens is None else tokens
+        self._untimed.append(_Step(self._number, work, rows, ids, start, stop))
         self._add_times()
+        if self._strict:
+            _ = self.last
 
     def cancel(self) -> None:
         """Leave out a step that was begun."""
@@ -170,58 +189,54 @@ class StepMeter:
         Utilisations and rates are those of the steps together, and a figure that one of them lacks is NaN.
         """
         self._add_times()
-        return mean_figures(list(self._steps)[-steps if steps else 0 :])
+        return mean_figures([self._figures(step) for step in list(self._steps)[-steps if steps else 0 :]])
 
     @property
     def last(self) -> StepFigures | None:
         """Figures of the last step whose time is known, None before the first."""
         self._add_times()
-        return self._steps[-1] if self._steps else None
+        return self._figures(self._steps[-1]) if self._steps else None
 
     @property
     def steps(self) -> tuple[StepFigures, ...]:
         """Figures of the steps whose time is known, the last `history` of them."""
         self._add_times()
-        return tuple(self._steps)
+        return tuple(map(self._figures, self._steps))
 
     def close(self) -> None:
-        """Remove all hooks; the figures stay."""
+        """Remove all hooks, and count what is not counted yet; the figures stay.
+
+        Counting may take 10 seconds, or 1 % of the loop's time if that is more.
+        """
+        self._remove_hooks()
+        self._costs.count_all(max(_MOST_SECONDS, (time.perf_counter() - self._begun) / 100))
+
+    def __enter__(self) -> StepMeter:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
         self.cancel()
         self._observer.remove()
         for handle in self._handles:
             handle.remove()
 
-    def __enter__(self) -> StepMeter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _find_device(self, device: str | Device | None) -> Device | None:
-        if isinstance(device, Device):
-            return device
-        name = device or self._clock.device_name()
-        if not name:
-            self._warn("mfu", "the device is unknown: pass device='H100', or a fvflops.Device with its peaks")
+        device = device or self._clock.device_name()
+        if not device:
+            reason = "the device is unknown: pass device='H100', a fvflops.Device, or FILE.yaml of 'fvflops peak'"
+            self._warn("mfu", reason)
             return None
         try:
-            return find_device(name)
+            return resolve_device(device)
         except ValueError as error:
             self._warn("mfu", str(error))
             return None
-
-    def _cost_of(self, calls: Sequence[ModelCall], recording: record | None) -> StepCost:
-        """Return the cost of a step without its optimizers."""
-        key = self._key
-        if key is None:
-            cost = self._costs.of_calls(calls)
-            if cost is not None:
-                return cost
-            key = frozenset(Counter(call.full_key for call in calls).items())
-        if recording is not None:
-            self._costs.add_recording(key, recording)
-        self._wants_recording = self._key is None and self._costs.needs_recording(key)
-        return self._costs.of_step(key)
 
     def _end_recording(self) -> record | None:
         recording, self._recording = self._recording, None
@@ -231,22 +246,31 @@ class StepMeter:
         return recording
 
     def _add_times(self) -> None:
-        """Complete the figures of the steps whose time is known by now."""
+        """Complete the steps whose time is known by now."""
         while self._untimed:
-            start, stop, figures, cost = self._untimed[0]
-            seconds = self._clock.seconds_between(start, stop)
+            step = self._untimed[0]
+            seconds = self._clock.seconds_between(step.start, step.stop)
             if seconds is None:
                 return
-            self._untimed.popleft()
-            self._steps.append(
-                replace(
-                    figures,
-                    seconds=seconds,
-                    mfu=self._share("mfu", cost.model_seconds, seconds),
-                    hfu=self._share("hfu", cost.hardware_seconds, seconds),
-                    memory_peak=self._clock.memory_peak(),
-                )
+            step.seconds, step.memory_peak, step.start, step.stop = seconds, self._clock.memory_peak(), None, None
+            self._steps.append(self._untimed.popleft())
+
+    def _figures(self, step: _Step) -> StepFigures:
+        """Return the figures of a timed step, as far as its cost is known."""
+        if step.figures is None or step.version != self._costs.version:
+            cost = self._costs.of(step.work)
+            step.version = self._costs.version
+            step.figures = StepFigures(
+                step.number,
+                step.seconds,
+                *cost[:3],
+                mfu=self._share("mfu", cost.model_seconds, step.seconds),
+                hfu=self._share("hfu", cost.hardware_seconds, step.seconds),
+                samples=step.samples,
+                tokens=step.tokens,
+                memory_peak=step.memory_peak,
             )
+        return step.figures
 
     def _share(self, name: str, least: float, seconds: float) -> float:
         if least > seconds:
@@ -256,7 +280,9 @@ class StepMeter:
         return least / seconds if seconds else math.nan
 
     def _warn(self, figure: str, reason: str) -> None:
-        """Log once why a figure is NaN."""
+        """Log once why a figure is NaN, or raise UtilisationError if the meter is strict."""
+        if self._strict:
+            raise UtilisationError(f"StepMeter: {figure} is unknown: {reason}")
         if figure not in self._warned:
             self._warned.add(figure)
             _LOGGER.warning("StepMeter: %s is NaN where it is unknown: %s", figure, reason)

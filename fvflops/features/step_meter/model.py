@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from fvflops.trace import Entry
+from fvflops.trace.module_tree import innermost
 from fvflops.units import format_percent, format_seconds, format_thousands
 
 
@@ -33,6 +36,33 @@ class StepCost(NamedTuple):
     def times(self, factor: int) -> StepCost:
         """Return the cost of the work done `factor` times."""
         return StepCost(*(value * factor for value in self))
+
+
+class WorkParts(NamedTuple):
+    """Hardware FLOPs of some work by module (the owner of each op, "" being the model), operator and phase."""
+
+    by_module: Counter[str]
+    by_operator: Counter[str]
+    by_phase: Counter[str]
+
+    @staticmethod
+    def of(entries: Iterable[Entry], prefix: str = "") -> WorkParts:
+        """Return the parts of entries of counts, with a prefix to the names of modules."""
+        parts = WorkParts(Counter(), Counter(), Counter())
+        for entry in entries:
+            flops = 2 * entry.macs + entry.flops
+            if flops:
+                for counter, key in zip(
+                    parts, (prefix + innermost(entry.scope), entry.label, entry.phase), strict=True
+                ):
+                    counter[key] += flops
+        return parts
+
+    def add(self, other: WorkParts, times: int) -> None:
+        """Add the parts of work that was done several times."""
+        for own, counter in zip(self, other, strict=True):
+            for key, flops in counter.items():
+                own[key] += times * flops
 
 
 UNKNOWN_COST = StepCost(*[math.nan] * 5)

@@ -16,8 +16,8 @@ from fvflops.text import truncate
 from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
-# Phases that are not the work of the model.
-EXTRA_PHASES = ("recompute", "optimizer")
+# Phases of the model's work; all others are extra work of the hardware.
+MODEL_PHASES = ("forward", "backward")
 FLOAT32_MATMUL = ("ieee", "tf32")
 # Ops of cuDNN, which torch runs in tf32 by default.
 _CUDNN = re.compile(
@@ -187,7 +187,7 @@ def _read_entries(
         raise ValueError(f"these are counts of {counts.metric}: pass those of flops")
     work: defaultdict[str, Fraction] = defaultdict(Fraction)
     for entry in counts.entries:
-        if (model_only and entry.phase in EXTRA_PHASES) or not (entry.macs or entry.flops):
+        if (model_only and entry.phase not in MODEL_PHASES) or not (entry.macs or entry.flops):
             continue
         name = entry.dtype if dtype is None else dtype
         if not name:
