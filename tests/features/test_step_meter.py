@@ -1,8 +1,12 @@
 """StepMeter against `record` on the same steps, and what it must leave alone."""
 
 import copy
+import json
 import logging
 import math
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -11,11 +15,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import Device, StepMeter, UtilisationError, mfu, record
+from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, mfu, predict_memory, record
 from fvflops.features.step_meter import costs
 from fvflops.features.step_meter.model import StepCost
 from fvflops.features.step_meter.sizes import SizeFamilies
 from fvflops.features.utilisation.device_benchmark import write_device
+from tests.support.checkout import ROOT
+from tests.support.processes.meter_worker import RANKS, STEPS, WIDTH, rows_of
 
 T = 10**12
 CHIP = Device("chip", matrix={"fp32": 1000 * T, "bf16": 2000 * T})
@@ -525,3 +531,62 @@ def test_peaks_from_a_file(tmp_path):
     with StepMeter(model, device=str(path)) as meter, meter.step():
         backward_of(model, 4)()
     assert meter.last.mfu == pytest.approx(meter.last.model_flops / meter.last.seconds / (1000 * T))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Return what each of two processes found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.meter_worker"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [worker.communicate(timeout=300)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", ["ddp", "compiled ddp", "fsdp2"])
+def test_ranks_have_their_own_figures_and_their_sum(ranks, case):
+    # Two products forward; backward two for the weights and one for the hidden values.
+    macs = [rows_of(rank) * 5 * WIDTH**2 for rank in range(RANKS)]
+    for rank, results in enumerate(ranks):
+        found = results[case]
+        assert found["equal"], "the meter changed the training"
+        assert [step["macs"] for step in found["steps"]] == [macs[rank]] * STEPS
+        assert [one["macs"] for one in found["ranks"]] == macs
+        total = found["total"]
+        assert (total["macs"], total["samples"]) == (sum(macs), sum(map(rows_of, range(RANKS))))
+        assert total["devices"] == RANKS
+        assert total["seconds"] == max(one["seconds"] for one in found["ranks"])
+        assert found["mfu"] == pytest.approx(total["mfu"])
+        assert total["mfu"] == pytest.approx(total["model_flops"] / total["seconds"] / RANKS / 10**15)
+        assert "3 steps on 2 devices" in found["text"] and "rank 1: " in found["text"]
+
+
+def test_a_compiled_replica_is_compiled_and_run_as_often_as_without_a_meter(ranks):
+    for results in ranks:
+        assert results["compiled ddp"]["graphs"] == {"compiled": 1, "run": STEPS}
+        assert results["compiled ddp"]["graphs without a meter"] == {"compiled": 1, "run": STEPS}
+
+
+def test_the_summary_has_the_predicted_memory_of_the_largest_step():
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with StepMeter(model, optimizer=optimizer, device=CHIP) as meter:
+        assert meter.summary() is None
+        for rows in (4, 512, 8):
+            with meter.step():
+                model(torch.ones(rows, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    summary = meter.summary()
+    step = TrainingStepAnalysis(model, torch.ones(512, 64), loss=torch.sum, optimizer=optimizer)
+    assert summary.memory_predicted == pytest.approx(predict_memory(step).peak, rel=0.02)
+    assert summary.steps == 3 and len(summary.ranks) == 1 and math.isnan(summary.total.memory_peak)
+    assert "predicted" in str(summary) and "measured" not in str(summary)
+    assert mfu(summary, device=CHIP, dtype="fp32") == pytest.approx(summary.total.mfu)

@@ -13,6 +13,7 @@ from torch import nn
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.features.memory.memory import predict_memory
 from fvflops.features.step_meter.calls import ModelCall
 from fvflops.features.step_meter.model import StepCost, sum_costs
 from fvflops.features.utilisation.compute import MODEL_PHASES, product_dtype
@@ -63,17 +64,34 @@ def count_call(call: ModelCall, table: FormulaTable) -> Counts:
     The gradients are those of the outputs that had one in the real call. What cannot be counted without values raises
     an error of the analysis.
     """
-    assert call.modes is not None
-    args, kwargs = call.arguments()
-    with _autocast(call.autocast), quiet_log(), call.modes.applied():
+    with _as_called(call) as (args, kwargs):
         if not call.gradients:
             with torch.no_grad():
                 return FlopCountAnalysis(
                     call.model, args, kwargs=kwargs, table=table, execution="shapes", warn=False
                 ).counts()
-        return TrainingStepAnalysis(
-            call.model, args, kwargs=kwargs, loss=_Loss(frozenset(call.gradients)), table=table, warn=False
-        ).counts()
+        loss = _Loss(frozenset(call.gradients))
+        return TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, table=table, warn=False).counts()
+
+
+def predict_call_memory(call: ModelCall, optimizer: torch.optim.Optimizer | None) -> float:
+    """Return the predicted peak of a call with its backward pass and the optimizer's step, in bytes."""
+    with _as_called(call) as (args, kwargs):
+        if not call.gradients:
+            with torch.no_grad():
+                forward = FlopCountAnalysis(call.model, args, kwargs=kwargs, execution="shapes", warn=False)
+                return predict_memory(forward).peak
+        loss = _Loss(frozenset(call.gradients))
+        step = TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, optimizer=optimizer, warn=False)
+        return predict_memory(step).peak
+
+
+@contextmanager
+def _as_called(call: ModelCall) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Give the arguments of a call in a with block in which the modes are those of the call."""
+    assert call.modes is not None
+    with _autocast(call.autocast), quiet_log(), call.modes.applied():
+        yield call.arguments()
 
 
 def count_optimizer(optimizer: torch.optim.Optimizer, table: FormulaTable) -> Counts:

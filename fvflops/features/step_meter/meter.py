@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from fvflops.analysis import record
 from fvflops.capture.model.model import unwrap_compiled
-from fvflops.features.step_meter.calls import CallObserver, describe, sizes_of
+from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe, sizes_of
 from fvflops.features.step_meter.clock import clock_of
-from fvflops.features.step_meter.compute import Peaks, quiet_log
+from fvflops.features.step_meter.compute import Peaks, predict_call_memory, quiet_log
 from fvflops.features.step_meter.costs import StepCosts, StepWork
-from fvflops.features.step_meter.model import StepFigures, mean_figures
+from fvflops.features.step_meter.model import MeterSummary, StepFigures, mean_figures, sum_ranks
 from fvflops.features.utilisation.compute import UtilisationError
 from fvflops.features.utilisation.devices import Device, resolve_device
 from fvflops.formulas import FormulaTable, resolve_table
@@ -123,6 +124,8 @@ class StepMeter:
         self._first = models[0]
         self._untimed: deque[_Step] = deque()
         self._steps: deque[_Step] = deque(maxlen=history)
+        self._optimizers = optimizers
+        self._predicted: tuple[ModelCall, float] | None = None
         self._begun = time.perf_counter()
 
     @contextmanager
@@ -190,6 +193,40 @@ class StepMeter:
         """
         self._add_times()
         return mean_figures([self._figures(step) for step in list(self._steps)[-steps if steps else 0 :]])
+
+    def summary(self, *, gather: bool = False) -> MeterSummary | None:
+        """Return the mean step, with all that is not counted yet counted now; None before the first step.
+
+        With `gather` it is that of all ranks of torch.distributed, and every rank has to call it: the figures are
+        exchanged once, by all_gather_object. Otherwise it is that of this rank.
+        """
+        self._costs.count_all()
+        mean = self.mean()
+        if gather and dist.is_available() and dist.is_initialized():
+            ranks: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(ranks, mean)
+        else:
+            ranks = [mean]
+        if None in ranks:
+            return None
+        return MeterSummary(len(self._steps), sum_ranks(ranks), tuple(ranks), self._predict_memory())
+
+    def _predict_memory(self) -> float:
+        """Return the predicted peak of the largest call as a training step with the optimizer, in bytes."""
+        call = self._costs.largest[1]
+        if call is None:
+            return math.nan
+        if self._predicted is None or self._predicted[0] is not call:
+            optimizers = [item for item in self._optimizers if _shares_parameters(item, call.model)]
+            try:
+                peak = predict_call_memory(call, optimizers[0] if optimizers else None)
+            except UtilisationError:
+                raise
+            except Exception as error:  # a page without a prediction is better than none
+                self._warn("memory_predicted", str(error))
+                peak = math.nan
+            self._predicted = call, peak
+        return self._predicted[1]
 
     @property
     def last(self) -> StepFigures | None:
@@ -299,6 +336,11 @@ def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def _shares_parameters(optimizer: Optimizer, model: nn.Module) -> bool:
+    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in parameters for parameter in model.parameters())
 
 
 class _StepHook:
