@@ -59,6 +59,17 @@ def format_short(count: float) -> str:
     return f"{rounded / unit:.12g}{suffix}"
 
 
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with three significant digits and its unit, a power of 1000.
+
+    >>> format_bytes(4_481_556_052), format_bytes(512)
+    ('4.48 GB', '512 B')
+    """
+    text = format_short(count)
+    number = text.rstrip("KMGTP")
+    return f"{number} {text[len(number) :]}B"
+
+
 def format_signed(difference: float) -> str:
     """Return a signed difference in the format of `format_short`.
 

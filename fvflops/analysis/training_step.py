@@ -71,11 +71,47 @@ class TrainingStepAnalysis(FlopCountAnalysis):
                 raise TypeError(
                     f"optimizer must be a torch.optim.Optimizer or create one from parameters; got {maker!r}"
                 )
-        self._loss = loss
         self._optimizers = makers
-        self._checkpoint = checkpoint
-        self._checkpoint_options = checkpoint_options
-        self._micro_batches = micro_batches
+        # All arguments but model and inputs, for `varied`.
+        self._options: dict[str, Any] = {
+            "kwargs": kwargs,
+            "loss": loss,
+            "optimizer": optimizer,
+            "checkpoint": checkpoint,
+            "checkpoint_options": checkpoint_options,
+            "micro_batches": micro_batches,
+            "table": table,
+            "device": device,
+            "assume": assume,
+            "warn": warn,
+        }
+
+    @property
+    def optimizers(self) -> tuple[OptimizerMaker, ...]:
+        """The optimizers of the step, or what creates them."""
+        return tuple(self._optimizers)
+
+    @property
+    def checkpoint(self) -> Checkpointed:
+        """What selects the modules whose activations are recomputed."""
+        selected: Checkpointed = self._options["checkpoint"]
+        return selected
+
+    @property
+    def assume(self) -> Mapping[str, Any] | None:
+        """Op → the assumed size or value of its result."""
+        return self._run.assume
+
+    def varied(self, model: nn.Module | None = None, inputs: Any = None, **options: Any) -> TrainingStepAnalysis:
+        """Return the analysis of the same step with other arguments; handles are not copied.
+
+        >>> step = TrainingStepAnalysis(nn.Linear(4, 2), torch.ones(3, 4), loss=torch.sum)
+        >>> step.macs(), step.varied(micro_batches=2).macs()
+        (48, 96)
+        """
+        run = self._run.with_model(model, inputs)
+        changed: Any = run.model
+        return TrainingStepAnalysis(changed, run.inputs, **{**self._options, **options})
 
     def _record(self, stops_at: StopsAt) -> Trace:
         model = self._run.require_model()
@@ -89,11 +125,11 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             args,
             kwargs,
             stops_at=stops_at,
-            loss=self._loss,
+            loss=self._options["loss"],
             optimizers=self._optimizers,
-            checkpointed=self._checkpoint,
-            checkpoint_options=self._checkpoint_options,
-            micro_batches=self._micro_batches,
+            checkpointed=self._options["checkpoint"],
+            checkpoint_options=self._options["checkpoint_options"],
+            micro_batches=self._options["micro_batches"],
             device=self._run.device,
             assume=self._run.assume,
             estimate_cost=self._estimate_cost,

@@ -81,7 +81,7 @@ def record_step(
         session.pause()  # some optimizers create their state in the constructor, which is not part of a step
         complete = False
         try:
-            checkpoints = _checkpoints(_checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
+            checkpoints = _checkpoints(checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
             context = copy_context()
             context.run(_make_step, session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
             complete = True
@@ -133,15 +133,17 @@ def _make_step(
 
 def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
     """Return the scalar loss of a model's result; ValueError if it is no scalar tensor."""
-    if loss is not None:
-        value: Any = loss(result)
-    else:
-        value = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    value: Any = loss_in(result) if loss is None else loss(result)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         actual = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         source = "the model's loss is" if loss is None else "loss= returned"
         raise ValueError(f"{source} {actual}, not a scalar: pass loss=, a function from the result to a scalar tensor")
     return value
+
+
+def loss_in(result: Any) -> Any:
+    """Return the `loss` of a model's result, or the result itself if it has none."""
+    return result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
 
 
 def _make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
@@ -160,7 +162,7 @@ def _make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def _checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
+def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[nn.Module]:
     """Return the modules to checkpoint; a name or class that is not in the model raises ValueError."""
     by_name = dict(module_paths(model))
     if callable(checkpointed):

@@ -25,6 +25,7 @@ COMMANDS = {
     "check": "fail where a model exceeds its budget",
     "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
     "ops": "list the ops that a table counts, or explain one",
+    "memory": "predict the peak memory of a training step, and show what would lower it",
     "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
     "peak": "measure the peaks of this machine's device, for utilisations and rooflines",
     "profile": "measure a model's time and memory, with its counts",

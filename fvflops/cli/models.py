@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
@@ -18,9 +18,12 @@ import torch
 from torch import nn
 
 from fvflops import paths
+from fvflops.capture.model.meta_copy import cast_floats
 from fvflops.capture.model.model import describe_inputs
 from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
 from fvflops.cli.model_errors import describe_module
+from fvflops.features.utilisation.device_benchmark import PRODUCTS
+from fvflops.features.utilisation.devices import short_dtype
 from fvflops.text import nearest
 
 T = TypeVar("T")
@@ -78,6 +81,24 @@ def load_model(
         raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
     args, kwargs = make_arguments(specs or built.specs, device_of_model)
     return LoadedModel(built.model, args, kwargs, assumed=not specs)
+
+
+def parse_dtype(text: str) -> str:
+    """Return the short name of a dtype of `--dtype`, a key of PRODUCTS; another one raises ValueError.
+
+    >>> parse_dtype("bfloat16")
+    'bf16'
+    """
+    dtype = short_dtype(text)
+    if dtype not in PRODUCTS:
+        raise ValueError(f"--dtype must be one of {', '.join(PRODUCTS)}; got {text!r}")
+    return dtype
+
+
+def cast_model(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
+    """Return a model with its floating-point weights and inputs cast to a dtype."""
+    inputs, kwargs = cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
+    return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
 
 
 def _from_zoo(name: str, _: str | None) -> _Built:

@@ -1,10 +1,11 @@
-"""A report as data: paragraphs, lists and tables of exact values, for every format in `fvflops.reports.formats`."""
+"""A report as data: paragraphs, lists, tables and charts, for every format in `fvflops.reports.formats`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import Any
 
 from fvflops.units import format_short, format_signed
@@ -218,7 +219,44 @@ class Items:
     items: Sequence[str]
 
 
-Part = str | Items | Table
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Stacked values at each point of a run, such as the bytes of each kind of memory at each op.
+
+    `layers` is name → value at each point, the lowest layer first; `sections` are (name, number of points) along the
+    run. `name` is the chart's key in JSON, `title` its heading.
+
+    >>> chart = Chart("memory", {"parameter": [4, 4, 4, 4], "activation": [0, 2, 3, 1]}, [("forward", 4)])
+    >>> chart.totals(), chart.sample(2).layers
+    ([4, 6, 7, 5], {'parameter': [4, 4], 'activation': [2, 3]})
+    """
+
+    name: str
+    layers: Mapping[str, Sequence[int]]
+    sections: Sequence[tuple[str, int]] = ()
+    title: str = ""
+    form: Callable[[Any], str] = format_short
+    notes: Sequence[str] = ()
+
+    def totals(self) -> list[int]:
+        """Return the sum of the layers at each point."""
+        return [sum(values) for values in zip(*self.layers.values(), strict=True)]
+
+    def sample(self, count: int) -> Chart:
+        """Return the chart with `count` points: of each of as many equal parts, the point with the largest total."""
+        totals = self.totals()
+        starts = [len(totals) * index // count for index in range(count + 1)]
+        points = [max(range(start, max(end, start + 1)), key=totals.__getitem__) for start, end in pairwise(starts)]
+        ends = [round(end * count / len(totals)) for end in accumulate(length for _, length in self.sections)]
+        lengths = [end - start for start, end in pairwise([0, *ends])]
+        return replace(
+            self,
+            layers={name: [values[point] for point in points] for name, values in self.layers.items()},
+            sections=[(name, length) for (name, _), length in zip(self.sections, lengths, strict=True)],
+        )
+
+
+Part = str | Items | Table | Chart
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
-import torch
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
 from fvflops.cli.arguments import add_backward, add_depth, add_model, add_plot, add_report, add_run, parse_assumptions
-from fvflops.cli.models import LoadedModel, load_model, with_input_hint
+from fvflops.cli.models import LoadedModel, cast_model, load_model, parse_dtype, with_input_hint
 from fvflops.cli.outputs import write, write_report
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.roofline.report import SHOWN, VIEWS, roofline_report
 from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
-from fvflops.features.utilisation.devices import load_peaks, short_dtype
+from fvflops.features.utilisation.devices import load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
@@ -58,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
         write(write_device(measure_device(arguments.device)), arguments.output)
         return 0
-    dtype = None if arguments.dtype is None else _read_dtype(arguments.dtype)
+    dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     table = load_table(arguments.table)
     if not arguments.measure:
         if arguments.device is None:
@@ -67,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.build)
     subject.model.train(arguments.train)
     if dtype is not None:
-        subject = _cast(subject, PRODUCTS[dtype])
+        subject = cast_model(subject, PRODUCTS[dtype])
     analysis = _analyse(subject, table, arguments)
     with_input_hint(subject, analysis.trace)
     if arguments.measure:
@@ -81,29 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         report = report.ranked(sort=arguments.sort, top=SHOWN)
     write_report(report, arguments)
     return 0
-
-
-def _read_dtype(text: str) -> str:
-    dtype = short_dtype(text)
-    if dtype not in PRODUCTS:
-        raise ValueError(f"--dtype must be one of {', '.join(PRODUCTS)}; got {text!r}")
-    return dtype
-
-
-def _cast(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
-    """Return a model with its floating-point weights and inputs cast to a dtype."""
-    inputs, kwargs = _cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
-    return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
-
-
-def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        return {name: _cast_floats(item, dtype) for name, item in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_cast_floats(item, dtype) for item in value)
-    return value
 
 
 def _analyse(subject: LoadedModel, table: FormulaTable, arguments: argparse.Namespace) -> FlopCountAnalysis:

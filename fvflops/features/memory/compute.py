@@ -120,10 +120,10 @@ class MemoryTimeline:
         )
 
     def by_phase(self) -> dict[str, int]:
-        """Return phase → peak memory over its ops."""
+        """Return phase → peak memory over its ops; ops without tensors, such as markers for a profiler, are ignored."""
         peaks: dict[str, int] = {}
         for event, total in zip(self.trace.events or (), self._totals[1:], strict=True):
-            if event.kind == "op":
+            if event.kind == "op" and (event.reads or event.writes):
                 peaks[event.phase] = max(peaks.get(event.phase, 0), total)
         return peaks
 

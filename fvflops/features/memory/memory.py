@@ -15,7 +15,8 @@ from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import CostEstimate, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
-from fvflops.features.memory.compute import MemoryTimeline, read_memory
+from fvflops.features.memory.compute import read_memory
+from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.memory.workspaces import OWN_KERNELS
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
@@ -30,7 +31,7 @@ def predict_memory(
     granularity: int | None = None,
     later_step: bool = False,
     workspaces: bool = True,
-) -> MemoryTimeline:
+) -> MemoryPrediction:
     """Return the predicted memory of a run in bytes at each event, with its peak by op, module and kind.
 
     `source` is an analysis of a forward run or of a training step (shape execution needs neither memory nor weights), a
@@ -57,7 +58,9 @@ def predict_memory(
     288
     """
     trace = source if isinstance(source, Trace) else _record(source)
-    return read_memory(trace, device=device, granularity=granularity, later_step=later_step, workspaces=workspaces)
+    return printed(
+        read_memory(trace, device=device, granularity=granularity, later_step=later_step, workspaces=workspaces)
+    )
 
 
 def _record(analysis: ModelAnalysis) -> Trace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.recorder.signature import describe, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
@@ -131,7 +131,7 @@ def plan_rank(
     _check(mesh, rank, microbatches, sequence_parallel, device)
     coordinates = _coordinates(mesh, rank)
     inputs: Inputs = args, dict(kwargs or {})
-    rank_model, links = _copy_to_meta(model), None
+    rank_model, links = copy_to_meta(model), None
     if mesh.get("pp", 1) > 1:
         rank_model, inputs, links = _make_stage(model, inputs, coordinates["pp"], mesh["pp"])
         loss = _first_element if links.sends else loss
@@ -304,7 +304,7 @@ def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
 def _make_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, StageLinks]:
     """Return one of `count` pipeline stages of a model, with its inputs and its links to other stages."""
     stages = find_stages(model)
-    stage_model, first_block = _copy_to_meta(model), _copy_to_meta(model)
+    stage_model, first_block = copy_to_meta(model), copy_to_meta(model)
     split_stage(stage_model, stages, stage, count)
     blocks: Any = first_block.get_submodule(stages.blocks)
     split_stage(first_block, stages, 0, len(blocks))
@@ -312,16 +312,6 @@ def _make_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tup
     if stage > 0:
         inputs = make_stage_inputs(model, inputs, stages, hidden)
     return stage_model, inputs, StageLinks(hidden, stage > 0, stage < count - 1)
-
-
-def _copy_to_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with its parameters on the meta device; its buffers have their values."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().clone()
-    return copy.deepcopy(model, memo)
 
 
 def _split(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from fvflops.reports.document import Document, Items, Part, Table
+from fvflops.reports.document import Chart, Document, Items, Part, Table
 from fvflops.reports.names import printable
+from fvflops.reports.pictures.svg_chart import svg_chart
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -44,12 +46,18 @@ def write(document: Document, *, width: int | None = None) -> str:
 def _write_part(part: Part) -> str:
     if isinstance(part, Table):
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        notes = "".join(f"\n<small>{_escape(note)}</small>" for note in part.notes)
-        return f'{title}<div class="wide"><table>\n{_write_rows(part)}\n</table></div>{notes}'
+        return f'{title}<div class="wide"><table>\n{_write_rows(part)}\n</table></div>{_write_notes(part.notes)}'
+    if isinstance(part, Chart):
+        title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
+        return f"{title}{svg_chart(part, standalone=False)}{_write_notes(part.notes)}"
     if isinstance(part, Items):
         heading = f"<p>{_escape(part.heading)}</p>\n" if part.heading else ""
         return heading + "<ul>" + "".join(f"<li>{_escape(item)}</li>" for item in part.items) + "</ul>"
     return "\n".join(f"<p>{_escape(line)}</p>" for line in part.split("\n"))
+
+
+def _write_notes(notes: Sequence[str]) -> str:
+    return "".join(f"\n<small>{_escape(note)}</small>" for note in notes)
 
 
 def _write_rows(table: Table) -> str:

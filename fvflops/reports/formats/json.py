@@ -6,13 +6,14 @@ import json
 import math
 from typing import Any
 
-from fvflops.reports.document import Document, Items, Table, Value
+from fvflops.reports.document import Chart, Document, Items, Table, Value
 
 SCHEMA = 1
+_POINTS = 1000  # of a chart, each with the largest total of its part
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return a document as JSON text: `format`, `schema`, and its `data` or else its tables and sentences.
+    """Return a document as JSON text: `format`, `schema`, and its `data` or else its tables, charts and sentences.
 
     >>> from fvflops.reports.document import module_column, number_column
     >>> text = write(Document("plan", "Net", [Table("modules", (module_column(), number_column("flops")), [("", 72)])]))
@@ -29,9 +30,10 @@ def _encode(document: Document) -> dict[str, Any]:
         if isinstance(part, Items):
             notes += part.items
         else:
-            notes += part.notes if isinstance(part, Table) else [part]
+            notes += [part] if isinstance(part, str) else part.notes
     tables = {table.name: _encode_table(table) for table in document.tables()}
-    return {"title": document.title, "tables": tables, "notes": notes}
+    charts = {part.name: _encode_chart(part) for part in document.parts if isinstance(part, Chart)}
+    return {"title": document.title, "tables": tables, **({"charts": charts} if charts else {}), "notes": notes}
 
 
 def _encode_table(table: Table) -> dict[str, Any]:
@@ -45,6 +47,12 @@ def _encode_table(table: Table) -> dict[str, Any]:
             if value is not None and not column.is_text
         }
     return encoded
+
+
+def _encode_chart(chart: Chart) -> dict[str, Any]:
+    sampled = chart.sample(min(_POINTS, len(chart.totals())))
+    layers = {name: list(values) for name, values in sampled.layers.items()}
+    return {"layers": layers, "sections": [list(section) for section in sampled.sections]}
 
 
 def _encode_value(value: Value) -> Value:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fvflops.reports.document import Document, Items, Part, Table
+from fvflops.reports.document import Chart, Document, Items, Part, Table
 from fvflops.reports.names import escape_latex
+from fvflops.reports.text.text_chart import text_chart
 
 
 def write(document: Document, *, width: int | None = None) -> str:
@@ -32,6 +33,10 @@ def _write_part(part: Part) -> str:
     if isinstance(part, Table):
         blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
         return "\n\n".join([*blocks, _write_table(part), *map(escape_latex, part.notes)])
+    if isinstance(part, Chart):
+        blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
+        drawn = f"\\begin{{verbatim}}\n{text_chart(part)}\n\\end{{verbatim}}"
+        return "\n\n".join([*blocks, drawn, *map(escape_latex, part.notes)])
     if isinstance(part, Items):
         heading = [escape_latex(part.heading)] if part.heading else []
         items = [rf"  \item {escape_latex(item)}" for item in part.items]

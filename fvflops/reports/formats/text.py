@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fvflops.reports.document import Column, Document, Items, Part, Table
+from fvflops.reports.document import Chart, Column, Document, Items, Part, Table
 from fvflops.reports.names import printable, printable_short
 from fvflops.reports.text.display_width import display_width, truncate_middle, wrap
+from fvflops.reports.text.text_chart import text_chart
 from fvflops.reports.text.text_table import GAP, text_table
 
 _PROSE_WIDTH = 100  # longest line of a sentence if no width is given
@@ -43,6 +44,9 @@ def write(document: Document, *, width: int | None = None) -> str:
 def _write_part(part: Part, width: int | None) -> str:
     if isinstance(part, Table):
         return _write_table(part, width)
+    if isinstance(part, Chart):
+        title = [_write_lines(part.title, width)] if part.title else []
+        return "\n".join([*title, text_chart(part, width=width), *(_write_lines(note, width) for note in part.notes)])
     if isinstance(part, Items):
         heading = [_write_lines(part.heading, width)] if part.heading else []
         indent = "  " if heading else ""

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-_COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}),")
+_COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 _DISTINCT = 11  # names with distinct colours; all others share one more
 
 
@@ -35,10 +35,22 @@ def group(names: Iterable[str]) -> Groups:
 
 def colour(name: str) -> str:
     """Return a colour of the report's style, such as "ink"."""
-    return _read_style()[name]
+    return _read_style()[name][0]
+
+
+def adaptive(colour: str) -> str:
+    """Return a colour of the style, or one that `colour` or `group` returned, as CSS that follows the page's theme.
+
+    >>> adaptive("c0"), adaptive(colour("c0")) == adaptive("c0")
+    ('light-dark(#9cc4fd, #2e5ea6)', True)
+    """
+    by_light = {light: (light, dark) for light, dark in _read_style().values()}
+    light, dark = _read_style().get(colour) or by_light[colour]
+    return f"light-dark({light}, {dark})"
 
 
 @cache
-def _read_style() -> dict[str, str]:
+def _read_style() -> dict[str, tuple[str, str]]:
+    """Return name → light and dark colour."""
     style = files("fvflops.reports.html").joinpath("report.css").read_text(encoding="utf-8")
-    return dict(_COLOUR.findall(style))
+    return {name: (light, dark) for name, light, dark in _COLOUR.findall(style)}

@@ -1,0 +1,35 @@
+"""Copies of a model without weights, and casts of inputs to a dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def copy_to_meta(model: nn.Module) -> nn.Module:
+    """Return a copy of a model with its parameters on the meta device; its buffers have their values."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
+def cast_floats(value: Any, dtype: torch.dtype) -> Any:
+    """Return nested inputs with their floating-point tensors cast to a dtype.
+
+    >>> [tensor.dtype for tensor in cast_floats((torch.ones(2), torch.ones(2, dtype=torch.int64)), torch.bfloat16)]
+    [torch.bfloat16, torch.int64]
+    """
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {name: cast_floats(item, dtype) for name, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(cast_floats(item, dtype) for item in value)
+    return value

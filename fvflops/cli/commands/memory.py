@@ -1,0 +1,186 @@
+"""`fvflops memory`: the predicted memory of a training step, its peak, and what lowers the peak."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from fvflops.analysis import FlopCountAnalysis, ModelAnalysis, TrainingStepAnalysis
+from fvflops.analysis.training_step import sum_results
+from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.training_step import loss_in
+from fvflops.cli.arguments import add_depth, add_model, add_report, parse_assumptions
+from fvflops.cli.models import LoadedModel, cast_model, load_function, load_model, parse_dtype, with_input_hint
+from fvflops.cli.outputs import write, write_report
+from fvflops.features.memory.memory import predict_memory
+from fvflops.features.memory.plot import draw_memory
+from fvflops.features.memory.report import DEPTH, memory_report, memory_title
+from fvflops.features.memory.savings import memory_savings
+from fvflops.features.utilisation.device_benchmark import PRODUCTS
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.formats import DATA_FORMATS
+from fvflops.text import suggest
+
+DEFAULT_TABLE = "exact"
+_NO_OPTIMIZER = "none"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops memory`."""
+    parser.set_defaults(table=DEFAULT_TABLE)  # the other conventions ignore some ops
+    add_model(parser, shape="shape of an input of one micro-batch")
+    parser.add_argument(
+        "--optimizer",
+        default="AdamW",
+        metavar="NAME",
+        help="optimizer of torch.optim, in any case, or none for forward and backward only; default: AdamW",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="class of the modules whose activations are recomputed (torch.utils.checkpoint); may be repeated",
+    )
+    parser.add_argument("--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, fp16, bf16 or fp64")
+    parser.add_argument(
+        "--loss",
+        metavar="PATH:FUNCTION",
+        help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=int,
+        default=1,
+        metavar="N",
+        help="micro-batches, whose gradients are accumulated; default: 1",
+    )
+    parser.add_argument(
+        "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
+    )
+    parser.add_argument(
+        "--inference", action="store_true", help="predict a forward pass in eval mode without gradients instead"
+    )
+    parser.add_argument(
+        "--device", default=None, help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU)"
+    )
+    parser.add_argument("--no-savings", action="store_true", help="do not predict what would lower the peak")
+    add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")
+    add_report(parser, more={"svg": "the curve as a picture"})
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict the memory of the model that the arguments name and write the report; return the exit code."""
+    table = load_table(arguments.table)
+    optimizer = _find_optimizer(arguments.optimizer)
+    dtype = None if arguments.dtype is None else PRODUCTS[parse_dtype(arguments.dtype)]
+    _check(arguments)
+    subject = load_model(arguments.model, arguments.input, config=arguments.config, device="meta")
+    subject.model.train(not arguments.inference)
+    subject = subject if dtype is None else cast_model(subject, dtype)
+    analysis = _analyse(subject, table, optimizer, arguments)
+    options: dict[str, Any] = {"later_step": not arguments.first_step}
+    timeline = with_input_hint(subject, lambda: predict_memory(analysis, **options))
+    if arguments.format == "svg":
+        write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
+        return 0
+    savings = None
+    if isinstance(analysis, TrainingStepAnalysis) and not arguments.no_savings:
+        savings = memory_savings(analysis, **options)
+    for_data = arguments.format in DATA_FORMATS
+    default_depth = None if for_data else DEPTH
+    report = memory_report(
+        timeline,
+        savings=savings,
+        depth=default_depth if arguments.depth is None else arguments.depth,
+        collapsed=not for_data,
+        subject=arguments.model,
+        setting=_describe_setting(optimizer, arguments),
+    )
+    write_report(report, arguments)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for options that do not fit each other, before the model is loaded."""
+    if arguments.inference:
+        for option in ("checkpoint", "loss", "first_step"):
+            if getattr(arguments, option):
+                raise ValueError(f"--{option.replace('_', '-')} is for a training step: omit it, or --inference")
+        if arguments.microbatches != 1:
+            raise ValueError("--microbatches is for a training step: omit it, or --inference")
+    for option in ("sort", "top"):
+        if arguments.format == "svg" and getattr(arguments, option) is not None:
+            raise ValueError(f"--{option} does not apply to --format svg: omit it")
+
+
+def _find_optimizer(name: str) -> type[Optimizer] | None:
+    """Return the class of torch.optim with a name in any case, None for "none"; another one raises ValueError."""
+    classes = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
+    }
+    if name.lower() == _NO_OPTIMIZER:
+        return None
+    if name.lower() not in classes:
+        names = sorted(value.__name__ for value in classes.values())
+        hint = suggest(name.lower(), dict.fromkeys((*classes, _NO_OPTIMIZER), ""))
+        raise ValueError(f"--optimizer {name}: torch.optim has {', '.join(names)}{hint}")
+    return classes[name.lower()]
+
+
+def _analyse(
+    subject: LoadedModel, table: FormulaTable, optimizer: type[Optimizer] | None, arguments: argparse.Namespace
+) -> ModelAnalysis:
+    shared: dict[str, Any] = {
+        "kwargs": subject.kwargs,
+        "table": table,
+        "device": arguments.device,
+        "assume": parse_assumptions(arguments.assume),
+        "warn": False,
+    }
+    if arguments.inference:
+        return FlopCountAnalysis(subject.model, subject.inputs, execution="shapes", **shared)
+    return TrainingStepAnalysis(
+        subject.model,
+        subject.inputs,
+        loss=_default_loss if arguments.loss is None else load_function(arguments.loss, "--loss"),
+        optimizer=optimizer,
+        checkpoint=_find_modules(subject, arguments.checkpoint),
+        micro_batches=arguments.microbatches,
+        **shared,
+    )
+
+
+def _default_loss(result: Any) -> torch.Tensor:
+    loss = loss_in(result)
+    return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else sum_results(result)
+
+
+def _find_modules(subject: LoadedModel, classes: Sequence[str]) -> list[str]:
+    """Return the names of the modules of some classes; a class without a module raises ValueError."""
+    by_class: dict[str, list[str]] = {}
+    for module in read_modules(subject.model).modules():
+        by_class.setdefault(module.class_name, []).append(module.name)
+    for name in classes:
+        if name not in by_class:
+            hint = suggest(name, by_class)
+            raise ValueError(f"--checkpoint {name}: the classes of the model's modules are {', '.join(by_class)}{hint}")
+    return [name for class_name in classes for name in by_class[class_name]]
+
+
+def _describe_setting(optimizer: type[Optimizer] | None, arguments: argparse.Namespace) -> str:
+    if arguments.inference:
+        return ""
+    parts = ["no optimizer" if optimizer is None else f"optimizer {optimizer.__name__}"]
+    parts += ["loss: the model's own, or the sum of its outputs"] if arguments.loss is None else []
+    parts += [f"{arguments.microbatches} micro-batches"] if arguments.microbatches > 1 else []
+    parts += [f"checkpointed: {', '.join(arguments.checkpoint)}"] if arguments.checkpoint else []
+    parts += ["first step"] if arguments.first_step else []
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."

@@ -1,0 +1,290 @@
+"""Report of predicted memory: the peak, its kinds and modules, the curve over the run, and what lowers the peak."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+
+from fvflops import paths
+from fvflops.features.memory.compute import KINDS, Block, MemoryMoment, MemoryTimeline
+from fvflops.features.memory.model import MemorySaving, MemorySavings
+from fvflops.features.memory.plot import draw_memory, memory_chart
+from fvflops.reports.document import (
+    Chart,
+    Column,
+    Document,
+    Items,
+    Part,
+    Table,
+    Value,
+    difference_column,
+    module_column,
+    number_column,
+    text_column,
+)
+from fvflops.reports.formats import write_document
+from fvflops.reports.names import list_ops, plain_name
+from fvflops.reports.terminal.collapse import collapse
+from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.trace import PHASES, ModuleTree, Summary
+from fvflops.trace.module_tree import modules_above
+from fvflops.units import format_bytes, format_change, format_percent, format_quantity
+from fvflops.views.summary_rows import depth_of
+
+DEPTH = 2  # levels of modules below the root
+
+_HEADINGS = {"optimizer state": "optimizer"}
+
+
+class MemoryPrediction(MemoryTimeline):
+    """A MemoryTimeline whose `str()` is its report."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return write_document(self.report())
+
+    def report(
+        self,
+        *,
+        savings: MemorySavings | None = None,
+        depth: int | None = DEPTH,
+        collapsed: bool = True,
+        subject: str = "",
+        setting: str = "",
+    ) -> Document:
+        """Return the report as a document, which every format of a report can write.
+
+        It has `depth` levels of modules, all if None; `collapsed` shows consecutive equal layers as one row. `savings`
+        are those of `memory_savings`; `subject` is the name of the model, and `setting` is a sentence about the run.
+        """
+        return memory_report(self, savings=savings, depth=depth, collapsed=collapsed, subject=subject, setting=setting)
+
+    def to_markdown(self) -> str:
+        """Return the report in GitHub's Markdown."""
+        return write_document(self.report(), "markdown")
+
+    def to_json(self) -> str:
+        """Return all modules and kinds at the peak, and the curve, as JSON text with exact numbers."""
+        return write_document(self.report(collapsed=False, depth=None), "json")
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, savings: MemorySavings | None = None) -> str:
+        """Return the report as an HTML page that needs no network; write it to `path` if given."""
+        page = write_document(self.report(savings=savings), "html")
+        if path is not None:
+            paths.write_text(os.fspath(path), page)
+        return page
+
+    def to_picture(self, path: str | os.PathLike[str]) -> None:
+        """Write the curve over the run as an SVG picture."""
+        paths.write_text(os.fspath(path), draw_memory(self, memory_title(self, "")))
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+
+def printed(timeline: MemoryTimeline) -> MemoryPrediction:
+    """Return a timeline that can be printed."""
+    values = {item.name: getattr(timeline, item.name) for item in fields(timeline) if item.init}
+    return MemoryPrediction(**values)
+
+
+def memory_report(
+    timeline: MemoryTimeline,
+    *,
+    savings: MemorySavings | None = None,
+    depth: int | None = DEPTH,
+    collapsed: bool = True,
+    subject: str = "",
+    setting: str = "",
+) -> Document:
+    """Return the peak with its kinds, phases and modules, the curve, and the savings; see `MemoryPrediction.report`."""
+    moment = timeline.at_peak()
+    parts: list[Part] = [" ".join(filter(None, [_describe_peak(timeline, moment), setting]))]
+    chart = memory_chart(timeline)
+    parts += [chart] if chart.layers and chart.totals() else []
+    parts += [_tabulate_kinds(timeline, moment, chart), _tabulate_phases(timeline)]
+    parts.append(_tabulate_modules(timeline, moment, depth, collapsed))
+    if savings is not None:
+        parts.append(_tabulate_savings(savings))
+    parts.append(Items("", [*_list_gaps(timeline)]))
+    return Document("memory", memory_title(timeline, subject), parts, main="modules")
+
+
+def memory_title(timeline: MemoryTimeline, subject: str) -> str:
+    name = plain_name(subject or timeline.trace.modules.root.class_name) or "The run"
+    inputs = timeline.trace.info.inputs
+    return f"{name}{f' on {plain_name(inputs)}' if inputs else ''}: peak memory {format_bytes(timeline.peak)}"
+
+
+def _describe_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> str:
+    runs = {"backward": "a training step", "optimizer": "an optimizer step", "forward": "a forward pass"}
+    run = next((text for phase, text in runs.items() if phase in timeline.by_phase()), "a run without ops")
+    where = f"in {_list_place(moment)}" if moment.op else "before it begins"
+    return f"Predicted for {run} on {timeline.device}: the peak of {format_bytes(timeline.peak)} is {where}."
+
+
+def _list_place(moment: MemoryMoment) -> str:
+    module = plain_name(moment.module) or "the model"
+    return f"{moment.phase}, at {plain_name(_short(moment.op))} of {module}"
+
+
+def _short(op: str) -> str:
+    return op.removeprefix("aten::")
+
+
+def _percent(share: float) -> str:
+    return format_percent(share, 1)
+
+
+def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart) -> Table:
+    columns = (
+        text_column("kind"),
+        number_column("bytes", "at the peak"),
+        number_column("share", form=_percent),
+        number_column("highest", "highest in the run"),
+    )
+    rows = [
+        (kind, moment.by_kind[kind], _share(moment.by_kind[kind], timeline.peak), max(timeline.curve(kind)))
+        for kind in KINDS
+        if kind in chart.layers or kind in moment.by_kind
+    ]
+    total = ("total", timeline.peak, _share(timeline.peak, timeline.peak), timeline.peak)
+    return Table("kinds", columns, rows, total=total, noun="kind")
+
+
+def _tabulate_phases(timeline: MemoryTimeline) -> Table:
+    columns = (
+        text_column("phase"),
+        number_column("bytes", "peak"),
+        text_column("op", form=_short),
+        text_column("module", form=lambda name: name or "model"),
+    )
+    totals, events = timeline.curve(), timeline.trace.events or ()
+    rows = []
+    for phase, peak in sorted(timeline.by_phase().items(), key=lambda item: PHASES.index(item[0])):
+        first = next(
+            index
+            for index, event in enumerate(events)
+            if (event.kind, event.phase) == ("op", phase) and totals[index + 1] == peak
+        )
+        moment = timeline.at(first)
+        rows.append((phase, peak, moment.op, moment.module))
+    return Table("phases", columns, rows, noun="phase")
+
+
+def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int | None, collapsed: bool) -> Table:
+    kinds = [kind for kind, nbytes in moment.by_kind.items() if nbytes]
+    largest = [kind for kind, _ in moment.by_kind.most_common()]
+    columns = (
+        module_column(),
+        number_column("bytes", "at the peak"),
+        number_column("share", form=_percent),
+        *(replace(_kind_column(kind), hide_order=1 + largest.index(kind)) for kind in kinds),
+    )
+    summary = _summarise_modules(timeline, moment)
+    if collapsed:
+        summary = collapse(summary)
+    names = [module.name for module in summary.modules.modules()]
+    sums = {name: [summary.columns[kind].get(name, 0) for kind in kinds] for name in names}
+    rows: list[tuple[Value, ...]] = [
+        (_label(name, summary.labels), sum(counts), _share(sum(counts), timeline.peak), *counts)
+        for name, counts in sums.items()
+        if any(counts) and (depth is None or depth_of(name) <= depth)
+    ]
+    hidden = 0 if depth is None else sum(depth_of(name) > depth for name, counts in sums.items() if any(counts))
+    notes = [f"{format_quantity(hidden, 'more module')} below depth {depth}."] if hidden else []
+    title = "Modules at the peak, with their submodules"
+    return Table("modules", columns, rows, title=title, notes=notes, noun="module")
+
+
+def _kind_column(kind: str) -> Column:
+    return number_column(kind.replace(" ", "_"), _HEADINGS.get(kind, kind))
+
+
+def _summarise_modules(timeline: MemoryTimeline, moment: MemoryMoment) -> Summary:
+    """Return the bytes at the peak of each kind, by module with its submodules."""
+    columns: dict[str, Counter[str]] = {kind: Counter() for kind in moment.by_kind}
+    for block in alive_blocks(timeline, moment.event):
+        columns[block.kind].update(dict.fromkeys((*modules_above(block.module), block.module), block.nbytes))
+    tree: ModuleTree = timeline.trace.modules
+    return Summary(tree.with_pseudo_modules([name for name in moment.by_module if name not in tree.by_name]), columns)
+
+
+def alive_blocks(timeline: MemoryTimeline, event: int) -> Iterator[Block]:
+    """Yield the blocks that are alive at an event."""
+    return (block for block in timeline.blocks if block.begin <= event and (block.end is None or event < block.end))
+
+
+def _label(name: str, labels: Mapping[str, str]) -> str:
+    """Return a module's name, in which each ancestor that represents repeated layers has its label."""
+    for above in (*modules_above(name)[1:], name):
+        if above in labels:
+            return labels[above] + name[len(above) :]
+    return name
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _tabulate_savings(savings: MemorySavings) -> Table:
+    columns = (
+        text_column("change", shorten_last=True),
+        text_column("modules"),
+        number_column("peak"),
+        number_column("saved"),
+        number_column("share", form=_percent),
+        difference_column("flops", "FLOPs"),
+        difference_column("relative", form=format_change),
+    )
+    rows = [
+        (
+            _describe_change(saving),
+            _join_names(saving.modules),
+            saving.peak,
+            saving.saved,
+            _share(saving.saved, savings.peak),
+            saving.flops,
+            _share(saving.flops, savings.flops),
+        )
+        for saving in savings.changes
+    ]
+    title = "What lowers the peak, each predicted on its own"
+    return Table("savings", columns, rows, title=title, notes=[*_note(savings)], noun="change")
+
+
+def _describe_change(saving: MemorySaving) -> str:
+    if saving.change == "checkpoint":
+        return f"checkpoint {saving.name} × {len(saving.modules)}"
+    return f"{saving.change} {saving.name}"
+
+
+def _join_names(names: Iterable[str]) -> str:
+    """Return names of modules, one for those that differ only in numbers at the end."""
+    by_pattern: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        by_pattern.setdefault((name.rpartition(".")[0], str(find_pattern(name))), []).append(name)
+    return ", ".join(map(format_range, by_pattern.values()))
+
+
+def _note(savings: MemorySavings) -> Iterator[str]:
+    if not savings.changes:
+        yield "No change that was tried lowers the peak."
+    if savings.useless:
+        yield f"Not lower: {', '.join(plain_name(_describe_change(saving)) for saving in savings.useless)}."
+    for change, error in savings.failed.items():
+        yield f"Fails: {plain_name(change)}: {plain_name(error)}."
+    if savings.untried:
+        yield f"Not tried: checkpoint {', '.join(map(plain_name, savings.untried))}."
+    yield f"FLOPs: convention {plain_name(savings.table)}."
+
+
+def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
+    """Yield a sentence for each part of the memory that is not predicted."""
+    if timeline.unseen:
+        yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
+    if timeline.trace.info.assumed:
+        yield f"ASSUMED (data-dependent): {timeline.trace.info.assumed}."

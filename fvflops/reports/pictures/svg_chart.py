@@ -1,0 +1,141 @@
+"""A chart as SVG, without matplotlib, so that an HTML page has it too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import accumulate
+
+from fvflops.reports.document import Chart
+from fvflops.reports.names import printable_short
+from fvflops.reports.pictures import colours
+
+_WIDTH, _HEIGHT = 900, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 40, 66
+_POINTS = 420  # along the run, each with the largest total of its part
+_TICKS = 5  # at most
+_LETTER = 6.3  # width of a letter of the legend
+
+
+def svg_chart(chart: Chart, *, standalone: bool = True) -> str:
+    """Return a chart as an SVG element of stacked areas, with the largest total marked.
+
+    A `standalone` picture has a white background; one in a page has the page's colours, light or dark.
+
+    >>> picture = svg_chart(Chart("memory", {"parameter": [6, 6], "activation": [0, 3]}, [("forward", 2)], "Memory"))
+    >>> picture.startswith("<svg "), picture.count("<path ")
+    (True, 2)
+    """
+    sampled = chart.sample(min(_POINTS, len(chart.totals())))
+    ink, quiet, line = (_colour(name, standalone) for name in ("ink", "quiet", "line"))
+    header = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{_escape(chart.title)}" style="max-width:{_WIDTH}px;fill:{ink};'
+        'font:11px system-ui,sans-serif;font-variant-numeric:tabular-nums">'
+    )
+    parts = [f'<rect width="{_WIDTH}" height="{_HEIGHT}" style="fill:#fff"/>'] if standalone else []
+    if standalone and chart.title:
+        parts.append(f'<text x="{_LEFT}" y="18" style="font-size:13px;font-weight:600">{_escape(chart.title)}</text>')
+    parts += [*_draw_scale(chart, sampled, line, quiet), *_draw_layers(sampled, standalone)]
+    parts += [*_mark_peak(chart, sampled), *_draw_sections(sampled, line, quiet), *_draw_legend(sampled, standalone)]
+    return "\n".join([header, *parts, "</svg>"])
+
+
+def _colour(name: str, standalone: bool) -> str:
+    return colours.colour(name) if standalone else colours.adaptive(name)
+
+
+def _choose_colours(chart: Chart, standalone: bool) -> dict[str, str]:
+    paints = colours.group(chart.layers)
+    return {name: paints.of(name) if standalone else colours.adaptive(paints.of(name)) for name in chart.layers}
+
+
+def _escape(text: str) -> str:
+    return escape(printable_short(text))
+
+
+def _x(position: float, count: int) -> float:
+    return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * position / count, 1)
+
+
+def _y(value: float, peak: int) -> float:
+    return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / peak, 1) if peak else _HEIGHT - _BOTTOM
+
+
+def _draw_scale(chart: Chart, sampled: Chart, line: str, quiet: str) -> Iterator[str]:
+    peak = max(sampled.totals())
+    for value in _choose_ticks(peak):
+        y = _y(value, peak)
+        yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
+        yield (
+            f'<text x="{_LEFT - 6}" y="{round(y + 3.5, 1)}" text-anchor="end" style="fill:{quiet}">'
+            f"{_escape(chart.form(value))}</text>"
+        )
+
+
+def _choose_ticks(peak: int) -> list[int]:
+    """Return round values from 0 up to the peak.
+
+    >>> _choose_ticks(4481556052)[:3], _choose_ticks(3), _choose_ticks(0)
+    ([0, 1000000000, 2000000000], [0, 1, 2, 3], [0])
+    """
+    least = max(peak / _TICKS, 1)
+    power = 10 ** math.floor(math.log10(least))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
+    return list(range(0, peak + 1, step))
+
+
+def _draw_layers(chart: Chart, standalone: bool) -> Iterator[str]:
+    peak = max(chart.totals())
+    paints = _choose_colours(chart, standalone)
+    lower = [0] * len(chart.totals())
+    for name, values in chart.layers.items():
+        upper = [bottom + value for bottom, value in zip(lower, values, strict=True)]
+        outline = " ".join([*_draw_steps(upper, peak), *_draw_steps(lower, peak, back=True)])
+        largest = _escape(f"{name}: at most {chart.form(max(values))}")
+        yield f'<path d="M{outline}Z" style="fill:{paints[name]}"><title>{largest}</title></path>'
+        lower = upper
+
+
+def _draw_steps(values: Sequence[int], peak: int, *, back: bool = False) -> list[str]:
+    """Return the corners of a line with a step for each change of value, from right to left if `back`."""
+    changes = [index for index in range(len(values)) if index == 0 or values[index] != values[index - 1]]
+    corners = []
+    for start, end in zip(changes, [*changes[1:], len(values)], strict=True):
+        y = _y(values[start], peak)
+        corners += [f"{_x(start, len(values))},{y}", f"{_x(end, len(values))},{y}"]
+    return corners[::-1] if back else corners
+
+
+def _mark_peak(chart: Chart, sampled: Chart) -> Iterator[str]:
+    totals = sampled.totals()
+    peak = max(totals)
+    x = _x(totals.index(peak) + 0.5, len(totals))
+    anchor = "start" if x < _WIDTH / 3 else "end" if x > _WIDTH * 2 / 3 else "middle"
+    yield f'<circle cx="{x}" cy="{_y(peak, peak)}" r="3"/>'
+    yield f'<text x="{x}" y="{_y(peak, peak) - 7}" text-anchor="{anchor}">{_escape(f"peak {chart.form(peak)}")}</text>'
+
+
+def _draw_sections(chart: Chart, line: str, quiet: str) -> Iterator[str]:
+    bottom, count = _HEIGHT - _BOTTOM, len(chart.totals())
+    ends = list(accumulate(length for _, length in chart.sections))
+    for (name, length), end in zip(chart.sections, ends, strict=True):
+        left, right = _x(end - length, count), _x(end, count)
+        if end < count:
+            yield f'<line x1="{right}" x2="{right}" y1="{_TOP}" y2="{bottom + 18}" style="stroke:{line}"/>'
+        if right - left > len(name) * _LETTER:
+            position = f'x="{(left + right) / 2:.1f}" y="{bottom + 15}" text-anchor="middle"'
+            yield f'<text {position} style="fill:{quiet}">{_escape(name)}</text>'
+
+
+def _draw_legend(chart: Chart, standalone: bool) -> Iterator[str]:
+    paints = _choose_colours(chart, standalone)
+    x, y = float(_LEFT), _HEIGHT - _BOTTOM + 38
+    for name in chart.layers:
+        width = 26 + len(printable_short(name)) * _LETTER
+        if x + width > _WIDTH:
+            x, y = float(_LEFT), y + 17
+        yield f'<rect x="{x:.0f}" y="{y - 9}" width="10" height="10" style="fill:{paints[name]}"/>'
+        yield f'<text x="{x + 14:.0f}" y="{y}">{_escape(name)}</text>'
+        x += width
