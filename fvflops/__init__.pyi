@@ -28,6 +28,9 @@ from fvflops.features.kernels.kernel_profile import profile_kernels as profile_k
 from fvflops.features.memory.compute import MemoryMoment as MemoryMoment
 from fvflops.features.memory.compute import MemoryTimeline as MemoryTimeline
 from fvflops.features.memory.memory import predict_memory as predict_memory
+from fvflops.features.memory.model import MemorySaving as MemorySaving
+from fvflops.features.memory.model import MemorySavings as MemorySavings
+from fvflops.features.memory.savings import memory_savings as memory_savings
 from fvflops.features.parameters.model import ParameterCount as ParameterCount
 from fvflops.features.parameters.parameters import parameter_summary as parameter_summary
 from fvflops.features.parameters.parameters import parameter_summary_table as parameter_summary_table

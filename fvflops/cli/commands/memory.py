@@ -178,7 +178,7 @@ def _describe_setting(optimizer: type[Optimizer] | None, arguments: argparse.Nam
     if arguments.inference:
         return ""
     parts = ["no optimizer" if optimizer is None else f"optimizer {optimizer.__name__}"]
-    parts += ["loss: the model's own, or the sum of its outputs"] if arguments.loss is None else []
+    parts += ["loss: that of the model if it returns one, else the sum of its outputs"] if arguments.loss is None else []
     parts += [f"{arguments.microbatches} micro-batches"] if arguments.microbatches > 1 else []
     parts += [f"checkpointed: {', '.join(arguments.checkpoint)}"] if arguments.checkpoint else []
     parts += ["first step"] if arguments.first_step else []

@@ -18,12 +18,12 @@ def memory_chart(timeline: MemoryTimeline) -> Chart:
     """Return the bytes of each kind of memory at each op, and the phases."""
     events = timeline.trace.events or ()
     ops = [index for index, event in enumerate(events) if event.kind == "op" and (event.reads or event.writes)]
-    layers = {kind: timeline.curve(kind) for kind in KINDS}
+    curves = {kind: timeline.curve(kind) for kind in KINDS}
     # The first value of a curve is from before the run.
-    at_ops = {kind: [curve[index + 1] for index in ops] for kind, curve in layers.items() if any(curve)}
+    layers = {kind: [curve[index + 1] for index in ops] for kind, curve in curves.items()}
     return Chart(
         "memory",
-        at_ops,
+        layers,
         _find_sections([events[index].phase for index in ops]),
         title="Memory over the ops of the run, in bytes by kind",
         form=format_short,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -27,7 +28,7 @@ from fvflops.reports.document import (
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.reports.terminal.collapse import collapse
-from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.reports.terminal.layer_ranges import format_range
 from fvflops.trace import PHASES, ModuleTree, Summary
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_bytes, format_change, format_percent, format_quantity
@@ -35,6 +36,7 @@ from fvflops.views.summary_rows import depth_of
 
 DEPTH = 2  # levels of modules below the root
 
+_LAST_NUMBER = re.compile(r"(?<![^.])\d{1,18}((?:\.(?!\d+(?:\.|$))[^.]*)*)$")
 _HEADINGS = {"optimizer state": "optimizer"}
 
 
@@ -104,7 +106,7 @@ def memory_report(
     moment = timeline.at_peak()
     parts: list[Part] = [" ".join(filter(None, [_describe_peak(timeline, moment), setting]))]
     chart = memory_chart(timeline)
-    parts += [chart] if chart.layers and chart.totals() else []
+    parts += [chart] if any(chart.totals()) else []
     parts += [_tabulate_kinds(timeline, moment, chart), _tabulate_phases(timeline)]
     parts.append(_tabulate_modules(timeline, moment, depth, collapsed))
     if savings is not None:
@@ -149,7 +151,7 @@ def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart
     rows = [
         (kind, moment.by_kind[kind], _share(moment.by_kind[kind], timeline.peak), max(timeline.curve(kind)))
         for kind in KINDS
-        if kind in chart.layers or kind in moment.by_kind
+        if any(chart.layers[kind]) or kind in moment.by_kind
     ]
     total = ("total", timeline.peak, _share(timeline.peak, timeline.peak), timeline.peak)
     return Table("kinds", columns, rows, total=total, noun="kind")
@@ -263,10 +265,14 @@ def _describe_change(saving: MemorySaving) -> str:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Return names of modules, one for those that differ only in numbers at the end."""
-    by_pattern: dict[tuple[str, str], list[str]] = {}
+    """Return names of modules, one for those that differ only in the last of their numbers.
+
+    >>> _join_names(["h.0.mlp", "h.1.mlp", "layer1.0", "layer1.1", "layer2.0"])
+    'h.0–1.mlp, layer1.0–1, layer2.0'
+    """
+    by_pattern: dict[str, list[str]] = {}
     for name in names:
-        by_pattern.setdefault((name.rpartition(".")[0], str(find_pattern(name))), []).append(name)
+        by_pattern.setdefault(_LAST_NUMBER.sub(r"#\1", name), []).append(name)
     return ", ".join(map(format_range, by_pattern.values()))
 
 

@@ -52,10 +52,9 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     analysis of a Trace has no model, and raises TraceError.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Softmax(-1)) for _ in range(4)))
-    >>> step = TrainingStepAnalysis(model, torch.ones(64, 8), loss=torch.sum, table="exact")
-    >>> best = memory_savings(step).changes[0]
-    >>> best.change, best.name, best.modules
-    ('checkpoint', 'Sequential', ('0', '1', '2', '3'))
+    >>> savings = memory_savings(TrainingStepAnalysis(model, torch.ones(64, 8), loss=torch.sum, table="exact"))
+    >>> [(saving.change, saving.name, saving.modules) for saving in savings.changes]
+    [('dtype', 'bfloat16', ()), ('checkpoint', 'Sequential', ('0', '1', '2', '3'))]
     """
     run = model_run(step)
     model = None if run is None else run.model
@@ -174,8 +173,8 @@ def _other_optimizers(step: TrainingStepAnalysis) -> Iterator[_Attempt]:
         parameters = signature(maker).parameters
         if "fused" in parameters and not parameters["fused"].default:
             name = f"{getattr(_class_of(maker), '__name__', 'optimizer')}(fused=True)"
-            fused: Any = partial(maker, fused=True)
-            yield _Attempt("optimizer", name, (), partial(step.varied, optimizer=fused))
+            create: Any = maker
+            yield _Attempt("optimizer", name, (), partial(step.varied, optimizer=partial(create, fused=True)))
     assume = {_ADAFACTOR_NORM: 1.0, **(step.assume or {})}
     for name, maker in OPTIMIZERS.items():
         if _class_of(maker) not in classes:

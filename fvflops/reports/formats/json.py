@@ -51,7 +51,7 @@ def _encode_table(table: Table) -> dict[str, Any]:
 
 def _encode_chart(chart: Chart) -> dict[str, Any]:
     sampled = chart.sample(min(_POINTS, len(chart.totals())))
-    layers = {name: list(values) for name, values in sampled.layers.items()}
+    layers = {name: list(values) for name, values in sampled.layers.items() if any(values)}
     return {"layers": layers, "sections": [list(section) for section in sampled.sections]}
 
 

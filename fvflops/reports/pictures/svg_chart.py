@@ -19,7 +19,7 @@ _LETTER = 6.3  # width of a letter of the legend
 
 
 def svg_chart(chart: Chart, *, standalone: bool = True) -> str:
-    """Return a chart as an SVG element of stacked areas, with the largest total marked.
+    """Return a chart as an SVG element of stacked areas, with the largest total marked; layers of zeros are omitted.
 
     A `standalone` picture has a white background; one in a page has the page's colours, light or dark.
 
@@ -29,8 +29,10 @@ def svg_chart(chart: Chart, *, standalone: bool = True) -> str:
     """
     sampled = chart.sample(min(_POINTS, len(chart.totals())))
     ink, quiet, line = (_colour(name, standalone) for name in ("ink", "quiet", "line"))
+    # In a page the title is a heading.
+    size = f'width="{_WIDTH}" height="{_HEIGHT}"' if standalone else f'viewBox="0 20 {_WIDTH} {_HEIGHT - 20}"'
     header = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
         f'aria-label="{_escape(chart.title)}" style="max-width:{_WIDTH}px;fill:{ink};'
         'font:11px system-ui,sans-serif;font-variant-numeric:tabular-nums">'
     )
@@ -91,6 +93,8 @@ def _draw_layers(chart: Chart, standalone: bool) -> Iterator[str]:
     paints = _choose_colours(chart, standalone)
     lower = [0] * len(chart.totals())
     for name, values in chart.layers.items():
+        if not any(values):
+            continue
         upper = [bottom + value for bottom, value in zip(lower, values, strict=True)]
         outline = " ".join([*_draw_steps(upper, peak), *_draw_steps(lower, peak, back=True)])
         largest = _escape(f"{name}: at most {chart.form(max(values))}")
@@ -132,7 +136,9 @@ def _draw_sections(chart: Chart, line: str, quiet: str) -> Iterator[str]:
 def _draw_legend(chart: Chart, standalone: bool) -> Iterator[str]:
     paints = _choose_colours(chart, standalone)
     x, y = float(_LEFT), _HEIGHT - _BOTTOM + 38
-    for name in chart.layers:
+    for name, values in chart.layers.items():
+        if not any(values):
+            continue
         width = 26 + len(printable_short(name)) * _LETTER
         if x + width > _WIDTH:
             x, y = float(_LEFT), y + 17
