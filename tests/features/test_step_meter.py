@@ -1,13 +1,17 @@
 """StepMeter against `record` on the same steps, and what it must leave alone."""
 
 import copy
+import html
+import io
 import json
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import weakref
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,10 +20,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, mfu, predict_memory, record
+from fvflops.features.profiling.profile import ProfileAnalysis
 from fvflops.features.step_meter import costs
 from fvflops.features.step_meter.model import StepCost
 from fvflops.features.step_meter.sizes import SizeFamilies
 from fvflops.features.utilisation.device_benchmark import write_device
+from fvflops.trace import TraceError
+from fvflops.units import format_percent, format_short
 from tests.support.checkout import ROOT
 from tests.support.processes.meter_worker import RANKS, STEPS, WIDTH, rows_of
 
@@ -590,3 +597,67 @@ def test_the_summary_has_the_predicted_memory_of_the_largest_step():
     assert summary.steps == 3 and len(summary.ranks) == 1 and math.isnan(summary.total.memory_peak)
     assert "predicted" in str(summary) and "measured" not in str(summary)
     assert mfu(summary, device=CHIP, dtype="fp32") == pytest.approx(summary.total.mfu)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_line_of_a_terminal_has_the_last_step_and_other_streams_nothing():
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        model = Net()
+        with StepMeter(model, device=CHIP, live=stream) as meter:
+            for _ in range(50):
+                with meter.step(samples=4):
+                    backward_of(model, 4)()
+    assert file.getvalue() == ""
+    shown = terminal.getvalue()
+    assert shown.startswith("\rstep 1: ") and "samples/s" in shown and shown.endswith("\x1b[K\n")
+    assert shown.count("\n") == 1 and shown.count("\r") < 20  # at most five a second
+    assert all(len(line) < 80 for line in shown.replace("\x1b[K", "").split("\r"))
+
+
+def cells(page, title):
+    """Return the rows of the table with a title on a page."""
+    body = page.partition(f"<h2>{title}")[2].partition("</table>")[0].partition("<tbody>")[2]
+    return [
+        [html.unescape(re.sub("<[^>]*>", "", cell)).strip() for cell in re.findall(r"<td.*?</td>", row)]
+        for row in re.findall(r"<tr>.*?</tr>", body)
+    ]
+
+
+def test_a_page_shows_the_utilisation_and_where_the_flops_went(tmp_path):
+    teacher, student = Net().eval(), Net()
+    with StepMeter(teacher, student, device=Device("small", matrix={"fp32": 10**10})) as meter:
+        with pytest.raises(TraceError, match="there is no step to report"):
+            meter.to_html()
+        for rows in (4, 8, 4):
+            with meter.step():
+                with torch.no_grad():
+                    teacher(torch.ones(rows, 16))
+                student(torch.ones(rows, 16)).sum().backward()
+    path = tmp_path / "loop.html"
+    profile = ProfileAnalysis(student, torch.ones(4, 16), repeat=1)
+    page = meter.to_html(path, profile=profile)
+    assert path.read_text() == page
+    ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    assert "MFU: forward, backward" in page and "steps 1 to 3" in page
+    first, second = 2 * 16 * 16 * 32, 2 * 16 * 32 * 4  # of 16 rows in all
+    # The student's first layer has no gradient of its input.
+    flops = {"model": 3 * first + 4 * second, "Net0": first + second, "Net1": 2 * first + 3 * second}
+    modules = {row[0]: row[1] for row in cells(page, "Modules")}
+    assert {name: modules[name] for name in flops} == {name: format_short(count) for name, count in flops.items()}
+    assert cells(page, "Phases: FLOPs of 3 steps of 3")[0][:2] == ["forward", format_short(2 * (first + second))]
+    assert ["MFU", format_percent(meter.mean().mfu, 1)] in cells(page, "Mean step")
+    assert ["peak memory, measured (B)", "unknown"] in cells(page, "Mean step")
+    assert "Profile: Net on float32[4, 16]" in page and "FLOP/s" in page
+
+
+def test_a_page_of_an_unknown_device_shows_the_flops_per_second():
+    model = Net()
+    with StepMeter(model, device="Imaginary 9000") as meter, meter.step():
+        backward_of(model, 4)()
+    page = meter.to_html()
+    assert "FLOP/s of a device" in page and "MFU: forward" not in page and ["MFU", "unknown"] in cells(page, "Mean")

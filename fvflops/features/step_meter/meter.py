@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from fvflops import paths
 from fvflops.analysis import record
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe, sizes_of
 from fvflops.features.step_meter.clock import clock_of
 from fvflops.features.step_meter.compute import Peaks, predict_call_memory, quiet_log
 from fvflops.features.step_meter.costs import StepCosts, StepWork
+from fvflops.features.step_meter.live import LiveLine
 from fvflops.features.step_meter.model import MeterSummary, StepFigures, mean_figures, sum_ranks
+from fvflops.features.step_meter.report import meter_report
 from fvflops.features.utilisation.compute import UtilisationError
 from fvflops.features.utilisation.devices import Device, resolve_device
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports.document import Document
+from fvflops.reports.formats import write_document
+from fvflops.trace import TraceError
 from fvflops.units import format_seconds
 
 _LOGGER = logging.getLogger("fvflops")
@@ -48,6 +56,13 @@ class _Step:
     memory_peak: float = math.nan
     figures: StepFigures | None = None
     version: int = -1
+
+
+class Reported(Protocol):
+    """An object with a report, such as a ProfileAnalysis."""
+
+    def report(self) -> Document:
+        """Return the report."""
 
 
 class StepMeter:
@@ -75,7 +90,8 @@ class StepMeter:
     by default that of the first parameter's CUDA device; `table` is the convention, `float32_matmul` that of `mfu`.
     Each process meters its own work: figures are those of one device. On CUDA times are those of events on the current
     stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises: what is
-    not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
+    not known is NaN, with one warning that says why; with `strict` it raises UtilisationError. `live` shows the last
+    step in one line of the terminal, that of standard error or of a stream; nothing if it is no terminal.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -95,6 +111,7 @@ class StepMeter:
         table: str | FormulaTable = "default",
         float32_matmul: str | None = None,
         strict: bool = False,
+        live: bool | TextIO = False,
         history: int = 10_000,
     ) -> None:
         if not models:
@@ -126,6 +143,7 @@ class StepMeter:
         self._steps: deque[_Step] = deque(maxlen=history)
         self._optimizers = optimizers
         self._predicted: tuple[ModelCall, float] | None = None
+        self._live = LiveLine(sys.stderr if live is True else live) if live else None
         self._begun = time.perf_counter()
 
     @contextmanager
@@ -177,7 +195,9 @@ class StepMeter:
         self._untimed.append(_Step(self._number, work, rows, ids, start, stop))
         self._add_times()
         if self._strict:
-            _ = self.last
+            _ = self.last  # raises what is wrong
+        if self._live is not None and self._live.is_due() and (last := self.last) is not None:
+            self._live.show(last)
 
     def cancel(self) -> None:
         """Leave out a step that was begun."""
@@ -210,6 +230,26 @@ class StepMeter:
         if None in ranks:
             return None
         return MeterSummary(len(self._steps), sum_ranks(ranks), tuple(ranks), self._predict_memory())
+
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, profile: Reported | None = None, gather: bool = False
+    ) -> str:
+        """Return an HTML page of the loop: utilisation over the steps, and where the FLOPs went; write it to `path`.
+
+        `profile` is a ProfileAnalysis, whose report of the time is added, `gather` that of `summary`. Before the first
+        step it raises TraceError.
+        """
+        summary = self.summary(gather=gather)
+        if summary is None:
+            raise TraceError("there is no step to report: meter one with `with meter.step(): ...`")
+        if path is not None:
+            paths.check_writable(os.fspath(path))
+        parts, counted = self._costs.parts_of(step.work for step in self._steps)
+        shown = None if profile is None else profile.report()
+        page = write_document(meter_report(summary, self.steps, parts, counted, shown), "html")
+        if path is not None:
+            paths.write_text(os.fspath(path), page)
+        return page
 
     def _predict_memory(self) -> float:
         """Return the predicted peak of the largest call as a training step with the optimizer, in bytes."""
@@ -262,6 +302,8 @@ class StepMeter:
         self._observer.remove()
         for handle in self._handles:
             handle.remove()
+        if self._live is not None:
+            self._live.end()
 
     def _find_device(self, device: str | Device | None) -> Device | None:
         device = device or self._clock.device_name()

@@ -52,9 +52,8 @@ class WorkParts(NamedTuple):
         for entry in entries:
             flops = 2 * entry.macs + entry.flops
             if flops:
-                for counter, key in zip(
-                    parts, (prefix + innermost(entry.scope), entry.label, entry.phase), strict=True
-                ):
+                module = (prefix + innermost(entry.scope)).removesuffix(".")
+                for counter, key in zip(parts, (module, entry.label, entry.phase), strict=True):
                     counter[key] += flops
         return parts
 
