@@ -6,6 +6,8 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from torch import nn
+
 from fvflops.integrations.library import import_library
 from fvflops.integrations.loop import RecordedLoop
 from fvflops.integrations.metered import MeteredLoop
@@ -83,15 +85,17 @@ class MeterCallback(MeteredLoop, _Callback):
 
         Trainer(callbacks=[MeterCallback(device="H100")]).fit(module, data)
 
-    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is a batch. The first of
-    each distinct batch, by its shapes, is recorded, since a LightningModule's `training_step` may call anything; others
-    cost nothing. Logged are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`, `samples_per_second` and
-    `model_flops`, each of one device and with 2 FLOPs for a multiply-add.
+    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is a batch. The first is
+    recorded, since a LightningModule's `training_step` may call anything. If calls of the LightningModule or of its
+    children have all its multiply-adds, other steps are counted by such calls, at no cost; else the first of each
+    distinct batch, by its shapes, is recorded. Logged are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
+    `samples_per_second`, `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, each of one
+    device.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a meter."""
-        self._start(pl_module, trainer.optimizers)
+        self._start(_called_modules(pl_module), trainer.optimizers)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Begin a step."""
@@ -111,3 +115,13 @@ class MeterCallback(MeteredLoop, _Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Remove the meter's hooks."""
         self._stop()
+
+
+def _called_modules(pl_module: Any) -> list[nn.Module]:
+    """Return the modules that a LightningModule's `training_step` may call: itself, or its children with parameters.
+
+    Hooks of modules in a compiled LightningModule would be compiled too.
+    """
+    if getattr(pl_module, "_compiler_ctx", None) is not None:
+        return [pl_module]
+    return [pl_module, *(child for child in pl_module.children() if any(True for _ in child.parameters()))]

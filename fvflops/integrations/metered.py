@@ -12,7 +12,16 @@ from fvflops.features.step_meter.meter import StepMeter
 from fvflops.trace import TraceError
 
 # The figures that are logged: means over the steps since the last log.
-LOGGED = ("mfu", "hfu", "tflops_per_device", "tokens_per_second", "samples_per_second", "model_flops")
+LOGGED = (
+    "mfu",
+    "hfu",
+    "tflops_per_device",
+    "tokens_per_second",
+    "samples_per_second",
+    "model_flops",
+    "hardware_flops",
+    "macs",
+)
 
 
 class MeteredLoop:
@@ -35,10 +44,10 @@ class MeteredLoop:
             raise TraceError("there are no figures: no training has started with this callback")
         return self._meter
 
-    def _start(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def _start(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self._stop()
         self._logged_steps = 0
-        self._meter = StepMeter(model, optimizer=optimizers, **self._options)
+        self._meter = StepMeter(*models, optimizer=optimizers, **self._options)
 
     def _stop(self) -> None:
         if self._meter is not None:

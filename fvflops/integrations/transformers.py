@@ -103,8 +103,9 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
 
     The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is an optimizer step with
     all its micro-batches. Logged beside the loss are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
-    `samples_per_second` and `model_flops`, means over the steps since the last log, each of one device and with 2 FLOPs
-    for a multiply-add. The Trainer's own `total_flos` is an estimate, 6 * parameters * tokens, without attention.
+    `samples_per_second`, `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, means over the
+    steps since the last log, each of one device. The Trainer's own `total_flos` is an estimate, 6 * parameters *
+    tokens, without attention.
     """
 
     def on_train_begin(
@@ -114,7 +115,7 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
         trainer = _find_trainer(sys._getframe())
         # A compiled model is called through its wrapper, whose hooks are not compiled.
         called = getattr(trainer, "model_wrapped", model)
-        self._start(called, [] if optimizer is None else [optimizer])
+        self._start([called], [] if optimizer is None else [optimizer])
         if trainer is not None:
             callbacks = trainer.callback_handler.callbacks
             callbacks.insert(0, callbacks.pop(callbacks.index(self)))  # see FlopsCallback

@@ -378,6 +378,25 @@ def test_a_batch_records_the_first_step_of_its_shapes_with_all_that_runs():
     assert [one.macs for one in meter.steps] == expected
 
 
+def test_of_many_batches_one_is_recorded_if_the_calls_of_the_models_are_all_work(counted, monkeypatch):
+    started = []
+    start = costs.StepCosts.start_recording
+    monkeypatch.setattr(costs.StepCosts, "start_recording", lambda self: started.append(1) or start(self))
+    runs = []
+    model = Net()
+    model.compile(backend=lambda graph, inputs: lambda *args: runs.append(1) or graph.forward(*args), dynamic=True)
+    with StepMeter(model, device=CHIP) as meter:
+        for rows in (4, 8, 12, 8, 16, 20, 24, 4):
+            with meter.step({"x": torch.ones(rows, 16)}):
+                functional.mse_loss(model(torch.ones(rows, 16)), torch.zeros(rows, 4)).backward()
+    assert [one.macs for one in meter.steps] == [
+        rows * (16 * 32 * 2 + 32 * 4 * 3) for rows in (4, 8, 12, 8, 16, 20, 24, 4)
+    ]
+    assert [one.samples for one in meter.steps] == [4, 8, 12, 8, 16, 20, 24, 4]
+    assert len(started) == 1 and len(counted) <= 7
+    assert len(runs) == 7  # a recorded step runs the model without compilation
+
+
 def test_tokens_and_samples_are_those_of_the_first_model():
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
     with StepMeter(model, device=CHIP) as meter:

@@ -1,6 +1,7 @@
 """The integrations: real runs of transformers.Trainer, Lightning, Accelerate and a plain loop give one count a step."""
 
 import contextlib
+import csv
 import os
 import socket
 import subprocess
@@ -163,11 +164,10 @@ def make_lightning(package, name, model, *callbacks, **arguments):
         def val_dataloader(self):
             return make_loader(name, 1)
 
-    arguments = {"limit_val_batches": 0, "max_steps": STEPS, **arguments}
+    arguments = {"limit_val_batches": 0, "max_steps": STEPS, "logger": False, **arguments}
     trainer = package.Trainer(
         callbacks=list(callbacks),
         accelerator="cpu",
-        logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -681,7 +681,7 @@ def test_the_recording_of_accelerate_wants_an_accelerator():
 
 # --- meters -----------------------------------------------------------------------------------------------------------
 
-FIGURES = {"mfu", "hfu", "tflops_per_device", "samples_per_second", "model_flops"}
+FIGURES = {"mfu", "hfu", "tflops_per_device", "samples_per_second", "model_flops", "hardware_flops", "macs"}
 CHIP = fvflops.Device("chip", matrix={"fp32": 10**15})
 
 
@@ -732,6 +732,75 @@ def test_lightning_logs_figures_of_its_batches(package):
     assert [step.samples for step in callback.meter.steps] == [BATCH] * STEPS
     assert seen[0] == set() and all(names >= FIGURES for names in seen[1:])
     assert installed() == NOTHING
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_logger_of_lightning_gets_the_figures(name, tmp_path):
+    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from lightning.pytorch.loggers import CSVLogger
+
+    from fvflops.integrations.lightning import MeterCallback
+
+    logger = CSVLogger(tmp_path)
+    callback = MeterCallback(device=CHIP)
+    trainer, module = make_lightning(package, name, MODELS[name](), callback, logger=logger, log_every_n_steps=1)
+    trainer.fit(module)
+    with open(logger.experiment.metrics_file_path) as file:
+        rows = [row for row in csv.DictReader(file) if row.get("mfu")]
+    wanted = FIGURES | ({"tokens_per_second"} if name == "llama" else set())
+    assert len(rows) == STEPS and wanted <= set(rows[0])
+    for row, step in zip(rows, callback.meter.steps, strict=True):
+        assert {figure: float(row[figure]) for figure in wanted} == {
+            figure: pytest.approx(getattr(step, figure), rel=1e-6) for figure in wanted
+        }
+        assert float(row["macs"]) == model_macs(name, 1)
+
+
+@pytest.mark.parametrize("loop", ["transformers", "lightning"])
+def test_a_device_that_is_not_listed_stops_no_training(loop, caplog):
+    if loop == "transformers":
+        from fvflops.integrations.transformers import MeterCallback
+
+        callback = MeterCallback(device="Imaginary 9000")
+        trainer = make_trainer("tiny", Tiny(), 1, callback)
+        trainer.train()
+        logged = [set(entry) for entry in trainer.state.log_history if "loss" in entry]
+    else:
+        package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+        from fvflops.integrations.lightning import MeterCallback
+
+        callback = MeterCallback(device="Imaginary 9000")
+        trainer, module = make_lightning(package, "tiny", Tiny(), callback)
+        trainer.fit(module)
+        logged = [set(trainer.callback_metrics)]
+    assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * STEPS
+    for names in logged:
+        assert {"tflops_per_device", "samples_per_second", "macs"} <= names and not {"mfu", "hfu"} & names
+    assert [message for message in caplog.messages if "'fvflops peak --output FILE.yaml' measures" in message]
+    assert len(caplog.messages) == len(set(caplog.messages))
+
+
+def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(monkeypatch):
+    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.features.step_meter import costs
+    from fvflops.integrations.lightning import MeterCallback
+
+    started = []
+    start = costs.StepCosts.start_recording
+    monkeypatch.setattr(costs.StepCosts, "start_recording", lambda self: started.append(1) or start(self))
+    lengths = [2, 3, 5, 7, 8, 9, 11, 12]
+    callback = MeterCallback(device=CHIP)
+    trainer, module = make_lightning(package, "llama", make_llama(), callback, max_steps=len(lengths))
+    batches = [dict.fromkeys(("input_ids", "labels"), torch.ones(BATCH, length).long()) for length in lengths]
+    module.train_dataloader = lambda: DataLoader(batches, batch_size=None)
+    trainer.fit(module)
+    assert len(started) == 1
+    assert [step.tokens for step in callback.meter.steps] == [BATCH * length for length in lengths]
+    for step, batch in zip(callback.meter.steps, batches, strict=True):
+        with fvflops.record(None, warn=False) as run:
+            module.net(**batch)["loss"].backward()
+        entries = [entry for entry in run.counts().entries if entry.phase in ("forward", "backward")]
+        assert step.macs == sum(entry.macs - entry.recomputed for entry in entries)
 
 
 def test_accelerate_is_metered_as_a_plain_loop():

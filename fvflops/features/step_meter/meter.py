@@ -82,7 +82,7 @@ class StepMeter:
     are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: what is not counted
     yet is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts so
     far. A call that needs values is counted by recording the next step that has one. Work between the models' forward
-    passes, such as a loss, is not counted; `meter.step(batch)` records all of a step, the first of each distinct batch.
+    passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its work.
     What a model computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another
     meter.
 
@@ -138,6 +138,8 @@ class StepMeter:
         self._recording: record | None = None
         self._wants_recording = False
         self._key: Hashable = None
+        self._batch_sizes: tuple[int, int] | None = None
+        self._calls_suffice: bool | None = None  # for steps with a batch; None before the first
         self._first = models[0]
         self._untimed: deque[_Step] = deque()
         self._steps: deque[_Step] = deque(maxlen=history)
@@ -160,14 +162,15 @@ class StepMeter:
     def begin(self, batch: Any = None) -> None:
         """Begin a step; one that was begun before is left out.
 
-        With a `batch`, any nested structure of tensors, the step is not counted by the calls of the models: the first
-        step of each distinct batch, by its shapes, is recorded with all that runs in it.
+        With a `batch`, any nested structure of tensors, the first step is recorded with all that runs in it. If the
+        calls of the models have all its multiply-adds, steps are counted by their calls as without a batch; else the
+        first step of each distinct batch, by its shapes, is recorded.
         """
         self.cancel()
         self._optimizer_steps.clear()
-        self._key = None if batch is None else ("batch", describe(batch))
-        self._batch_sizes = sizes_of((batch,), {})
-        if self._key is None:
+        self._key = None if batch is None or self._calls_suffice else ("batch", describe(batch))
+        self._batch_sizes = None if batch is None else sizes_of((batch,), {})
+        if self._key is None or self._calls_suffice is None:
             self._observer.start()
         if self._wants_recording or (self._key is not None and self._costs.needs_batch(self._key)):
             self._recording = self._costs.start_recording()
@@ -187,9 +190,14 @@ class StepMeter:
         if recording is not None:
             self._costs.add_recording(work, recording)
         self._costs.count_waiting(time.perf_counter() - self._begun)
-        self._wants_recording = self._key is None and self._costs.needs_recording(work)
+        if work.is_batch and recording is not None and self._calls_suffice is None:
+            by_calls = work._replace(recorded=work.calls, is_batch=False)
+            self._calls_suffice = self._costs.of(by_calls).macs == self._costs.of(work).macs
+            work = by_calls if self._calls_suffice else work
+        self._wants_recording = not work.is_batch and self._costs.needs_recording(work)
         self._number += 1
-        sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [self._batch_sizes]
+        sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [(0, 0)]
+        sizes = sizes if self._batch_sizes is None else [self._batch_sizes]
         rows, ids = (sum(part) or math.nan for part in zip(*sizes, strict=True))
         rows, ids = rows if samples is None else samples, ids if tokens is None else tokens
         self._untimed.append(_Step(self._number, work, rows, ids, start, stop))
