@@ -142,6 +142,47 @@ def test_a_generator_and_a_discriminator():
     check([generator, discriminator], [step, step])
 
 
+def test_the_optimizers_of_a_generator_and_a_discriminator_are_hardware_flops_of_the_steps_that_they_make():
+    generator, discriminator = nn.Linear(8, 16), Net()
+    optimizers = [torch.optim.AdamW(generator.parameters()), torch.optim.SGD(discriminator.parameters(), momentum=0.9)]
+
+    def step(both):
+        fake = generator(torch.ones(4, 8))
+        discriminator(fake).sum().backward()
+        for optimizer in optimizers if both else optimizers[1:]:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step(True)  # which makes the states
+    with record(None, table="exact") as run:
+        step(True)
+        run.step()
+        step(False)
+        run.step()
+    updates = [count.by_phase["optimizer"] for count in run.per_step().each]
+    with StepMeter(generator, discriminator, optimizer=optimizers, device=CHIP, table="exact") as meter:
+        for both in (True, False, True):
+            with meter.step():
+                step(both)
+    assert updates[0] > updates[1] > 0
+    assert [one.hardware_flops - one.model_flops for one in meter.steps] == [updates[0], updates[1], updates[0]]
+
+
+def test_parameters_that_thaw_in_the_midst_and_an_evaluation_between():
+    model = Net()
+    macs = []
+    with StepMeter(model, device=CHIP) as meter:
+        for number in range(6):
+            model.first.requires_grad_(number >= 3)
+            with meter.step():
+                backward_of(model, 4)()
+            with torch.no_grad():
+                model.eval()(torch.ones(64, 16))
+            model.train()
+            macs.append(meter.last.macs)
+    assert macs == [4 * (16 * 32 + 2 * 32 * 4)] * 3 + [4 * (2 * 16 * 32 + 3 * 32 * 4)] * 3
+
+
 def test_distillation_from_a_teacher():
     teacher, student = Net().eval(), Net()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from typing import ClassVar
 
 import pytest
 import torch
@@ -803,10 +804,50 @@ def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(
         assert step.macs == sum(entry.macs - entry.recomputed for entry in entries)
 
 
+def test_evaluations_of_the_trainer_and_a_resumed_run_are_metered_as_others(tmp_path):
+    from fvflops.integrations.transformers import MeterCallback
+
+    def train(steps, resume):
+        callback = MeterCallback(device=CHIP)
+        options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
+        trainer = make_trainer("tiny", Tiny(), 1, callback, **options)
+        trainer.args.output_dir, trainer.args.save_strategy, trainer.args.max_steps = str(tmp_path), "steps", steps
+        trainer.train(resume_from_checkpoint=resume)
+        return callback.meter.steps, [entry["step"] for entry in trainer.state.log_history if "mfu" in entry]
+
+    first, logged = train(2, False)
+    assert len(first) == 2 and logged == [1, 2]
+    resumed, logged = train(STEPS, str(tmp_path / "checkpoint-2"))
+    assert len(resumed) == STEPS - 2 and logged == [1, 2, 3, 4]
+    assert {step.macs for step in (*first, *resumed)} == {model_macs("tiny", 1)}
+
+
+def test_validations_of_lightning_are_in_no_metered_step():
+    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import MeterCallback
+
+    callback = MeterCallback(device=CHIP)
+    options = {"limit_val_batches": 1, "val_check_interval": 1, "accumulate_grad_batches": 2}
+    trainer, module = make_lightning(package, "tiny", Tiny(), callback, **options)
+    trainer.fit(module)
+    assert {step.macs for step in callback.meter.steps} == {model_macs("tiny", 1)}
+    assert len(callback.meter.steps) == 2 * STEPS  # a step is a batch, of which an optimizer step has two
+
+
 def test_accelerate_is_metered_as_a_plain_loop():
     from accelerate import Accelerator
+    from accelerate.tracking import GeneralTracker, on_main_process
 
-    accelerator = Accelerator(cpu=True)
+    class Tracker(GeneralTracker):
+        name, requires_logging_directory, tracker = "list", False, None
+        logged: ClassVar[list[dict[str, float]]] = []
+
+        @on_main_process
+        def log(self, values, step=None, **others):
+            self.logged.append(values)
+
+    accelerator = Accelerator(cpu=True, log_with=Tracker())
+    accelerator.init_trackers("loop")
     tiny = Tiny()
     model, optimizer, loader = accelerator.prepare(tiny, make_optimizer(tiny), make_loader("tiny", STEPS))
     with fvflops.StepMeter(model, optimizer=optimizer, device=CHIP) as meter:
@@ -815,8 +856,11 @@ def test_accelerate_is_metered_as_a_plain_loop():
                 accelerator.backward(model(**batch)["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
+            accelerator.log(meter.last.as_dict())
     steps = meter.steps
     assert [step.macs for step in steps] == [model_macs("tiny", 1)] * STEPS
+    assert [values["mfu"] for values in Tracker.logged] == [step.mfu for step in steps]
+    assert all(set(values) >= FIGURES for values in Tracker.logged)
     assert all(step.hardware_flops >= step.model_flops for step in steps)
     assert installed() == NOTHING
 

@@ -112,9 +112,10 @@ class StepFigures:
         return _rate(self.tokens, self.seconds)
 
     def as_dict(self) -> dict[str, float]:
-        """Return the known figures by name, for a logger."""
+        """Return the known figures by name, for a logger; `devices` if there are several."""
         rates = {name: getattr(self, name) for name in ("tflops_per_device", "samples_per_second", "tokens_per_second")}
-        return {name: value for name, value in {**asdict(self), **rates}.items() if not math.isnan(value)}
+        known = {name: value for name, value in {**asdict(self), **rates}.items() if not math.isnan(value)}
+        return {name: value for name, value in known.items() if (name, value) != ("devices", 1)}
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.rates()}"
