@@ -804,6 +804,22 @@ def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(
         assert step.macs == sum(entry.macs - entry.recomputed for entry in entries)
 
 
+def test_total_flos_of_the_trainer_is_six_times_parameters_and_tokens():
+    from fvflops.integrations.transformers import MeterCallback
+
+    callback = MeterCallback(device=CHIP)
+    model = make_llama()
+    trainer = make_trainer("llama", model, 1, callback)
+    trainer.train()
+    tokens = BATCH * LENGTH
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    norms = sum(value.numel() for name, value in model.named_parameters() if "norm" in name)
+    assert trainer.state.total_flos == 6 * (linear + norms) * tokens * STEPS
+    # The meter counts the products of attention too, 4 * rows * length^2 * width forward in each of 2 layers.
+    attention = 3 * 2 * 4 * BATCH * LENGTH**2 * 8
+    assert [2 * step.macs for step in callback.meter.steps] == [6 * linear * tokens + attention] * STEPS
+
+
 def test_evaluations_of_the_trainer_and_a_resumed_run_are_metered_as_others(tmp_path):
     from fvflops.integrations.transformers import MeterCallback
 

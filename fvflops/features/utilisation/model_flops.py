@@ -42,7 +42,7 @@ def model_flops(
     return sum(
         2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.flops)
         for entry in counts.entries
-        if entry.phase not in MODEL_PHASES
+        if entry.phase in MODEL_PHASES
     )
 
 
