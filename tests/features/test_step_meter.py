@@ -527,7 +527,7 @@ def test_a_cost_is_interpolated_where_a_quadratic_is_verified(cost, interpolated
     families, counted = SizeFamilies(), {}
     shapes = [(rows, length) for rows in (1, 2) for length in (8, 9, 10, 12, 14, 17, 18)]
     for number, (rows, length) in enumerate(shapes):
-        families.add(number, ("x", (rows, length), ((rows, length, 4), "float32")))
+        families.add(number, "kind", ((rows, length), ((rows, length, 4), "float32")))
         if length not in (14, 18):
             counted[number] = StepCost(*[cost(rows, length)] * 5)
     for number, (rows, length) in enumerate(shapes):
@@ -537,6 +537,23 @@ def test_a_cost_is_interpolated_where_a_quadratic_is_verified(cost, interpolated
         else:
             # 18 is beyond the counts: what is longer may be truncated.
             assert (found is None) == (not interpolated or length == 18)
+
+
+def test_what_is_verified_by_twelve_counts_is_not_counted_further(counted, monkeypatch):
+    monkeypatch.setattr(costs, "_SHARE", 10**9)
+    model = Attends()
+    meter, seen, in_loop = loop_over_lengths(model, [4, 40, *range(5, 40)], counted)
+    assert in_loop == len(counted) == 12 and len(seen) == 37
+    assert meter.steps[30].macs == seen[33].macs > 0
+
+
+def test_calls_of_other_models_are_in_no_family():
+    families = SizeFamilies()
+    for number in range(6):
+        families.add(number, "kind", (number,))
+    families.add(6, "other kind", (3,))
+    counted = {number: StepCost(*[7] * 5) for number in range(6) if number != 3}
+    assert families.cost(3, counted) == StepCost(*[7] * 5) and families.cost(6, counted) is None
 
 
 def test_values_of_a_batch_are_not_held():

@@ -51,14 +51,14 @@ def _apply(modules: list[tuple[nn.Module, bool]], parameters: list[tuple[nn.Para
 class ModelCall:
     """One call of a model in a step.
 
-    `key` is equal for calls of equal cost: of one model on inputs of the same shapes, in the same modes, with the same
-    trainable parameters. `gradients` are the indexes of the outputs whose gradients were computed, `samples` and
-    `tokens` the sizes of the inputs, 0 if not known. `inputs` are the arguments of a call that has to be counted, None
-    otherwise, and `modes` the modes of its modules then.
+    `key` is equal for calls of equal cost: of one model, in the same modes, with the same trainable parameters, which
+    are its first part, on inputs of the same shapes, which are its second. `gradients` are the indexes of the outputs
+    whose gradients were computed, `samples` and `tokens` the sizes of the inputs, 0 if not known. `inputs` are the
+    arguments of a call that has to be counted, None otherwise, and `modes` the modes of its modules then.
     """
 
     model: nn.Module
-    key: Hashable
+    key: tuple[Hashable, Hashable]
     with_grad: bool
     autocast: tuple[str, torch.dtype] | None
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -66,6 +66,11 @@ class ModelCall:
     gradients: set[int] = field(default_factory=set)
     samples: int = 0
     tokens: int = 0
+
+    @property
+    def kind(self) -> Hashable:
+        """What calls that differ in shapes alone have in common."""
+        return self.key[0], frozenset(self.gradients)
 
     @property
     def full_key(self) -> Hashable:
@@ -126,6 +131,8 @@ class CallObserver:
         self._active = False
         self._inside: nn.Module | None = None
         self._calls: list[ModelCall] = []
+        self._kinds: dict[Hashable, Hashable] = {}
+        self._modes: dict[Hashable, ModelModes] = {}
         self._handles: list[RemovableHandle] = []
         self._compiled: list[tuple[nn.Module, Any]] = []
         self._parameters = {model: list(unwrap_compiled(model).parameters()) for model in models}
@@ -179,13 +186,18 @@ class CallObserver:
         self._inside = model
         with_grad = torch.is_grad_enabled()
         parameters = self._parameters[model]
-        kind = parameters[0].device.type if parameters else "cpu"
-        autocast = (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        device = parameters[0].device.type if parameters else "cpu"
+        autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
         trainable = tuple([parameter.requires_grad for parameter in parameters]) if with_grad else ()
-        key = id(model), model.training, with_grad, autocast, trainable, describe(args), describe(kwargs)
+        kind: Hashable = id(model), model.training, with_grad, autocast, trainable
+        kind = self._kinds.setdefault(kind, kind)  # one object for all calls
+        key = kind, (describe(args), describe(kwargs))
         call = ModelCall(model, key, with_grad, autocast)
         if not self._is_known(key):
-            call.inputs, call.modes = (args, dict(kwargs)), ModelModes(unwrap_compiled(model), parameters)
+            call.inputs = args, dict(kwargs)
+            if kind not in self._modes:
+                self._modes[kind] = ModelModes(unwrap_compiled(model), parameters)
+            call.modes = self._modes[kind]
         call.samples, call.tokens = sizes_of(args, kwargs)
         self._calls.append(call)
 

@@ -27,6 +27,7 @@ _MOST_RECORDED = 20
 # Calls that are counted right after their step; later ones wait until counting takes this share of the loop's time.
 _FIRST_COUNTS = 6
 _SHARE = 0.005
+_MOST_WAITING = 1000
 
 
 class StepWork(NamedTuple):
@@ -73,7 +74,7 @@ class StepCosts:
         self.parts: dict[Hashable, WorkParts] = {}  # number of a call, or key of a recorded step → its FLOPs by part
         self.largest: tuple[float, ModelCall | None] = 0, None  # model FLOPs of a call, and the call
         self._spent = 0.0
-        self._longest = 0.0
+        self._last = 0.0
         self.version = 0
 
     def is_known(self, key: Hashable) -> bool:
@@ -94,19 +95,22 @@ class StepCosts:
         if number in self._counted or number in self._failed or number in self._waiting:
             return number
         if call.inputs is None:
-            # Outputs without gradients until now have them: the inputs of the next such call are needed.
-            self._known.discard(call.key)
+            if self._of_call(number) is UNKNOWN_COST:
+                # Outputs without gradients until now have them: the inputs of the next such call are needed.
+                self._known.discard(call.key)
             return number
         if call.gradients or not call.with_grad:
             self._known.add(call.key)
-        self._families.add(number, key)
-        self._waiting[number] = call.held()
+        if number not in self._families:
+            self._families.add(number, call.kind, call.key[1])
+        if self._families.gaps([number], self._counted)[number] and len(self._waiting) < _MOST_WAITING:
+            self._waiting[number] = call.held()
         return number
 
     def count_waiting(self, seconds_so_far: float) -> None:
         """Count waiting calls that fit into the budget: the first few, and then a small share of the loop's time."""
         while self._waiting and (
-            len(self._counted) < _FIRST_COUNTS or self._spent + self._longest < _SHARE * seconds_so_far
+            len(self._counted) + len(self._failed) < _FIRST_COUNTS or self._spent + self._last < _SHARE * seconds_so_far
         ):
             if not self._count_next():
                 return
@@ -120,16 +124,18 @@ class StepCosts:
                 return
 
     def _count_next(self, *, interpolated: bool = True) -> bool:
-        """Count the waiting call that tells most about others, and return whether there was one."""
+        """Count the waiting call that tells most about others, and return whether there was one.
+
+        Without `interpolated` only calls are counted whose cost cannot be interpolated.
+        """
         start = time.perf_counter()
-        gaps = {
-            number: self._families.gap(number, self._counted)
-            for number in self._waiting
-            if interpolated or self._families.cost(number, self._counted) is None
-        }
-        number = max(gaps, key=lambda number: gaps[number], default=-1)
-        if not gaps or (interpolated and not gaps[number]):
+        gaps = self._families.gaps(self._waiting, self._counted)
+        for number in [number for number, gap in gaps.items() if not gap]:
+            del self._waiting[number]
+        wanted = [number for number in self._waiting if interpolated or self._of_call(number) is UNKNOWN_COST]
+        if not wanted:
             return False
+        number = max(wanted, key=gaps.__getitem__)
         call = self._waiting.pop(number)
         try:
             entries = count_call(call, self._table).entries
@@ -143,8 +149,9 @@ class StepCosts:
             name = type(call.model).__name__
             _LOGGER.info("%s cannot be counted by shapes, so that a step is recorded: %s", name, error)
         self.version += 1
-        duration = time.perf_counter() - start
-        self._spent, self._longest = self._spent + duration, max(self._longest, duration)
+        self._last = time.perf_counter() - start
+        if len(self._counted) + len(self._failed) > _FIRST_COUNTS:
+            self._spent += self._last
         return True
 
     def needs_recording(self, work: StepWork) -> bool:

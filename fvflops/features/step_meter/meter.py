@@ -91,7 +91,7 @@ class StepMeter:
     Each process meters its own work: figures are those of one device. On CUDA times are those of events on the current
     stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises: what is
     not known is NaN, with one warning that says why; with `strict` it raises UtilisationError. `live` shows the last
-    step in one line of the terminal, that of standard error or of a stream; nothing if it is no terminal.
+    step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if it is no terminal.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -145,7 +145,8 @@ class StepMeter:
         self._steps: deque[_Step] = deque(maxlen=history)
         self._optimizers = optimizers
         self._predicted: tuple[ModelCall, float] | None = None
-        self._live = LiveLine(sys.stderr if live is True else live) if live else None
+        is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())
+        self._live = LiveLine(sys.stderr if live is True else live) if live and is_first else None
         self._begun = time.perf_counter()
 
     @contextmanager

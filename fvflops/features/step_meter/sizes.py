@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from math import inf, isclose, isnan
+from itertools import islice
+from math import inf, isclose, isnan, nan
 from typing import NamedTuple
 
 from fvflops.features.step_meter.model import UNKNOWN_COST, StepCost
@@ -28,10 +29,10 @@ class _Member(NamedTuple):
 class SizeFamilies:
     """Families of calls that differ in one size alone, at one or several positions of their shapes.
 
-    Calls are numbers here, with the sizes in the description of their arguments: `add` has to be called for each. The
-    cost of a call that is not counted is interpolated between the counted sizes of its family by a quadratic, if that
-    gives the counts of all others exactly. Attention is quadratic in the sequence length, other ops are linear. Where
-    the cost jumps, as with padding to a multiple, the counts show it: such a call has no cost until it is counted.
+    Calls are numbers here. The cost of a call that is not counted is interpolated between the counted sizes of its
+    family by a quadratic, if that gives the counts of all others exactly. Attention is quadratic in the sequence
+    length, other ops are linear. Where the cost jumps, as with padding to a multiple, the counts show it: such a call
+    has no cost until it is counted. Sets of counted calls passed to these methods may only grow.
     """
 
     def __init__(self) -> None:
@@ -39,25 +40,29 @@ class SizeFamilies:
         self._axes: dict[Hashable, list[tuple[int, ...]]] = {}
         self._families: dict[Hashable, dict[int, int]] = {}
         self._members: dict[int, list[_Member]] = {}
-        self._fits: dict[int, tuple[int, _Fit | None]] = {}  # id of a family → number of counts, and their fit
+        self._fits: dict[int, tuple[int, _Fit | None]] = {}  # id of a family → number of all counts, and its fit
 
-    def add(self, call: int, description: Hashable) -> None:
-        """Add a call with a description: nested tuples in which each integer is a size."""
-        sizes: list[int] = []
-        template = _split(description, sizes)
-        known, own = self._sizes.setdefault(template, {}), tuple(sizes)
-        axes = self._axes.setdefault(template, [])
+    def __contains__(self, call: int) -> bool:
+        return call in self._members
+
+    def add(self, call: int, kind: Hashable, description: Hashable) -> None:
+        """Add a call of a kind with a description: nested tuples in which each integer is a size."""
+        found: list[int] = []
+        template = kind, _split(description, found)
+        sizes = tuple(found)
+        known, axes = self._sizes.setdefault(template, {}), self._axes.setdefault(template, [])
+        recent = list(islice(reversed(known.values()), _RECENT))
+        known[call] = sizes
         self._members[call] = []
-        known[call] = own
         for axis in axes:
-            self._join(call, template, axis, own)
-        for other in list(known.values())[-_RECENT - 1 : -1]:
-            axis = tuple(index for index, (a, b) in enumerate(zip(own, other, strict=True)) if a != b)
-            if axis in axes or len(axes) >= _MOST_AXES or len({other[i] for i in axis}) > 1 or not _is_one(own, axis):
+            self._join(call, template, axis, sizes)
+        for other in recent:
+            axis = tuple(index for index, (a, b) in enumerate(zip(sizes, other, strict=True)) if a != b)
+            if axis in axes or len(axes) >= _MOST_AXES or not (_is_one(sizes, axis) and _is_one(other, axis)):
                 continue
             axes.append(axis)
-            for each, values in known.items():
-                self._join(each, template, axis, values)
+            for member, values in known.items():
+                self._join(member, template, axis, values)
 
     def cost(self, call: int, counted: Mapping[int, StepCost]) -> StepCost | None:
         """Return the interpolated cost of a call, None where its family has no verified polynomial there."""
@@ -67,15 +72,19 @@ class SizeFamilies:
                 return fit.at(size)
         return None
 
-    def gap(self, call: int, counted: Mapping[int, StepCost]) -> float:
-        """Return how far the next counted size of a call's family is; 0 if counting the call adds nothing."""
-        gaps = [inf]
-        for size, family in self._members.get(call, ()):
-            sizes = [other for other, member in family.items() if member in counted]
+    def gaps(self, calls: Iterable[int], counted: Mapping[int, StepCost]) -> dict[int, float]:
+        """Return how far the next counted size is in the families of calls; 0 if counting a call adds nothing."""
+        counted_sizes: dict[int, list[int]] = {}
+
+        def gap(size: int, family: dict[int, int]) -> float:
+            if id(family) not in counted_sizes:
+                counted_sizes[id(family)] = [other for other, member in family.items() if member in counted]
+            sizes = counted_sizes[id(family)]
             if len(sizes) >= _ENOUGH and min(sizes) <= size <= max(sizes) and self._fit(family, counted) is not None:
                 return 0
-            gaps += [abs(size - other) for other in sizes]
-        return min(gaps)
+            return min((abs(size - other) for other in sizes), default=inf)
+
+        return {call: min((gap(*member) for member in self._members[call]), default=inf) for call in calls}
 
     def _join(self, call: int, template: Hashable, axis: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         if _is_one(sizes, axis):
@@ -85,11 +94,10 @@ class SizeFamilies:
             self._members[call].append(_Member(sizes[axis[0]], family))
 
     def _fit(self, family: dict[int, int], counted: Mapping[int, StepCost]) -> _Fit | None:
-        costs = {size: counted[call] for size, call in family.items() if call in counted}
         number, fit = self._fits.get(id(family), (-1, None))
-        if number != len(costs):
-            fit = _find_fit(costs)
-            self._fits[id(family)] = len(costs), fit
+        if number != len(counted):
+            fit = _find_fit({size: counted[call] for size, call in family.items() if call in counted})
+            self._fits[id(family)] = len(counted), fit
         return fit
 
 
@@ -118,11 +126,11 @@ class _Fit(NamedTuple):
     def at(self, size: int) -> StepCost:
         """Return the cost at a size."""
         weights = list(self._weights(size))
-        parts = []
+        parts: list[float] = []
         for index in range(len(UNKNOWN_COST)):
             values = [cost[index] for _, cost in self.nodes]
             if any(isnan(value) for value in values):
-                parts.append(values[0] if isnan(values[0]) else float("nan"))
+                parts.append(nan)
                 continue
             exact = sum((weight * Fraction(value) for weight, value in zip(weights, values, strict=True)), Fraction())
             parts.append(exact.numerator if exact.denominator == 1 else float(exact))
