@@ -114,7 +114,7 @@ class MeterCallback(MeteredLoop, _Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Remove the meter's hooks."""
-        self._stop()
+        self._stop(exception)
 
 
 def _called_modules(pl_module: Any) -> list[nn.Module]:

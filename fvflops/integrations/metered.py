@@ -49,9 +49,10 @@ class MeteredLoop:
         self._logged_steps = 0
         self._meter = StepMeter(*models, optimizer=optimizers, **self._options)
 
-    def _stop(self) -> None:
+    def _stop(self, error: BaseException | None = None) -> None:
+        """Remove the meter's hooks; without an exception, count what is not counted yet."""
         if self._meter is not None:
-            self._meter.close()
+            self._meter.__exit__(type(error) if error is not None else None, error, None)
 
     def _figures(self) -> dict[str, float]:
         """Return the known figures of the steps since the last call."""

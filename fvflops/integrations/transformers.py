@@ -20,6 +20,40 @@ _TrainerCallback: Any = _LIBRARY.TrainerCallback
 _GUARDED = ("_run_epoch", "training_step")
 
 
+class _Guards:
+    """Patches of a Trainer that report an exception in its steps."""
+
+    def __init__(self) -> None:
+        self._guards: list[tuple[Any, str, Callable[..., Any]]] = []
+
+    def add(self, trainer: Any, end: Callable[[BaseException], None]) -> None:
+        """Patch a Trainer to call `end` with an exception before it is passed on."""
+
+        def ending(call: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(call)
+            def guard(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return call(*args, **kwargs)
+                except BaseException as error:
+                    end(error)
+                    raise
+
+            return guard
+
+        for name in _GUARDED:
+            if hasattr(trainer, name) and name not in vars(trainer):
+                guard = ending(getattr(trainer, name))
+                setattr(trainer, name, guard)
+                self._guards.append((trainer, name, guard))
+
+    def remove(self) -> None:
+        """Remove the patches."""
+        guards, self._guards = self._guards, []
+        for trainer, name, guard in guards:
+            if vars(trainer).get(name) is guard:
+                delattr(trainer, name)
+
+
 class FlopsCallback(RecordedLoop, _TrainerCallback):
     """A callback that counts the steps of a `transformers.Trainer`.
 
@@ -39,14 +73,14 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._guards: list[tuple[Any, str, Callable[..., Any]]] = []
+        self._guards = _Guards()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Start a recording."""
         self._begin(model, args.process_index)
         trainer = _find_trainer(sys._getframe())
         if trainer is not None:
-            self._guard(trainer)
+            self._guards.add(trainer, self._end)
             callbacks = trainer.callback_handler.callbacks
             # The handler is iterating over the list; the positions of later callbacks do not change.
             callbacks.insert(0, callbacks.pop(callbacks.index(self)))
@@ -69,31 +103,8 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
             _add_to_logs(logs, state, self._cost_per_step())
 
     def _end(self, error: BaseException | None = None) -> None:
-        guards, self._guards = self._guards, []
-        for trainer, name, guard in guards:
-            if vars(trainer).get(name) is guard:
-                delattr(trainer, name)
+        self._guards.remove()
         super()._end(error)
-
-    def _guard(self, trainer: Any) -> None:
-        """Patch a Trainer to end the recording when its step raises."""
-
-        def ending(call: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(call)
-            def guard(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    return call(*args, **kwargs)
-                except BaseException as error:
-                    self._end(error)
-                    raise
-
-            return guard
-
-        for name in _GUARDED:
-            if hasattr(trainer, name) and name not in vars(trainer):
-                guard = ending(getattr(trainer, name))
-                setattr(trainer, name, guard)
-                self._guards.append((trainer, name, guard))
 
 
 class MeterCallback(MeteredLoop, _TrainerCallback):
@@ -108,6 +119,10 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
     tokens, without attention.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._guards = _Guards()
+
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
     ) -> None:
@@ -117,6 +132,7 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
         called = getattr(trainer, "model_wrapped", model)
         self._start([called], [] if optimizer is None else [optimizer])
         if trainer is not None:
+            self._guards.add(trainer, self._stop)
             callbacks = trainer.callback_handler.callbacks
             callbacks.insert(0, callbacks.pop(callbacks.index(self)))  # see FlopsCallback
 
@@ -131,6 +147,10 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Remove the meter's hooks."""
         self._stop()
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        self._guards.remove()
+        super()._stop(error)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Add the figures to the logs of the training."""

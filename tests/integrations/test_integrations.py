@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar
 
 import pytest
@@ -755,6 +755,30 @@ def test_a_logger_of_lightning_gets_the_figures(name, tmp_path):
             figure: pytest.approx(getattr(step, figure), rel=1e-6) for figure in wanted
         }
         assert float(row["macs"]) == model_macs(name, 1)
+
+
+@pytest.mark.parametrize("loop", ["transformers", "lightning"])
+def test_an_exception_leaves_no_meter_behind(loop):
+    model = Tiny()
+    model.fails_at = 2
+    if loop == "transformers":
+        from fvflops.integrations.transformers import MeterCallback
+
+        callback = MeterCallback(device=CHIP)
+        trainer = make_trainer("tiny", model, 1, callback)
+        fit = trainer.train
+    else:
+        package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+        from fvflops.integrations.lightning import MeterCallback
+
+        callback = MeterCallback(device=CHIP)
+        trainer, module = make_lightning(package, "tiny", model, callback)
+        fit = partial(trainer.fit, module)
+    with pytest.raises(ArithmeticError, match="in the model"):
+        fit()
+    assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * 2
+    assert not model._forward_hooks and not model._forward_pre_hooks and installed() == NOTHING
+    assert not {"_run_epoch", "training_step"} & set(vars(trainer))
 
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning"])
