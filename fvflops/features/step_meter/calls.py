@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.shapes.concrete_tensors import CONCRETE_LIMIT, INTEGRAL
 
 # Attributes of an unknown object are compared down to this depth.
 _DEPTH = 4
@@ -78,7 +79,7 @@ class ModelCall:
         return self.key, frozenset(self.gradients)
 
     def held(self) -> ModelCall:
-        """Return the call to be counted later: without the values of floating-point inputs, which do not matter."""
+        """Return the call to be counted later, without the values of inputs that shape execution does not have."""
         assert self.inputs is not None
         return replace(self, inputs=_map_tensors(self.inputs, _hold), gradients=set(self.gradients))
 
@@ -89,7 +90,7 @@ class ModelCall:
 
 
 class _Held(NamedTuple):
-    """Description of a tensor whose values do not matter."""
+    """Description of a tensor whose values shape execution does not have."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -99,9 +100,11 @@ class _Held(NamedTuple):
 
 
 def _hold(value: Any) -> Any:
-    if type(value) is torch.Tensor and value.is_floating_point() and value.layout is torch.strided:
-        return _Held(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+    if type(value) is not torch.Tensor or value.layout is not torch.strided:
+        return value
+    if value.dtype in INTEGRAL and value.numel() <= CONCRETE_LIMIT:
+        return value.clone()
+    return _Held(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)
 
 
 def _materialise(value: Any) -> Any:

@@ -27,7 +27,7 @@ _MOST_RECORDED = 20
 # Calls that are counted right after their step; later ones wait until counting takes this share of the loop's time.
 _FIRST_COUNTS = 6
 _SHARE = 0.005
-_MOST_WAITING = 1000
+_MOST_WAITING = 500  # calls whose inputs are held
 
 
 class StepWork(NamedTuple):
