@@ -30,7 +30,7 @@ _MAX_SHARE = 10**6
 
 
 class UtilisationError(ValueError):
-    """A utilisation above 100 %: one of its inputs is wrong."""
+    """A utilisation above 100 %, where one of the inputs is wrong, or a figure unknown to a strict StepMeter."""
 
 
 class Counted(Protocol):
