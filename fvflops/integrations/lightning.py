@@ -118,10 +118,5 @@ class MeterCallback(MeteredLoop, _Callback):
 
 
 def _called_modules(pl_module: Any) -> list[nn.Module]:
-    """Return the modules that a LightningModule's `training_step` may call: itself, or its children with parameters.
-
-    Hooks of modules in a compiled LightningModule would be compiled too.
-    """
-    if getattr(pl_module, "_compiler_ctx", None) is not None:
-        return [pl_module]
+    """Return the modules that a LightningModule's `training_step` may call: itself, or its children with parameters."""
     return [pl_module, *(child for child in pl_module.children() if any(True for _ in child.parameters()))]

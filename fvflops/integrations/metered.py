@@ -21,6 +21,7 @@ LOGGED = (
     "model_flops",
     "hardware_flops",
     "macs",
+    "memory_peak",
 )
 
 

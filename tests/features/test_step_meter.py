@@ -291,6 +291,31 @@ def test_a_compiled_model_stays_compiled(in_place):
     assert [one.macs for one in meter.steps] == [4 * (16 * 32 * 2 + 32 * 4 * 3)] * 5
 
 
+def test_a_compiled_function_stays_compiled_and_is_counted_by_its_batches(caplog):
+    runs = []
+
+    def backend(graph, inputs):
+        return lambda *args: runs.append(1) or graph.forward(*args)
+
+    torch._dynamo.reset()
+    model = Net()
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def loss_of(x):
+        return model(x).square().sum()
+
+    macs = 4 * (16 * 32 * 2 + 32 * 4 * 3)
+    with caplog.at_level(logging.WARNING, "fvflops"), StepMeter(model, device=CHIP) as meter:
+        for number in range(8):
+            x = torch.ones(4, 16)
+            with meter.step(x if number >= 3 else None):
+                loss_of(x).backward()
+    found = [one.macs for one in meter.steps]
+    assert [math.isnan(one) for one in found] == [True] * 3 + [False] * 5 and found[3:] == [macs] * 5
+    assert len(runs) == 7  # a recorded step runs the function without compilation
+    assert [message for message in caplog.messages if "no call of the models was seen in a step" in message]
+
+
 def test_training_is_the_same_with_and_without_a_meter():
     def train(metered):
         torch.manual_seed(0)

@@ -184,7 +184,8 @@ class CallObserver:
         ]
 
     def _enter(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._active or self._inside is not None:
+        # In a compiled function this is compiled away: the call is not seen.
+        if torch.compiler.is_compiling() or not self._active or self._inside is not None:
             return
         self._inside = model
         with_grad = torch.is_grad_enabled()
@@ -205,7 +206,7 @@ class CallObserver:
         self._calls.append(call)
 
     def _exit(self, model: nn.Module, args: Any, result: Any) -> None:
-        if not self._active or self._inside is not model:
+        if torch.compiler.is_compiling() or not self._active or self._inside is not model:
             return
         self._inside = None
         call = self._calls[-1]

@@ -198,6 +198,10 @@ class StepCosts:
         """Return the cost of a step; NaN as long as it is not counted."""
         if self._is_recorded(work):
             cost = self._recorded.get(work.recorded, UNKNOWN_COST)
+        elif not work.calls:
+            reason = "no call of the models was seen in a step, as where a compiled function calls them"
+            self._warn("model_flops", f"{reason}: use meter.step(batch), or pass the modules that the loop calls")
+            cost = UNKNOWN_COST
         else:
             cost = sum_costs(self._of_call(number).times(times) for number, times in work.calls)
         return cost + sum_costs(self._of_optimizer(number).times(times) for number, times in work.optimizers)
@@ -207,7 +211,7 @@ class StepCosts:
         total, steps = WorkParts(Counter(), Counter(), Counter()), 0
         for work, times in Counter(works).items():
             calls = {(work.recorded, 1)} if self._is_recorded(work) else work.calls
-            if all(key in self.parts for key, _ in calls):
+            if calls and all(key in self.parts for key, _ in calls):
                 steps += times
                 for key, calls_of_step in calls:
                     total.add(self.parts[key], times * calls_of_step)

@@ -37,6 +37,7 @@ from fvflops.units import format_seconds
 
 _LOGGER = logging.getLogger("fvflops")
 _MOST_SECONDS = 10.0  # for counting what is left at the end
+_COMPARED = 3  # steps whose calls are compared with those of a recorded one
 
 
 @dataclass(slots=True)
@@ -139,7 +140,10 @@ class StepMeter:
         self._wants_recording = False
         self._key: Hashable = None
         self._batch_sizes: tuple[int, int] | None = None
-        self._calls_suffice: bool | None = None  # for steps with a batch; None before the first
+        # Whether steps with a batch are counted by their calls; None until that is known.
+        self._calls_suffice: bool | None = None
+        self._recorded_kinds: Counter[Hashable] | None = None  # of the calls of the recorded step
+        self._compared = 0
         self._first = models[0]
         self._untimed: deque[_Step] = deque()
         self._steps: deque[_Step] = deque(maxlen=history)
@@ -173,7 +177,8 @@ class StepMeter:
         self._batch_sizes = None if batch is None else sizes_of((batch,), {})
         if self._key is None or self._calls_suffice is None:
             self._observer.start()
-        if self._wants_recording or (self._key is not None and self._costs.needs_batch(self._key)):
+        wants_batch = self._key is not None and self._recorded_kinds is None
+        if self._wants_recording or (wants_batch and self._costs.needs_batch(self._key)):
             self._recording = self._costs.start_recording()
         self._start = self._clock.read()
 
@@ -191,10 +196,8 @@ class StepMeter:
         if recording is not None:
             self._costs.add_recording(work, recording)
         self._costs.count_waiting(time.perf_counter() - self._begun)
-        if work.is_batch and recording is not None and self._calls_suffice is None:
-            by_calls = work._replace(recorded=work.calls, is_batch=False)
-            self._calls_suffice = self._costs.of(by_calls).macs == self._costs.of(work).macs
-            work = by_calls if self._calls_suffice else work
+        if work.is_batch and self._calls_suffice is None:
+            work = self._compare_calls(work, Counter(call.kind for call in calls), recording is not None)
         self._wants_recording = not work.is_batch and self._costs.needs_recording(work)
         self._number += 1
         sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [(0, 0)]
@@ -325,6 +328,27 @@ class StepMeter:
         except ValueError as error:
             self._warn("mfu", str(error))
             return None
+
+    def _compare_calls(self, work: StepWork, kinds: Counter[Hashable], is_recorded: bool) -> StepWork:
+        """Return the work of a step with a batch, by its calls if these are all of it.
+
+        They are if they have all multiply-adds of the recorded step, and a step that is not recorded has such calls
+        too: in a compiled function, which runs without compilation in a recording, it has none.
+        """
+        by_calls = work._replace(recorded=work.calls, is_batch=False)
+        if is_recorded:
+            if self._costs.of(by_calls).macs == self._costs.of(work).macs:
+                self._recorded_kinds = kinds
+            else:
+                self._calls_suffice = False
+        elif kinds == self._recorded_kinds:
+            self._calls_suffice = True
+            return by_calls
+        else:
+            self._compared += 1
+            if self._compared == _COMPARED:
+                self._calls_suffice, self._recorded_kinds = False, None
+        return work
 
     def _end_recording(self) -> record | None:
         recording, self._recording = self._recording, None
