@@ -113,9 +113,7 @@ def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:
     if metric != "flops":
         return step
     macs = sum(entry.macs for entry in counts.entries)
-    # The result of a handle is not split: it is FLOPs as the handle counts them.
-    others = sum(entry.flops if entry.macs or entry.flops else entry.value for entry in counts.entries)
-    return replace(step, macs=macs, flops=2 * macs + others)
+    return replace(step, macs=macs, flops=2 * macs + sum(entry.other_flops for entry in counts.entries))
 
 
 def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:

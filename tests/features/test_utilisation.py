@@ -300,6 +300,12 @@ def test_a_recorded_step_and_figures_have_the_utilisation_of_their_flops():
     assert mfu(replace(figures, devices=2), device=CHIP, dtype="bf16") == 0.06
 
 
+def test_the_result_of_a_handle_is_work():
+    analysis = FlopCountAnalysis(nn.Linear(8, 8), torch.ones(4, 8))
+    analysis.set_op_handle("aten::linear", lambda call: 5 * T)
+    assert mfu(analysis, 1, device=CHIP, dtype="bf16") == hfu(analysis, 1, device=CHIP, dtype="bf16") == 0.05
+
+
 def test_a_file_of_measured_peaks_is_a_device(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(write_device(Device("mine", matrix={"bf16": 50 * T}, source="measured")))

@@ -187,16 +187,16 @@ def _read_entries(
         raise ValueError(f"these are counts of {counts.metric}: pass those of flops")
     work: defaultdict[str, Fraction] = defaultdict(Fraction)
     for entry in counts.entries:
-        if (model_only and entry.phase not in MODEL_PHASES) or not (entry.macs or entry.flops):
+        if (model_only and entry.phase not in MODEL_PHASES) or not (entry.macs or entry.other_flops):
             continue
         name = entry.dtype if dtype is None else dtype
         if not name:
-            flops = format_size(2 * entry.macs + entry.flops)
+            flops = format_size(2 * entry.macs + entry.other_flops)
             raise ValueError(f"the counts have no dtype for the {flops} FLOPs of {entry.op}: pass dtype")
         short = short_dtype(name)
         macs = entry.macs - entry.recomputed if model_only else entry.macs
         work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * macs
-        work[short] += entry.flops
+        work[short] += entry.other_flops
     return _check_work(work)
 
 

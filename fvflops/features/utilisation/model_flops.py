@@ -40,7 +40,7 @@ def model_flops(
     """
     counts = count_attention_as(analysis, attention, resolve_table(table))
     return sum(
-        2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.flops)
+        2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.other_flops)
         for entry in counts.entries
         if entry.phase in MODEL_PHASES
     )
