@@ -42,6 +42,7 @@ from fvflops.features.profiling.profile import ProfileAnalysis as ProfileAnalysi
 from fvflops.features.roofline.compute import roofline as roofline
 from fvflops.features.scaling.scaling import cost_of as cost_of
 from fvflops.features.step_meter.meter import StepMeter as StepMeter
+from fvflops.features.step_meter.model import MeterSummary as MeterSummary
 from fvflops.features.step_meter.model import StepFigures as StepFigures
 from fvflops.features.utilisation.compute import UtilisationError as UtilisationError
 from fvflops.features.utilisation.compute import hfu as hfu

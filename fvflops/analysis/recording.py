@@ -68,7 +68,7 @@ class record(FlopCountAnalysis):
     ...         model(torch.ones(rows, 3)).sum().backward()
     ...         run.step()
     >>> print(run.per_step())
-    2 steps, 36 flops per step (24 to 48): forward 18 (12 to 24), backward 18 (12 to 24)
+    2 steps, 36 flops per step (24 to 48): forward 18 (12 to 24), backward 18 (12 to 24); 72 (48 to 96) at 2 per MAC
     """
 
     def __init__(
@@ -165,6 +165,8 @@ class record(FlopCountAnalysis):
         ...         run.step()
         >>> run.per_step().mean, run.per_step().maximum
         (21, 28)
+        >>> [(step.macs, step.flops) for step in run.per_step().each]
+        [(6, 14), (12, 28)]
         """
         if not self._recorded:
             raise TraceError(self._explain_missing("no complete step was recorded"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from fvflops.counting import CostModel, count
@@ -40,7 +40,8 @@ class PerStep:
     """Cost per step: `total` over all phases, and `phases` by name; a step without a phase counts as 0 there.
 
     `steps` is the number of steps, `unit` the metric, and `unknown` op → calls, over all steps, of the unsupported ops,
-    which are missing from the numbers. Its text is one line.
+    which are missing from the numbers. In a convention `total` may count a multiply-add as 1; `flops` counts it as 2,
+    and `macs` has the multiply-adds. `each` has the steps themselves. Its text is one line.
 
     >>> print(PerStep(2, "flops", Spread(36, 24, 48), {"forward": Spread(36, 24, 48)}, {"mylib::scan": 2}))
     2 steps, 36 flops per step (24 to 48): forward 36 (24 to 48); unsupported, so not counted: mylib::scan (2 calls)
@@ -51,6 +52,17 @@ class PerStep:
     total: Spread
     phases: Mapping[str, Spread]
     unknown: Mapping[str, int]
+    each: Sequence[StepCount] = ()
+
+    @property
+    def macs(self) -> Spread:
+        """Multiply-adds per step, independent of the convention."""
+        return _spread([step.macs for step in self.each])
+
+    @property
+    def flops(self) -> Spread:
+        """FLOPs per step, 2 for a multiply-add whatever the convention."""
+        return _spread([step.flops for step in self.each])
 
     @property
     def mean(self) -> int | float:
@@ -72,6 +84,8 @@ class PerStep:
         text = f"{format_quantity(self.steps, 'step')}, {mean_text} {self.unit} per step {value_range}".rstrip()
         if self.phases:
             text += ": " + ", ".join(f"{phase} {spread}" for phase, spread in self.phases.items())
+        if any(step.flops not in (0, step.by_phase.total()) for step in self.each):
+            text += f"; {self.flops} at 2 per MAC"
         if self.unknown:
             listed = [f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
             text += f"; unsupported, so not counted: {', '.join(listed)}"
@@ -80,17 +94,26 @@ class PerStep:
 
 @dataclass(frozen=True, slots=True)
 class StepCount:
-    """Cost of one step by phase, and op → calls of the unsupported ops."""
+    """Cost of one step by phase, and op → calls of the unsupported ops.
+
+    `flops` counts a multiply-add as 2, whatever the convention of `by_phase`; both are 0 where the metric is not flops.
+    """
 
     by_phase: Counter[str]
     unknown: Counter[str]
+    macs: int = 0
+    flops: int = 0
 
 
 def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:
     """Count the Trace of a step."""
     counts = count(trace, cost_model, metric)
     by_phase = {phase: sum(labels.values()) for phase, labels in counts.by_phase().items()}
-    return StepCount(Counter(by_phase), counts.ledger()[Status.UNSUPPORTED])
+    step = StepCount(Counter(by_phase), counts.ledger()[Status.UNSUPPORTED])
+    if metric != "flops":
+        return step
+    macs = sum(entry.macs for entry in counts.entries)
+    return replace(step, macs=macs, flops=2 * macs + sum(entry.other_flops for entry in counts.entries))
 
 
 def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:
@@ -107,6 +130,7 @@ def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:
         total=_spread([step.by_phase.total() for step in counts]),
         phases={phase: _spread([step.by_phase[phase] for step in counts]) for phase in PHASES if phase in phases},
         unknown=sum([step.unknown for step in counts], Counter()),
+        each=tuple(counts),
     )
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "ops": "list the ops that a table counts, or explain one",
     "memory": "predict the peak memory of a training step, and show what would lower it",
     "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
+    "peak": "measure the peaks of this machine's device, for utilisations and rooflines",
     "profile": "measure a model's time and memory, with its counts",
     "annotate": "add a model's FLOPs, bytes and modules to chrome traces that torch.profiler wrote earlier",
     "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",

@@ -26,7 +26,7 @@ class FlopsRecording(record):
                 run.step()
 
         def log(run):
-            accelerator.log({"flops_per_step": run.per_step().mean})
+            accelerator.log({"flops_per_step": run.per_step().flops.mean})
 
     `model` is the model as `prepare` returned it, which is unwrapped, or None. A batch whose gradients are only
     accumulated does not end a step. With `path`, a folder, the Trace is written there as `rank0.json`, with the

@@ -6,8 +6,10 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from torch import nn
+
 from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import LOGGED, RecordedLoop
+from fvflops.integrations.loop import RecordedLoop
 from fvflops.integrations.metered import MeteredLoop
 
 _OLD, _NEW = "pytorch_lightning", "lightning.pytorch"
@@ -36,8 +38,9 @@ class FlopsCallback(RecordedLoop, _Callback):
     micro-batches, and includes the ops of Lightning itself, in no module: the division of the loss, the clipping of
     gradients, and the reductions of `self.log`.
 
-    `flops_per_step`, the mean of the steps recorded so far, is logged at the end of each step, as Lightning does in
-    float32; `recording.per_step()` has it exactly.
+    `flops_per_step` (2 FLOPs for a multiply-add, whatever the table) and `macs_per_step`, the means of the steps
+    recorded so far, are logged at the end of each step, as Lightning does in float32; `recording.per_step()` has them
+    exactly.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -60,9 +63,9 @@ class FlopsCallback(RecordedLoop, _Callback):
             return
         self._optimizer_steps = trainer.global_step
         self._end_step()
-        flops = self._flops_per_step()
-        if flops is not None:
-            pl_module.log(LOGGED, float(flops))
+        cost = self._cost_per_step()
+        if cost:
+            pl_module.log_dict({name: float(value) for name, value in cost.items()})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Pause recording between epochs, also if an epoch ends within a step."""
@@ -82,15 +85,17 @@ class MeterCallback(MeteredLoop, _Callback):
 
         Trainer(callbacks=[MeterCallback(device="H100")]).fit(module, data)
 
-    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is a batch. The first of
-    each distinct batch, by its shapes, is recorded, since a LightningModule's `training_step` may call anything; others
-    cost nothing. Logged are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`, `samples_per_second` and
-    `model_flops`, each of one device and with 2 FLOPs for a multiply-add.
+    The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is a batch. The first is
+    recorded, since a LightningModule's `training_step` may call anything. If calls of the LightningModule or of its
+    children have all its multiply-adds, other steps are counted by such calls, at no cost; else the first of each
+    distinct batch, by its shapes, is recorded. Logged are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
+    `samples_per_second`, `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, each of one
+    device.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a meter."""
-        self._start(pl_module, trainer.optimizers)
+        self._start(_called_modules(pl_module), trainer.optimizers)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Begin a step."""
@@ -109,4 +114,9 @@ class MeterCallback(MeteredLoop, _Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Remove the meter's hooks."""
-        self._stop()
+        self._stop(exception)
+
+
+def _called_modules(pl_module: Any) -> list[nn.Module]:
+    """Return the modules that a LightningModule's `training_step` may call: itself, or its children with parameters."""
+    return [pl_module, *(child for child in pl_module.children() if any(True for _ in child.parameters()))]

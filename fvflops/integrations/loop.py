@@ -15,8 +15,8 @@ from fvflops.reports.names import printable_short
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
 
-# The name under which the cost per step is logged.
-LOGGED = "flops_per_step"
+# Names under which the cost per step is logged: FLOPs, 2 for a multiply-add whatever the table, and multiply-adds.
+LOGGED = ("flops_per_step", "macs_per_step")
 # Steps are usually equal: the first few are representative, and the others run without overhead.
 FIRST_STEPS = schedules.schedule(active=3, repeat=1)
 
@@ -47,7 +47,7 @@ class RecordedLoop:
         self._recording: record | None = None
         self._open = False
         self._in_step = False
-        self._mean: tuple[int, int | float | None] = 0, None  # number of steps, and their mean cost
+        self._mean: tuple[int, dict[str, int | float]] = 0, {}  # number of steps, and their mean cost
         self._warned = False
 
     @property
@@ -66,7 +66,7 @@ class RecordedLoop:
             schedule=self._schedule,
             on_trace_ready=save_when_ready(self._path, rank, self._on_trace_ready),
         )
-        self._mean = 0, None
+        self._mean = 0, {}
         self._recording.pause()
         self._recording.__enter__()
         self._open = True
@@ -93,17 +93,17 @@ class RecordedLoop:
             self._open = self._in_step = False
             self.recording.__exit__(type(error) if error is not None else None, error, None)
 
-    def _flops_per_step(self) -> int | float | None:
-        """Return the mean over the steps recorded so far, or None before the first."""
+    def _cost_per_step(self) -> dict[str, int | float]:
+        """Return the means over the steps recorded so far by their names in `LOGGED`; nothing before the first."""
         steps = len(self._recording.steps) if self._recording is not None else 0
         if steps != self._mean[0]:
             per_step = self.recording.per_step()
-            self._mean = steps, per_step.mean
+            self._mean = steps, dict(zip(LOGGED, (per_step.flops.mean, per_step.macs.mean), strict=True))
             if per_step.unknown and not self._warned:
                 self._warned = True
                 ops = [
                     f"{printable_short(op)} ({format_quantity(calls, 'call')})"
                     for op, calls in per_step.unknown.items()
                 ]
-                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED, ", ".join(ops))
+                _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED[0], ", ".join(ops))
         return self._mean[1]

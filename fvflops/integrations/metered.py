@@ -12,7 +12,17 @@ from fvflops.features.step_meter.meter import StepMeter
 from fvflops.trace import TraceError
 
 # The figures that are logged: means over the steps since the last log.
-LOGGED = ("mfu", "hfu", "tflops_per_device", "tokens_per_second", "samples_per_second", "model_flops")
+LOGGED = (
+    "mfu",
+    "hfu",
+    "tflops_per_device",
+    "tokens_per_second",
+    "samples_per_second",
+    "model_flops",
+    "hardware_flops",
+    "macs",
+    "memory_peak",
+)
 
 
 class MeteredLoop:
@@ -35,14 +45,15 @@ class MeteredLoop:
             raise TraceError("there are no figures: no training has started with this callback")
         return self._meter
 
-    def _start(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def _start(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self._stop()
         self._logged_steps = 0
-        self._meter = StepMeter(model, optimizer=optimizers, **self._options)
+        self._meter = StepMeter(*models, optimizer=optimizers, **self._options)
 
-    def _stop(self) -> None:
+    def _stop(self, error: BaseException | None = None) -> None:
+        """Remove the meter's hooks; without an exception, count what is not counted yet."""
         if self._meter is not None:
-            self._meter.close()
+            self._meter.__exit__(type(error) if error is not None else None, error, None)
 
     def _figures(self) -> dict[str, float]:
         """Return the known figures of the steps since the last call."""

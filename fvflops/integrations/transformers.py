@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import LOGGED, RecordedLoop
+from fvflops.integrations.loop import RecordedLoop
 from fvflops.integrations.metered import MeteredLoop
 
 _LIBRARY = import_library("transformers", "transformers accelerate")
@@ -18,6 +18,40 @@ _TrainerCallback: Any = _LIBRARY.TrainerCallback
 # The Trainer does not report exceptions to its callbacks. The first of these methods contains whole steps, the second,
 # for releases without the first, a step without its optimizer part.
 _GUARDED = ("_run_epoch", "training_step")
+
+
+class _Guards:
+    """Patches of a Trainer that report an exception in its steps."""
+
+    def __init__(self) -> None:
+        self._guards: list[tuple[Any, str, Callable[..., Any]]] = []
+
+    def add(self, trainer: Any, end: Callable[[BaseException], None]) -> None:
+        """Patch a Trainer to call `end` with an exception before it is passed on."""
+
+        def ending(call: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(call)
+            def guard(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return call(*args, **kwargs)
+                except BaseException as error:
+                    end(error)
+                    raise
+
+            return guard
+
+        for name in _GUARDED:
+            if hasattr(trainer, name) and name not in vars(trainer):
+                guard = ending(getattr(trainer, name))
+                setattr(trainer, name, guard)
+                self._guards.append((trainer, name, guard))
+
+    def remove(self) -> None:
+        """Remove the patches."""
+        guards, self._guards = self._guards, []
+        for trainer, name, guard in guards:
+            if vars(trainer).get(name) is guard:
+                delattr(trainer, name)
 
 
 class FlopsCallback(RecordedLoop, _TrainerCallback):
@@ -31,21 +65,22 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
     and after. A step is an optimizer step with all its micro-batches, and includes the ops of the Trainer itself, in no
     module: the division of the loss, and the norm of the gradients with their clipping.
 
-    `flops_per_step`, the mean over the steps recorded so far, is logged wherever the loss is: in
-    `trainer.state.log_history`, on the screen and by the integrations in `report_to`. For that the callback moves
-    before the Trainer's others, so that their work at the end of a step is in no step.
+    `flops_per_step` (2 FLOPs for a multiply-add, whatever the table) and `macs_per_step`, the means over the steps
+    recorded so far, are logged wherever the loss is: in `trainer.state.log_history`, on the screen and by the
+    integrations in `report_to`. For that the callback moves before the Trainer's others, so that their work at the end
+    of a step is in no step.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._guards: list[tuple[Any, str, Callable[..., Any]]] = []
+        self._guards = _Guards()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Start a recording."""
         self._begin(model, args.process_index)
         trainer = _find_trainer(sys._getframe())
         if trainer is not None:
-            self._guard(trainer)
+            self._guards.add(trainer, self._end)
             callbacks = trainer.callback_handler.callbacks
             # The handler is iterating over the list; the positions of later callbacks do not change.
             callbacks.insert(0, callbacks.pop(callbacks.index(self)))
@@ -64,37 +99,12 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Add the cost per step to the logs of the training."""
-        flops = self._flops_per_step()
-        if flops is None or not logs or not ("loss" in logs or "train_loss" in logs):
-            return
-        _add_to_logs(logs, state, {LOGGED: flops})
+        if logs and ("loss" in logs or "train_loss" in logs):
+            _add_to_logs(logs, state, self._cost_per_step())
 
     def _end(self, error: BaseException | None = None) -> None:
-        guards, self._guards = self._guards, []
-        for trainer, name, guard in guards:
-            if vars(trainer).get(name) is guard:
-                delattr(trainer, name)
+        self._guards.remove()
         super()._end(error)
-
-    def _guard(self, trainer: Any) -> None:
-        """Patch a Trainer to end the recording when its step raises."""
-
-        def ending(call: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(call)
-            def guard(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    return call(*args, **kwargs)
-                except BaseException as error:
-                    self._end(error)
-                    raise
-
-            return guard
-
-        for name in _GUARDED:
-            if hasattr(trainer, name) and name not in vars(trainer):
-                guard = ending(getattr(trainer, name))
-                setattr(trainer, name, guard)
-                self._guards.append((trainer, name, guard))
 
 
 class MeterCallback(MeteredLoop, _TrainerCallback):
@@ -104,9 +114,14 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
 
     The options are those of `fvflops.StepMeter`, and `meter` is that of the training. A step is an optimizer step with
     all its micro-batches. Logged beside the loss are `mfu`, `hfu`, `tflops_per_device`, `tokens_per_second`,
-    `samples_per_second` and `model_flops`, means over the steps since the last log, each of one device and with 2 FLOPs
-    for a multiply-add. The Trainer's own `total_flos` is an estimate, 6 * parameters * tokens, without attention.
+    `samples_per_second`, `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, means over the
+    steps since the last log, each of one device. The Trainer's own `total_flos` is an estimate, 6 * parameters *
+    tokens, without attention.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._guards = _Guards()
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
@@ -115,8 +130,9 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
         trainer = _find_trainer(sys._getframe())
         # A compiled model is called through its wrapper, whose hooks are not compiled.
         called = getattr(trainer, "model_wrapped", model)
-        self._start(called, [] if optimizer is None else [optimizer])
+        self._start([called], [] if optimizer is None else [optimizer])
         if trainer is not None:
+            self._guards.add(trainer, self._stop)
             callbacks = trainer.callback_handler.callbacks
             callbacks.insert(0, callbacks.pop(callbacks.index(self)))  # see FlopsCallback
 
@@ -131,6 +147,10 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Remove the meter's hooks."""
         self._stop()
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        self._guards.remove()
+        super()._stop(error)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Add the figures to the logs of the training."""

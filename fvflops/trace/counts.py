@@ -48,6 +48,11 @@ class Entry(NamedTuple):
     group: str = ""
     recomputed: int = 0
 
+    @property
+    def other_flops(self) -> int:
+        """FLOPs that are no multiply-adds, of counts of flops; the result of a handle, which is not split, is in it."""
+        return self.flops if self.macs or self.flops else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:

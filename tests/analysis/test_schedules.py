@@ -343,7 +343,7 @@ def test_where_all_steps_are_the_same_one_number_is_told(loop):
         for _ in range(2):
             loop.train()
             run.step()
-    assert str(run.per_step()) == "2 steps, 12 flops per step: forward 6, backward 6"
+    assert str(run.per_step()) == "2 steps, 12 flops per step: forward 6, backward 6; 24 at 2 per MAC"
     assert type(run.per_step().mean) is int
 
 
@@ -351,7 +351,7 @@ def test_without_step_the_with_block_is_one(loop):
     with fvflops.record(loop.model) as run:
         loop.train()
         loop.train()
-    assert str(run.per_step()) == "1 step, 24 flops per step: forward 12, backward 12"
+    assert str(run.per_step()) == "1 step, 24 flops per step: forward 12, backward 12; 48 at 2 per MAC"
 
 
 def test_what_comes_after_the_last_step_is_counted_but_is_no_step(loop):
@@ -362,7 +362,7 @@ def test_what_comes_after_the_last_step_is_counted_but_is_no_step(loop):
         assert run.per_step().steps == 2  # asked inside, too
         loop.train(rows=10)
     assert run.total() == 2 * 12 + 120
-    assert str(run.per_step()) == "2 steps, 12 flops per step: forward 6, backward 6"
+    assert str(run.per_step()) == "2 steps, 12 flops per step: forward 6, backward 6; 24 at 2 per MAC"
 
 
 def test_an_op_that_the_table_does_not_know_is_named_and_a_handle_counts_it():

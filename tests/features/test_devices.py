@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fvflops import Device, find_device, load_table
+from fvflops import Device, find_device, load_table, mfu
+from fvflops.cli import main
 from fvflops.features.utilisation.devices import DTYPES, load_devices, short_dtype
 from fvflops.formulas import TableError, shipped_tables
 
@@ -506,3 +507,22 @@ def test_two_devices_of_one_name_are_refused(tmp_path):
 def test_a_file_that_is_not_there_is_told():
     with pytest.raises(TableError, match=r"nothing.yaml:1: cannot be read: No such file"):
         load_devices("nothing.yaml")
+
+
+def test_measured_peaks_are_printed_and_written_for_the_options_that_take_them(tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    arguments = ["peak", "--device", "cpu", "--dtype", "fp32", "--seconds", "0.02"]
+    assert main([*arguments, "--output", str(file)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (device,) = load_devices(str(file))
+    assert device.dtypes() == ("fp32",) and device.bandwidth > 0 and device.peak("fp32") > 10**7
+    assert f"roofline MODEL --device {file}" in shown and f"--peaks {file}" in shown
+    assert main(["roofline", "zoo:lenet5", "--device", str(file)]) == 0
+    assert mfu(1000, 1, device=str(file), dtype="fp32") == pytest.approx(1000 / device.peak("fp32"))
+    assert main([*arguments, "--output", str(tmp_path / "mine.txt")]) == 2
+    assert "choose a name with .yaml" in capsys.readouterr().err
+
+
+def test_an_unknown_device_is_told_how_to_measure_it():
+    with pytest.raises(ValueError, match=r"'fvflops peak --output FILE\.yaml' measures"):
+        find_device("My Own GPU")

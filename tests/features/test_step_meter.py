@@ -1,8 +1,17 @@
 """StepMeter against `record` on the same steps, and what it must leave alone."""
 
 import copy
+import html
+import io
+import json
 import logging
 import math
+import os
+import re
+import subprocess
+import sys
+import weakref
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -10,7 +19,16 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import Device, StepMeter, mfu, record
+from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, mfu, predict_memory, record
+from fvflops.features.profiling.profile import ProfileAnalysis
+from fvflops.features.step_meter import costs
+from fvflops.features.step_meter.model import StepCost
+from fvflops.features.step_meter.sizes import SizeFamilies
+from fvflops.features.utilisation.device_benchmark import write_device
+from fvflops.trace import TraceError
+from fvflops.units import format_percent, format_short
+from tests.support.checkout import ROOT
+from tests.support.processes.meter_worker import RANKS, STEPS, WIDTH, rows_of
 
 T = 10**12
 CHIP = Device("chip", matrix={"fp32": 1000 * T, "bf16": 2000 * T})
@@ -33,6 +51,14 @@ class Net(nn.Module):
         if self.checkpointed:
             return checkpoint(lambda h: self.second(functional.gelu(self.second(h) @ self.second.weight)), hidden)
         return self.second(hidden)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """List that gets an item for each count."""
+    counted, count_call = [], costs.count_call
+    monkeypatch.setattr(costs, "count_call", lambda *args: counted.append(1) or count_call(*args))
+    return counted
 
 
 def meter_steps(models, steps, **options):
@@ -116,6 +142,47 @@ def test_a_generator_and_a_discriminator():
     check([generator, discriminator], [step, step])
 
 
+def test_the_optimizers_of_a_generator_and_a_discriminator_are_hardware_flops_of_the_steps_that_they_make():
+    generator, discriminator = nn.Linear(8, 16), Net()
+    optimizers = [torch.optim.AdamW(generator.parameters()), torch.optim.SGD(discriminator.parameters(), momentum=0.9)]
+
+    def step(both):
+        fake = generator(torch.ones(4, 8))
+        discriminator(fake).sum().backward()
+        for optimizer in optimizers if both else optimizers[1:]:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step(True)  # which makes the states
+    with record(None, table="exact") as run:
+        step(True)
+        run.step()
+        step(False)
+        run.step()
+    updates = [count.by_phase["optimizer"] for count in run.per_step().each]
+    with StepMeter(generator, discriminator, optimizer=optimizers, device=CHIP, table="exact") as meter:
+        for both in (True, False, True):
+            with meter.step():
+                step(both)
+    assert updates[0] > updates[1] > 0
+    assert [one.hardware_flops - one.model_flops for one in meter.steps] == [updates[0], updates[1], updates[0]]
+
+
+def test_parameters_that_thaw_in_the_midst_and_an_evaluation_between():
+    model = Net()
+    macs = []
+    with StepMeter(model, device=CHIP) as meter:
+        for number in range(6):
+            model.first.requires_grad_(number >= 3)
+            with meter.step():
+                backward_of(model, 4)()
+            with torch.no_grad():
+                model.eval()(torch.ones(64, 16))
+            model.train()
+            macs.append(meter.last.macs)
+    assert macs == [4 * (16 * 32 + 2 * 32 * 4)] * 3 + [4 * (2 * 16 * 32 + 3 * 32 * 4)] * 3
+
+
 def test_distillation_from_a_teacher():
     teacher, student = Net().eval(), Net()
 
@@ -156,8 +223,8 @@ def test_only_outputs_with_gradients_have_a_backward_pass():
             with meter.step():
                 one()
     macs = [one.macs for one in meter.steps]
-    # The first step with gradients of both is the first to show that such steps exist: the next one counts them.
-    assert macs[:2] == [3 * 8 * 16 * 4] * 2 and math.isnan(macs[2]) and macs[3:] == [4 * 8 * 16 * 4] * 2
+    # The first step with gradients of both is the first to show that such steps exist: the next one counts them all.
+    assert macs == [3 * 8 * 16 * 4] * 2 + [4 * 8 * 16 * 4] * 3
 
 
 def test_recomputation_and_the_optimizer_are_hardware_flops_alone():
@@ -179,15 +246,17 @@ def test_recomputation_and_the_optimizer_are_hardware_flops_alone():
 
 def test_what_shapes_cannot_count_is_recorded_once():
     model = Net(data_dependent=True)
+    seen = []
     with StepMeter(model, device=CHIP) as meter:
         for rows in (4, 4, 4, 8, 8, 8, 4):
             with meter.step():
                 backward_of(model, rows)()
+            seen.append(math.isnan(meter.last.macs))
     with record(None) as run:
         backward_of(model, 4)()
-    macs = [one.macs for one in meter.steps]
-    assert [math.isnan(value) for value in macs] == [True, False, False, True, False, False, False]
-    assert macs[1] == macs[2] == macs[6] == run.macs() and macs[4] == macs[5] == 2 * run.macs()
+    # The first step of each shape shows that the next one has to be recorded.
+    assert seen == [True, False, False, True, False, False, False]
+    assert [one.macs for one in meter.steps] == [times * run.macs() for times in (1, 1, 1, 2, 2, 2, 1)]
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "Module.compile"])
@@ -222,6 +291,31 @@ def test_a_compiled_model_stays_compiled(in_place):
     assert [one.macs for one in meter.steps] == [4 * (16 * 32 * 2 + 32 * 4 * 3)] * 5
 
 
+def test_a_compiled_function_stays_compiled_and_is_counted_by_its_batches(caplog):
+    runs = []
+
+    def backend(graph, inputs):
+        return lambda *args: runs.append(1) or graph.forward(*args)
+
+    torch._dynamo.reset()
+    model = Net()
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def loss_of(x):
+        return model(x).square().sum()
+
+    macs = 4 * (16 * 32 * 2 + 32 * 4 * 3)
+    with caplog.at_level(logging.WARNING, "fvflops"), StepMeter(model, device=CHIP) as meter:
+        for number in range(8):
+            x = torch.ones(4, 16)
+            with meter.step(x if number >= 3 else None):
+                loss_of(x).backward()
+    found = [one.macs for one in meter.steps]
+    assert [math.isnan(one) for one in found] == [True] * 3 + [False] * 5 and found[3:] == [macs] * 5
+    assert len(runs) == 7  # a recorded step runs the function without compilation
+    assert [message for message in caplog.messages if "no call of the models was seen in a step" in message]
+
+
 def test_training_is_the_same_with_and_without_a_meter():
     def train(metered):
         torch.manual_seed(0)
@@ -246,12 +340,7 @@ def test_training_is_the_same_with_and_without_a_meter():
     assert all(torch.equal(value, metered[name]) for name, value in plain.items())
 
 
-def test_each_call_is_counted_once(monkeypatch):
-    from fvflops.features.step_meter import costs
-
-    counted = []
-    count_call = costs.count_call
-    monkeypatch.setattr(costs, "count_call", lambda *args: counted.append(1) or count_call(*args))
+def test_each_call_is_counted_once(counted):
     model = Net()
     with StepMeter(model, device=CHIP) as meter:
         for rows in (4, 8) * 10:
@@ -355,6 +444,25 @@ def test_a_batch_records_the_first_step_of_its_shapes_with_all_that_runs():
     assert [one.macs for one in meter.steps] == expected
 
 
+def test_of_many_batches_one_is_recorded_if_the_calls_of_the_models_are_all_work(counted, monkeypatch):
+    started = []
+    start = costs.StepCosts.start_recording
+    monkeypatch.setattr(costs.StepCosts, "start_recording", lambda self: started.append(1) or start(self))
+    runs = []
+    model = Net()
+    model.compile(backend=lambda graph, inputs: lambda *args: runs.append(1) or graph.forward(*args), dynamic=True)
+    with StepMeter(model, device=CHIP) as meter:
+        for rows in (4, 8, 12, 8, 16, 20, 24, 4):
+            with meter.step({"x": torch.ones(rows, 16)}):
+                functional.mse_loss(model(torch.ones(rows, 16)), torch.zeros(rows, 4)).backward()
+    assert [one.macs for one in meter.steps] == [
+        rows * (16 * 32 * 2 + 32 * 4 * 3) for rows in (4, 8, 12, 8, 16, 20, 24, 4)
+    ]
+    assert [one.samples for one in meter.steps] == [4, 8, 12, 8, 16, 20, 24, 4]
+    assert len(started) == 1 and len(counted) <= 7
+    assert len(runs) == 7  # a recorded step runs the model without compilation
+
+
 def test_tokens_and_samples_are_those_of_the_first_model():
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
     with StepMeter(model, device=CHIP) as meter:
@@ -378,3 +486,280 @@ def test_the_mean_of_steps_weights_utilisations_by_time():
     flops = sum(one.model_flops for one in steps)
     assert mean.mfu == pytest.approx(flops / sum(one.seconds for one in steps) / (1000 * T))
     assert meter.mean().macs == pytest.approx(sum(one.macs for one in meter.steps) / 3)
+
+
+class Attends(nn.Module):
+    """Attention over a length, which may be padded to a multiple."""
+
+    def __init__(self, multiple=1):
+        super().__init__()
+        self.multiple, self.mix, self.out = multiple, nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = functional.pad(x, (0, 0, 0, -x.shape[1] % self.multiple))
+        return self.out(self.mix(x, x, x, need_weights=False)[0])
+
+
+def loop_over_lengths(model, lengths, counted):
+    """Return a meter after a step of each length, and what was known of each length in the loop."""
+    meter, seen = StepMeter(model, device=CHIP), {}
+    for length in lengths:
+        with meter.step():
+            model(torch.ones(2, length, 8)).sum().backward()
+        for one, known in zip(meter.steps, lengths, strict=False):
+            if not math.isnan(one.macs):
+                assert seen.setdefault(known, one) == one or seen[known].model_flops == one.model_flops
+    in_loop = len(counted)
+    meter.close()
+    return meter, seen, in_loop
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_figures_of_many_lengths_are_right_or_unknown(multiple, counted):
+    model = Attends(multiple)
+    lengths = [3 + 7 * index % 97 for index in range(60)]
+    assert len(set(lengths)) == 60
+    meter, seen, in_loop = loop_over_lengths(model, lengths, counted)
+    flops = {}
+    for length in lengths:
+        with record(None, warn=False) as run:
+            model(torch.ones(2, length, 8)).sum().backward()
+        entries = [entry for entry in run.counts().entries if entry.phase in ("forward", "backward")]
+        flops[length] = sum(2 * (entry.macs - entry.recomputed) + entry.flops for entry in entries)
+    assert [one.model_flops for one in meter.steps] == [flops[length] for length in lengths]
+    assert {length: one.model_flops for length, one in seen.items()} == {length: flops[length] for length in seen}
+    # In the loop, of some 0.1 s, hardly more than the first few are counted.
+    assert 6 <= in_loop <= 12
+    if multiple == 1:  # a quadratic, which gives the others
+        assert len(counted) <= 16 and len(seen) > 10
+    else:
+        assert len(counted) == 60
+
+
+@pytest.mark.parametrize(
+    ("cost", "interpolated"),
+    [
+        (lambda rows, length: rows * (3 * length**2 + length), True),
+        (lambda rows, length: rows * 7, True),
+        (lambda rows, length: rows * length * (length + 1) // 2, True),
+        (lambda rows, length: rows * length**3, False),
+        (lambda rows, length: rows * (length + 7) // 8 * 8, False),
+        (lambda rows, length: rows * min(length**2, 15 * length), False),
+    ],
+    ids=["quadratic", "constant", "triangular", "cubic", "padded", "window"],
+)
+def test_a_cost_is_interpolated_where_a_quadratic_is_verified(cost, interpolated):
+    families, counted = SizeFamilies(), {}
+    shapes = [(rows, length) for rows in (1, 2) for length in (8, 9, 10, 12, 14, 17, 18)]
+    for number, (rows, length) in enumerate(shapes):
+        families.add(number, "kind", ((rows, length), ((rows, length, 4), "float32")))
+        if length not in (14, 18):
+            counted[number] = StepCost(*[cost(rows, length)] * 5)
+    for number, (rows, length) in enumerate(shapes):
+        found = families.cost(number, counted)
+        if length == 14 and interpolated:
+            assert found == StepCost(*[cost(rows, length)] * 5)
+        else:
+            # 18 is beyond the counts: what is longer may be truncated.
+            assert (found is None) == (not interpolated or length == 18)
+
+
+def test_what_is_verified_by_twelve_counts_is_not_counted_further(counted, monkeypatch):
+    monkeypatch.setattr(costs, "_SHARE", 10**9)
+    model = Attends()
+    meter, seen, in_loop = loop_over_lengths(model, [4, 40, *range(5, 40)], counted)
+    assert in_loop == len(counted) == 12 and len(seen) == 37
+    assert meter.steps[30].macs == seen[33].macs > 0
+
+
+def test_calls_of_other_models_are_in_no_family():
+    families = SizeFamilies()
+    for number in range(6):
+        families.add(number, "kind", (number,))
+    families.add(6, "other kind", (3,))
+    counted = {number: StepCost(*[7] * 5) for number in range(6) if number != 3}
+    assert families.cost(3, counted) == StepCost(*[7] * 5) and families.cost(6, counted) is None
+
+
+def test_values_of_a_batch_are_not_held():
+    model = Attends()
+    meter = StepMeter(model, device=CHIP)
+    batches = []
+    for length in range(2, 14):
+        x = torch.ones(2, length, 8)
+        batches.append(weakref.ref(x))
+        with meter.step():
+            model(x).sum().backward()
+        del x
+    assert not [batch for batch in batches if batch() is not None]
+    assert any(math.isnan(one.macs) for one in meter.steps)
+    meter.close()
+    assert not any(math.isnan(one.macs) for one in meter.steps)
+
+
+def test_after_an_exception_nothing_is_counted_and_no_hook_is_left(counted):
+    model = Attends()
+    with pytest.raises(KeyboardInterrupt), StepMeter(model, device=CHIP) as meter:
+        for length in range(2, 14):
+            with meter.step():
+                model(torch.ones(2, length, 8)).sum().backward()
+        raise KeyboardInterrupt
+    assert len(counted) < 12 and not model._forward_hooks
+    assert math.isnan(meter.steps[-1].macs) and meter.steps[-1].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device": "Imaginary 9000"}, "no device 'Imaginary 9000'.* 'fvflops peak"),
+        ({}, "the device is unknown: pass device='H100'"),
+        ({"device": Device("slow", matrix={"fp32": 1000})}, "the work of a step takes at least"),
+        ({"device": Device("half", matrix={"fp16": 1000})}, "half has no peak for fp32"),
+    ],
+)
+def test_a_strict_meter_raises_what_others_warn_of(options, reason, caplog):
+    model = Net()
+
+    def loop(strict):
+        with StepMeter(model, strict=strict, **options) as meter, meter.step():
+            backward_of(model, 4)()
+        return meter
+
+    with pytest.raises(UtilisationError, match=f"^StepMeter: mfu is unknown: .*{reason}"):
+        loop(True)
+    with caplog.at_level(logging.WARNING, "fvflops"):
+        meter = loop(False)
+        assert math.isnan(meter.last.mfu) and meter.last.macs > 0
+    assert "mfu is NaN where it is unknown" in caplog.text and not model._forward_hooks
+
+
+def test_peaks_from_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(write_device(Device("mine", matrix={"fp32": 1000 * T}, source="measured")))
+    model = Net()
+    with StepMeter(model, device=str(path)) as meter, meter.step():
+        backward_of(model, 4)()
+    assert meter.last.mfu == pytest.approx(meter.last.model_flops / meter.last.seconds / (1000 * T))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Return what each of two processes found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.meter_worker"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [worker.communicate(timeout=300)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", ["ddp", "compiled ddp", "fsdp2"])
+def test_ranks_have_their_own_figures_and_their_sum(ranks, case):
+    # Two products forward; backward two for the weights and one for the hidden values.
+    macs = [rows_of(rank) * 5 * WIDTH**2 for rank in range(RANKS)]
+    for rank, results in enumerate(ranks):
+        found = results[case]
+        assert found["equal"], "the meter changed the training"
+        assert [step["macs"] for step in found["steps"]] == [macs[rank]] * STEPS
+        assert [one["macs"] for one in found["ranks"]] == macs
+        total = found["total"]
+        assert (total["macs"], total["samples"]) == (sum(macs), sum(map(rows_of, range(RANKS))))
+        assert total["devices"] == RANKS
+        assert total["seconds"] == max(one["seconds"] for one in found["ranks"])
+        assert found["mfu"] == pytest.approx(total["mfu"])
+        assert total["mfu"] == pytest.approx(total["model_flops"] / total["seconds"] / RANKS / 10**15)
+        assert "3 steps on 2 devices" in found["text"] and "rank 1: " in found["text"]
+
+
+def test_a_compiled_replica_is_compiled_and_run_as_often_as_without_a_meter(ranks):
+    for results in ranks:
+        assert results["compiled ddp"]["graphs"] == {"compiled": 1, "run": STEPS}
+        assert results["compiled ddp"]["graphs without a meter"] == {"compiled": 1, "run": STEPS}
+
+
+def test_the_summary_has_the_predicted_memory_of_the_largest_step():
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with StepMeter(model, optimizer=optimizer, device=CHIP) as meter:
+        assert meter.summary() is None
+        for rows in (4, 512, 8):
+            with meter.step():
+                model(torch.ones(rows, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    summary = meter.summary()
+    step = TrainingStepAnalysis(model, torch.ones(512, 64), loss=torch.sum, optimizer=optimizer)
+    assert summary.memory_predicted == pytest.approx(predict_memory(step).peak, rel=0.02)
+    assert summary.steps == 3 and len(summary.ranks) == 1 and math.isnan(summary.total.memory_peak)
+    assert "predicted" in str(summary) and "measured" not in str(summary)
+    assert mfu(summary, device=CHIP, dtype="fp32") == pytest.approx(summary.total.mfu)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_line_of_a_terminal_has_the_last_step_and_other_streams_nothing():
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        model = Net()
+        with StepMeter(model, device=CHIP, live=stream) as meter:
+            for _ in range(50):
+                with meter.step(samples=4):
+                    backward_of(model, 4)()
+    assert file.getvalue() == ""
+    shown = terminal.getvalue()
+    assert shown.startswith("\rstep 1: ") and "samples/s" in shown and shown.endswith("\x1b[K\n")
+    assert shown.count("\n") == 1 and shown.count("\r") < 20  # at most five a second
+    assert all(len(line) < 80 for line in shown.replace("\x1b[K", "").split("\r"))
+
+
+def cells(page, title):
+    """Return the rows of the table with a title on a page."""
+    body = page.partition(f"<h2>{title}")[2].partition("</table>")[0].partition("<tbody>")[2]
+    return [
+        [html.unescape(re.sub("<[^>]*>", "", cell)).strip() for cell in re.findall(r"<td.*?</td>", row)]
+        for row in re.findall(r"<tr>.*?</tr>", body)
+    ]
+
+
+def test_a_page_shows_the_utilisation_and_where_the_flops_went(tmp_path):
+    teacher, student = Net().eval(), Net()
+    with StepMeter(teacher, student, device=Device("small", matrix={"fp32": 10**10})) as meter:
+        with pytest.raises(TraceError, match="there is no step to report"):
+            meter.to_html()
+        for rows in (4, 8, 4):
+            with meter.step():
+                with torch.no_grad():
+                    teacher(torch.ones(rows, 16))
+                student(torch.ones(rows, 16)).sum().backward()
+    path = tmp_path / "loop.html"
+    profile = ProfileAnalysis(student, torch.ones(4, 16), repeat=1)
+    page = meter.to_html(path, profile=profile)
+    assert path.read_text() == page
+    ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    assert "MFU: forward, backward" in page and "steps 1 to 3" in page
+    first, second = 2 * 16 * 16 * 32, 2 * 16 * 32 * 4  # of 16 rows in all
+    # The student's first layer has no gradient of its input.
+    flops = {"model": 3 * first + 4 * second, "Net0": first + second, "Net1": 2 * first + 3 * second}
+    modules = {row[0]: row[1] for row in cells(page, "Modules")}
+    assert {name: modules[name] for name in flops} == {name: format_short(count) for name, count in flops.items()}
+    assert cells(page, "Phases: FLOPs of 3 steps of 3")[0][:2] == ["forward", format_short(2 * (first + second))]
+    assert ["MFU", format_percent(meter.mean().mfu, 1)] in cells(page, "Mean step")
+    assert ["peak memory, measured (B)", "unknown"] in cells(page, "Mean step")
+    assert "Profile: Net on float32[4, 16]" in page and "FLOP/s" in page
+
+
+def test_a_page_of_an_unknown_device_shows_the_flops_per_second():
+    model = Net()
+    with StepMeter(model, device="Imaginary 9000") as meter, meter.step():
+        backward_of(model, 4)()
+    page = meter.to_html()
+    assert "FLOP/s of a device" in page and "MFU: forward" not in page and ["MFU", "unknown"] in cells(page, "Mean")

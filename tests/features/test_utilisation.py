@@ -1,5 +1,6 @@
 """The utilisation: published figures from their published inputs, what it must obey, and what it refuses."""
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -14,13 +15,16 @@ from torch.utils.checkpoint import checkpoint
 from fvflops import (
     Device,
     FlopCountAnalysis,
+    StepFigures,
     StopsAt,
     TrainingStepAnalysis,
     UtilisationError,
     hfu,
     mfu,
+    record,
     record_call,
 )
+from fvflops.features.utilisation.device_benchmark import write_device
 from fvflops.features.utilisation.model_flops import model_flops
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
@@ -275,6 +279,37 @@ def test_a_recorded_step(checkpointed):
     step = {"device": Device("tiny", vector={"fp32": 100 * product}), "dtype": "fp32"}
     assert mfu(analysis, 1, **step) == mfu(analysis.counts(), 1, **step) == 0.05
     assert hfu(analysis, 1, **step) == (0.06 if checkpointed else 0.05)
+
+
+def test_a_recorded_step_and_figures_have_the_utilisation_of_their_flops():
+    layer, chip = nn.Linear(8, 8, bias=False), Device("tiny", vector={"fp32": 10**6})
+    with record(layer) as run:
+        for rows in (1, 3):
+            layer(torch.ones(rows, 8)).sum().backward()
+            run.step()
+    flops = [2 * 2 * rows * 8 * 8 for rows in (1, 3)]  # of two products: no gradient of the input
+    assert [mfu(step, 1, device=chip) for step in run.steps] == [one / 10**6 for one in flops]
+    assert [step.flops for step in run.per_step().each] == flops and run.per_step().flops.mean == sum(flops) / 2
+    for utilisation in (mfu, hfu):
+        with pytest.raises(ValueError, match=r"this recording has 2 steps, and seconds is one time: pass run.steps"):
+            utilisation(run, 1, device=chip)
+    assert mfu(run.counts(), 1, device=chip) == sum(flops) / 10**6
+    figures = StepFigures(1, 0.5, model_flops=6 * T, hardware_flops=8 * T)
+    assert (mfu(figures, device=CHIP, dtype="bf16"), hfu(figures, device=CHIP, dtype="bf16")) == (0.12, 0.16)
+    assert mfu(figures, 1, device=CHIP, dtype="bf16") == 0.06
+    assert mfu(replace(figures, devices=2), device=CHIP, dtype="bf16") == 0.06
+
+
+def test_the_result_of_a_handle_is_work():
+    analysis = FlopCountAnalysis(nn.Linear(8, 8), torch.ones(4, 8))
+    analysis.set_op_handle("aten::linear", lambda call: 5 * T)
+    assert mfu(analysis, 1, device=CHIP, dtype="bf16") == hfu(analysis, 1, device=CHIP, dtype="bf16") == 0.05
+
+
+def test_a_file_of_measured_peaks_is_a_device(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(write_device(Device("mine", matrix={"bf16": 50 * T}, source="measured")))
+    assert mfu(10 * T, 1, device=str(path), dtype="bf16") == mfu(10 * T, 1, device=f"{path}:mine", dtype="bf16") == 0.2
 
 
 # --- What it refuses ------------------------------------------------------------------------------------------------

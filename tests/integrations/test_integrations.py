@@ -1,12 +1,14 @@
 """The integrations: real runs of transformers.Trainer, Lightning, Accelerate and a plain loop give one count a step."""
 
 import contextlib
+import csv
 import os
 import socket
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
+from functools import cache, partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -163,11 +165,10 @@ def make_lightning(package, name, model, *callbacks, **arguments):
         def val_dataloader(self):
             return make_loader(name, 1)
 
-    arguments = {"limit_val_batches": 0, "max_steps": STEPS, **arguments}
+    arguments = {"limit_val_batches": 0, "max_steps": STEPS, "logger": False, **arguments}
     trainer = package.Trainer(
         callbacks=list(callbacks),
         accelerator="cpu",
-        logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -474,7 +475,7 @@ def test_the_trainer_logs_what_a_step_comes_to():
     callback = FlopsCallback(table="exact", schedule=SECOND_AND_THIRD)
     trainer = make_trainer("tiny", Tiny(), 1, callback, eval_strategy="steps", eval_steps=STEPS)
     trainer.train()
-    flops = callback.recording.per_step().mean
+    flops = callback.recording.per_step().mean  # in `exact` a multiply-add is 2 FLOPs
     logged = [(entry["step"], entry.get("flops_per_step")) for entry in trainer.state.log_history if "loss" in entry]
     assert logged == [(1, None), (2, flops), (3, flops), (4, flops)]
     assert [entry["flops_per_step"] for entry in trainer.state.log_history if "train_loss" in entry] == [flops]
@@ -519,6 +520,21 @@ def test_lightning_logs_what_a_step_comes_to():
     trainer.fit(module)
     flops = callback.recording.per_step().mean
     assert seen == [None, None, flops, flops]
+
+
+@pytest.mark.parametrize("table", ["default", "exact"])
+def test_flops_in_a_log_are_two_for_a_multiply_add_whatever_the_table(table):
+    from fvflops.integrations.transformers import FlopsCallback
+
+    callback = FlopsCallback(table=table)
+    trainer = make_trainer("tiny", Tiny(), 1, callback)
+    trainer.train()
+    logged = next(entry for entry in trainer.state.log_history if "flops_per_step" in entry)
+    macs = model_macs("tiny", 1)
+    assert logged["macs_per_step"] == macs
+    others = callback.recording.total() // 3 - (2 if table == "exact" else 1) * macs  # norms, losses, the optimizer
+    assert logged["flops_per_step"] == 2 * macs + others
+    assert {step.macs for step in callback.recording.per_step().each} == {macs}
 
 
 def test_what_the_table_does_not_know_is_warned_of_once(caplog):
@@ -666,7 +682,7 @@ def test_the_recording_of_accelerate_wants_an_accelerator():
 
 # --- meters -----------------------------------------------------------------------------------------------------------
 
-FIGURES = {"mfu", "hfu", "tflops_per_device", "samples_per_second", "model_flops"}
+FIGURES = {"mfu", "hfu", "tflops_per_device", "samples_per_second", "model_flops", "hardware_flops", "macs"}
 CHIP = fvflops.Device("chip", matrix={"fp32": 10**15})
 
 
@@ -719,10 +735,159 @@ def test_lightning_logs_figures_of_its_batches(package):
     assert installed() == NOTHING
 
 
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_logger_of_lightning_gets_the_figures(name, tmp_path):
+    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from lightning.pytorch.loggers import CSVLogger
+
+    from fvflops.integrations.lightning import MeterCallback
+
+    logger = CSVLogger(tmp_path)
+    callback = MeterCallback(device=CHIP)
+    trainer, module = make_lightning(package, name, MODELS[name](), callback, logger=logger, log_every_n_steps=1)
+    trainer.fit(module)
+    with open(logger.experiment.metrics_file_path) as file:
+        rows = [row for row in csv.DictReader(file) if row.get("mfu")]
+    wanted = FIGURES | ({"tokens_per_second"} if name == "llama" else set())
+    assert len(rows) == STEPS and wanted <= set(rows[0])
+    for row, step in zip(rows, callback.meter.steps, strict=True):
+        assert {figure: float(row[figure]) for figure in wanted} == {
+            figure: pytest.approx(getattr(step, figure), rel=1e-6) for figure in wanted
+        }
+        assert float(row["macs"]) == model_macs(name, 1)
+
+
+@pytest.mark.parametrize("loop", ["transformers", "lightning"])
+def test_an_exception_leaves_no_meter_behind(loop):
+    model = Tiny()
+    model.fails_at = 2
+    if loop == "transformers":
+        from fvflops.integrations.transformers import MeterCallback
+
+        callback = MeterCallback(device=CHIP)
+        trainer = make_trainer("tiny", model, 1, callback)
+        fit = trainer.train
+    else:
+        package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+        from fvflops.integrations.lightning import MeterCallback
+
+        callback = MeterCallback(device=CHIP)
+        trainer, module = make_lightning(package, "tiny", model, callback)
+        fit = partial(trainer.fit, module)
+    with pytest.raises(ArithmeticError, match="in the model"):
+        fit()
+    assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * 2
+    assert not model._forward_hooks and not model._forward_pre_hooks and installed() == NOTHING
+    assert not {"_run_epoch", "training_step"} & set(vars(trainer))
+
+
+@pytest.mark.parametrize("loop", ["transformers", "lightning"])
+def test_a_device_that_is_not_listed_stops_no_training(loop, caplog):
+    if loop == "transformers":
+        from fvflops.integrations.transformers import MeterCallback
+
+        callback = MeterCallback(device="Imaginary 9000")
+        trainer = make_trainer("tiny", Tiny(), 1, callback)
+        trainer.train()
+        logged = [set(entry) for entry in trainer.state.log_history if "loss" in entry]
+    else:
+        package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+        from fvflops.integrations.lightning import MeterCallback
+
+        callback = MeterCallback(device="Imaginary 9000")
+        trainer, module = make_lightning(package, "tiny", Tiny(), callback)
+        trainer.fit(module)
+        logged = [set(trainer.callback_metrics)]
+    assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * STEPS
+    for names in logged:
+        assert {"tflops_per_device", "samples_per_second", "macs"} <= names and not {"mfu", "hfu"} & names
+    assert [message for message in caplog.messages if "'fvflops peak --output FILE.yaml' measures" in message]
+    assert len(caplog.messages) == len(set(caplog.messages))
+
+
+def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(monkeypatch):
+    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.features.step_meter import costs
+    from fvflops.integrations.lightning import MeterCallback
+
+    started = []
+    start = costs.StepCosts.start_recording
+    monkeypatch.setattr(costs.StepCosts, "start_recording", lambda self: started.append(1) or start(self))
+    lengths = [2, 3, 5, 7, 8, 9, 11, 12]
+    callback = MeterCallback(device=CHIP)
+    trainer, module = make_lightning(package, "llama", make_llama(), callback, max_steps=len(lengths))
+    batches = [dict.fromkeys(("input_ids", "labels"), torch.ones(BATCH, length).long()) for length in lengths]
+    module.train_dataloader = lambda: DataLoader(batches, batch_size=None)
+    trainer.fit(module)
+    assert len(started) == 1
+    assert [step.tokens for step in callback.meter.steps] == [BATCH * length for length in lengths]
+    for step, batch in zip(callback.meter.steps, batches, strict=True):
+        with fvflops.record(None, warn=False) as run:
+            module.net(**batch)["loss"].backward()
+        entries = [entry for entry in run.counts().entries if entry.phase in ("forward", "backward")]
+        assert step.macs == sum(entry.macs - entry.recomputed for entry in entries)
+
+
+def test_total_flos_of_the_trainer_is_six_times_parameters_and_tokens():
+    from fvflops.integrations.transformers import MeterCallback
+
+    callback = MeterCallback(device=CHIP)
+    model = make_llama()
+    trainer = make_trainer("llama", model, 1, callback)
+    trainer.train()
+    tokens = BATCH * LENGTH
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    norms = sum(value.numel() for name, value in model.named_parameters() if "norm" in name)
+    assert trainer.state.total_flos == 6 * (linear + norms) * tokens * STEPS
+    # The meter counts the products of attention too, 4 * rows * length^2 * width forward in each of 2 layers.
+    attention = 3 * 2 * 4 * BATCH * LENGTH**2 * 8
+    assert [2 * step.macs for step in callback.meter.steps] == [6 * linear * tokens + attention] * STEPS
+
+
+def test_evaluations_of_the_trainer_and_a_resumed_run_are_metered_as_others(tmp_path):
+    from fvflops.integrations.transformers import MeterCallback
+
+    def train(steps, resume):
+        callback = MeterCallback(device=CHIP)
+        options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
+        trainer = make_trainer("tiny", Tiny(), 1, callback, **options)
+        trainer.args.output_dir, trainer.args.save_strategy, trainer.args.max_steps = str(tmp_path), "steps", steps
+        trainer.train(resume_from_checkpoint=resume)
+        return callback.meter.steps, [entry["step"] for entry in trainer.state.log_history if "mfu" in entry]
+
+    first, logged = train(2, False)
+    assert len(first) == 2 and logged == [1, 2]
+    resumed, logged = train(STEPS, str(tmp_path / "checkpoint-2"))
+    assert len(resumed) == STEPS - 2 and logged == [1, 2, 3, 4]
+    assert {step.macs for step in (*first, *resumed)} == {model_macs("tiny", 1)}
+
+
+def test_validations_of_lightning_are_in_no_metered_step():
+    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    from fvflops.integrations.lightning import MeterCallback
+
+    callback = MeterCallback(device=CHIP)
+    options = {"limit_val_batches": 1, "val_check_interval": 1, "accumulate_grad_batches": 2}
+    trainer, module = make_lightning(package, "tiny", Tiny(), callback, **options)
+    trainer.fit(module)
+    assert {step.macs for step in callback.meter.steps} == {model_macs("tiny", 1)}
+    assert len(callback.meter.steps) == 2 * STEPS  # a step is a batch, of which an optimizer step has two
+
+
 def test_accelerate_is_metered_as_a_plain_loop():
     from accelerate import Accelerator
+    from accelerate.tracking import GeneralTracker, on_main_process
 
-    accelerator = Accelerator(cpu=True)
+    class Tracker(GeneralTracker):
+        name, requires_logging_directory, tracker = "list", False, None
+        logged: ClassVar[list[dict[str, float]]] = []
+
+        @on_main_process
+        def log(self, values, step=None, **others):
+            self.logged.append(values)
+
+    accelerator = Accelerator(cpu=True, log_with=Tracker())
+    accelerator.init_trackers("loop")
     tiny = Tiny()
     model, optimizer, loader = accelerator.prepare(tiny, make_optimizer(tiny), make_loader("tiny", STEPS))
     with fvflops.StepMeter(model, optimizer=optimizer, device=CHIP) as meter:
@@ -731,8 +896,11 @@ def test_accelerate_is_metered_as_a_plain_loop():
                 accelerator.backward(model(**batch)["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
+            accelerator.log(meter.last.as_dict())
     steps = meter.steps
     assert [step.macs for step in steps] == [model_macs("tiny", 1)] * STEPS
+    assert [values["mfu"] for values in Tracker.logged] == [step.mfu for step in steps]
+    assert all(set(values) >= FIGURES for values in Tracker.logged)
     assert all(step.hardware_flops >= step.model_flops for step in steps)
     assert installed() == NOTHING
 

@@ -33,7 +33,7 @@ BUILDS_UPON = {
     "planning": {"communication", "memory"},
     "profiling": {"roofline", "utilisation"},
     "roofline": {"utilisation"},
-    "step_meter": {"utilisation"},
+    "step_meter": {"memory", "utilisation"},
 }
 # A reader takes in no more files of one folder; `__init__` is not counted.
 LARGEST_FOLDER = 17

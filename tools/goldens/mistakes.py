@@ -113,6 +113,8 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("roofline", "zoo:lenet5", "--device", "H100", "--dtype", "int4"),
     ("roofline", "zoo:lenet5", "--device", "H100", "--plot", "a.pdf"),
     ("roofline", "zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"),
+    ("peak", "--output", "mine.txt"),
+    ("peak", "--device", "cpu", "--seconds", "0"),
     ("profile", "zoo:lenet5", "--schedule", "wait=3,active=1", "--steps", "3"),
     ("profile", "zoo:lenet5", "--schedule", "active=1"),
     ("profile", "zoo:lenet5", "--steps", "3"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.shapes.concrete_tensors import CONCRETE_LIMIT, INTEGRAL
 
 # Attributes of an unknown object are compared down to this depth.
 _DEPTH = 4
@@ -51,14 +52,14 @@ def _apply(modules: list[tuple[nn.Module, bool]], parameters: list[tuple[nn.Para
 class ModelCall:
     """One call of a model in a step.
 
-    `key` is equal for calls of equal cost: of one model on inputs of the same shapes, in the same modes, with the same
-    trainable parameters. `gradients` are the indexes of the outputs whose gradients were computed, `samples` and
-    `tokens` the sizes of the inputs, 0 if not known. `inputs` are the arguments of a call that has to be counted, None
-    otherwise, and `modes` the modes of its modules then.
+    `key` is equal for calls of equal cost: of one model, in the same modes, with the same trainable parameters, which
+    are its first part, on inputs of the same shapes, which are its second. `gradients` are the indexes of the outputs
+    whose gradients were computed, `samples` and `tokens` the sizes of the inputs, 0 if not known. `inputs` are the
+    arguments of a call that has to be counted, None otherwise, and `modes` the modes of its modules then.
     """
 
     model: nn.Module
-    key: Hashable
+    key: tuple[Hashable, Hashable]
     with_grad: bool
     autocast: tuple[str, torch.dtype] | None
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -68,22 +69,73 @@ class ModelCall:
     tokens: int = 0
 
     @property
+    def kind(self) -> Hashable:
+        """What calls that differ in shapes alone have in common."""
+        return self.key[0], frozenset(self.gradients)
+
+    @property
     def full_key(self) -> Hashable:
         """The key of the call with its backward pass."""
         return self.key, frozenset(self.gradients)
+
+    def held(self) -> ModelCall:
+        """Return the call to be counted later, without the values of inputs that shape execution does not have."""
+        assert self.inputs is not None
+        return replace(self, inputs=_map_tensors(self.inputs, _hold), gradients=set(self.gradients))
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs with tensors that share their storage, or have no values, and are in no graph."""
+        args, kwargs = _map_tensors(self.inputs, _materialise)
+        return args, kwargs
+
+
+class _Held(NamedTuple):
+    """Description of a tensor whose values shape execution does not have."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
+def _hold(value: Any) -> Any:
+    if type(value) is not torch.Tensor or value.layout is not torch.strided:
+        return value
+    if value.dtype in INTEGRAL and value.numel() <= CONCRETE_LIMIT:
+        return value.clone()
+    return _Held(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)
+
+
+def _materialise(value: Any) -> Any:
+    if isinstance(value, _Held):
+        tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
+        return tensor.requires_grad_(value.requires_grad)
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def _map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return plain lists, tuples and dicts with a function applied to what they contain."""
+    if type(value) in (list, tuple):
+        return type(value)(_map_tensors(item, function) for item in value)
+    if type(value) is dict:
+        return {key: _map_tensors(item, function) for key, item in value.items()}
+    return function(value)
 
 
 class CallObserver:
     """Observe the calls of models, from `start` to `stop`; a model that another one calls is part of that call.
 
-    `is_counted` says of a call's key whether such a call was counted, so that its inputs need not be held.
+    `is_known` says of a call's key whether such a call was counted, or its inputs held, so that they are not needed.
     """
 
-    def __init__(self, models: tuple[nn.Module, ...], is_counted: Callable[[Hashable], bool]) -> None:
-        self._is_counted = is_counted
+    def __init__(self, models: tuple[nn.Module, ...], is_known: Callable[[Hashable], bool]) -> None:
+        self._is_known = is_known
         self._active = False
         self._inside: nn.Module | None = None
         self._calls: list[ModelCall] = []
+        self._kinds: dict[Hashable, Hashable] = {}
+        self._modes: dict[Hashable, ModelModes] = {}
         self._handles: list[RemovableHandle] = []
         self._compiled: list[tuple[nn.Module, Any]] = []
         self._parameters = {model: list(unwrap_compiled(model).parameters()) for model in models}
@@ -132,23 +184,29 @@ class CallObserver:
         ]
 
     def _enter(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._active or self._inside is not None:
+        # In a compiled function this is compiled away: the call is not seen.
+        if torch.compiler.is_compiling() or not self._active or self._inside is not None:
             return
         self._inside = model
         with_grad = torch.is_grad_enabled()
         parameters = self._parameters[model]
-        kind = parameters[0].device.type if parameters else "cpu"
-        autocast = (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        device = parameters[0].device.type if parameters else "cpu"
+        autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
         trainable = tuple([parameter.requires_grad for parameter in parameters]) if with_grad else ()
-        key = id(model), model.training, with_grad, autocast, trainable, describe(args), describe(kwargs)
+        kind: Hashable = id(model), model.training, with_grad, autocast, trainable
+        kind = self._kinds.setdefault(kind, kind)  # one object for all calls
+        key = kind, (describe(args), describe(kwargs))
         call = ModelCall(model, key, with_grad, autocast)
-        if not self._is_counted(key):
-            call.inputs, call.modes = (args, dict(kwargs)), ModelModes(unwrap_compiled(model), parameters)
+        if not self._is_known(key):
+            call.inputs = args, dict(kwargs)
+            if kind not in self._modes:
+                self._modes[kind] = ModelModes(unwrap_compiled(model), parameters)
+            call.modes = self._modes[kind]
         call.samples, call.tokens = sizes_of(args, kwargs)
         self._calls.append(call)
 
     def _exit(self, model: nn.Module, args: Any, result: Any) -> None:
-        if not self._active or self._inside is not model:
+        if torch.compiler.is_compiling() or not self._active or self._inside is not model:
             return
         self._inside = None
         call = self._calls[-1]

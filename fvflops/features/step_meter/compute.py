@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import nn
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.features.memory.memory import predict_memory
 from fvflops.features.step_meter.calls import ModelCall
-from fvflops.features.step_meter.model import StepCost
-from fvflops.features.utilisation.compute import EXTRA_PHASES, product_dtype
+from fvflops.features.step_meter.model import StepCost, sum_costs
+from fvflops.features.utilisation.compute import MODEL_PHASES, product_dtype
 from fvflops.features.utilisation.devices import Device, short_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, Entry
@@ -24,24 +25,21 @@ from fvflops.trace import Counts, Entry
 class Peaks:
     """Least times of counts on one device; of work in a dtype without a peak they are NaN.
 
-    `device` is None if its peaks are unknown.
+    `device` is None if its peaks are unknown. `warn` is called with a figure's name and the reason why it is NaN.
     """
 
-    def __init__(self, device: Device | None, float32_matmul: str | None = None) -> None:
+    def __init__(self, device: Device | None, float32_matmul: str | None, warn: Callable[[str, str], None]) -> None:
         self._device = device
         self._float32_matmul = float32_matmul
+        self._warn = warn
 
-    def cost_of(self, counts: Counts, phases: Iterable[str] | None = None) -> StepCost:
-        """Return the cost of counts of flops, or of some phases of them."""
-        cost = StepCost()
-        for entry in counts.entries:
-            if (entry.macs or entry.flops) and (phases is None or entry.phase in phases):
-                cost = cost + self._cost_of(entry)
-        return cost
+    def cost_of(self, entries: Iterable[Entry]) -> StepCost:
+        """Return the cost of entries of counts of flops."""
+        return sum_costs(self._cost_of(entry) for entry in entries if entry.macs or entry.flops)
 
     def _cost_of(self, entry: Entry) -> StepCost:
         flops, seconds = 2 * entry.macs + entry.flops, self._seconds(entry, entry.macs)
-        if entry.phase in EXTRA_PHASES:
+        if entry.phase not in MODEL_PHASES:
             return StepCost(hardware_flops=flops, hardware_seconds=seconds)
         macs = entry.macs - entry.recomputed
         model_seconds = self._seconds(entry, macs) if entry.recomputed else seconds
@@ -55,7 +53,8 @@ class Peaks:
             product = product_dtype(entry.op, dtype, self._device, self._float32_matmul)
             parts = (2 * macs, product), (entry.flops, dtype)
             return sum(flops / self._device.peak(name) for flops, name in parts if flops)
-        except ValueError:  # no peak for the dtype: the utilisation is unknown, the FLOPs are not
+        except ValueError as error:  # no peak for the dtype: the utilisation is unknown, the FLOPs are not
+            self._warn("mfu", str(error))
             return math.nan
 
 
@@ -65,17 +64,34 @@ def count_call(call: ModelCall, table: FormulaTable) -> Counts:
     The gradients are those of the outputs that had one in the real call. What cannot be counted without values raises
     an error of the analysis.
     """
-    assert call.inputs is not None and call.modes is not None
-    args, kwargs = _detach(call.inputs)
-    with _autocast(call.autocast), quiet_log(), call.modes.applied():
+    with _as_called(call) as (args, kwargs):
         if not call.gradients:
             with torch.no_grad():
                 return FlopCountAnalysis(
                     call.model, args, kwargs=kwargs, table=table, execution="shapes", warn=False
                 ).counts()
-        return TrainingStepAnalysis(
-            call.model, args, kwargs=kwargs, loss=_Loss(frozenset(call.gradients)), table=table, warn=False
-        ).counts()
+        loss = _Loss(frozenset(call.gradients))
+        return TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, table=table, warn=False).counts()
+
+
+def predict_call_memory(call: ModelCall, optimizer: torch.optim.Optimizer | None) -> float:
+    """Return the predicted peak of a call with its backward pass and the optimizer's step, in bytes."""
+    with _as_called(call) as (args, kwargs):
+        if not call.gradients:
+            with torch.no_grad():
+                forward = FlopCountAnalysis(call.model, args, kwargs=kwargs, execution="shapes", warn=False)
+                return predict_memory(forward).peak
+        loss = _Loss(frozenset(call.gradients))
+        step = TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, optimizer=optimizer, warn=False)
+        return predict_memory(step).peak
+
+
+@contextmanager
+def _as_called(call: ModelCall) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Give the arguments of a call in a with block in which the modes are those of the call."""
+    assert call.modes is not None
+    with _autocast(call.autocast), quiet_log(), call.modes.applied():
+        yield call.arguments()
 
 
 def count_optimizer(optimizer: torch.optim.Optimizer, table: FormulaTable) -> Counts:
@@ -122,17 +138,6 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
-
-
-def _detach(value: Any) -> Any:
-    """Return arguments with tensors that share their storage but not their graph."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().requires_grad_(value.requires_grad)
-    if type(value) in (list, tuple):
-        return type(value)(_detach(item) for item in value)
-    if type(value) is dict:
-        return {key: _detach(item) for key, item in value.items()}
-    return value
 
 
 def _autocast(state: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:

@@ -4,36 +4,66 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
+import time
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from fvflops import paths
 from fvflops.analysis import record
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe, sizes_of
 from fvflops.features.step_meter.clock import clock_of
-from fvflops.features.step_meter.compute import Peaks, quiet_log
-from fvflops.features.step_meter.costs import StepCosts
-from fvflops.features.step_meter.model import StepCost, StepFigures, mean_figures
-from fvflops.features.utilisation.devices import Device, find_device
+from fvflops.features.step_meter.compute import Peaks, predict_call_memory, quiet_log
+from fvflops.features.step_meter.costs import StepCosts, StepWork
+from fvflops.features.step_meter.live import LiveLine
+from fvflops.features.step_meter.model import MeterSummary, StepFigures, mean_figures, sum_ranks
+from fvflops.features.step_meter.report import meter_report
+from fvflops.features.utilisation.compute import UtilisationError
+from fvflops.features.utilisation.devices import Device, resolve_device
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports.document import Document
+from fvflops.reports.formats import write_document
+from fvflops.trace import TraceError
 from fvflops.units import format_seconds
 
 _LOGGER = logging.getLogger("fvflops")
+_MOST_SECONDS = 10.0  # for counting what is left at the end
+_COMPARED = 3  # steps whose calls are compared with those of a recorded one
 
 
-class _Timing(NamedTuple):
-    """A step whose time may not be known yet."""
+@dataclass(slots=True)
+class _Step:
+    """A step: its work, and its time once the clock has it.
 
+    `figures` are those by the `version` of the costs.
+    """
+
+    number: int
+    work: StepWork
+    samples: float
+    tokens: float
     start: Any
     stop: Any
-    figures: StepFigures
-    cost: StepCost
+    seconds: float = math.nan
+    memory_peak: float = math.nan
+    figures: StepFigures | None = None
+    version: int = -1
+
+
+class Reported(Protocol):
+    """An object with a report, such as a ProfileAnalysis."""
+
+    def report(self) -> Document:
+        """Return the report."""
 
 
 class StepMeter:
@@ -49,16 +79,20 @@ class StepMeter:
 
     `models` are the modules that the loop calls: one, or several (generator and discriminator, student and teacher).
     Each distinct call, by the shapes of its inputs, is counted once, after its step and in shape execution: nothing
-    runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. A call that
-    needs values is counted by recording the next step that has one. Work between the models' forward passes, such as a
-    loss, is not counted; `meter.step(batch)` records all of a step, the first of each distinct batch. What a model
-    computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another meter.
+    runs again, and compiled models stay compiled. From then on a step costs a clock and a hook per call. Where there
+    are many, as with variable sequence lengths, counting takes at most 0.5 % of the loop's time: what is not counted
+    yet is NaN, and filled in later, by `close` at the latest, or by a polynomial in the length that gives all counts so
+    far. A call that needs values is counted by recording the next step that has one. Work between the models' forward
+    passes, such as a loss, is not counted; `meter.step(batch)` records a step to see whether that is all of its work.
+    What a model computes may depend on its inputs, modes and trainable parameters; after adding adapters, make another
+    meter.
 
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
     by default that of the first parameter's CUDA device; `table` is the convention, `float32_matmul` that of `mfu`.
     Each process meters its own work: figures are those of one device. On CUDA times are those of events on the current
     stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises: what is
-    not known is NaN, with one warning that says why.
+    not known is NaN, with one warning that says why; with `strict` it raises UtilisationError. `live` shows the last
+    step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if it is no terminal.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -77,6 +111,8 @@ class StepMeter:
         device: str | Device | None = None,
         table: str | FormulaTable = "default",
         float32_matmul: str | None = None,
+        strict: bool = False,
+        live: bool | TextIO = False,
         history: int = 10_000,
     ) -> None:
         if not models:
@@ -87,11 +123,12 @@ class StepMeter:
         models = tuple(map(_unwrap, models))
         wrapped = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
         optimizers = [_unwrap_optimizer(item) for item in wrapped]
+        self._strict = strict
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
-        peaks = Peaks(self._find_device(device), float32_matmul)
-        self._costs = StepCosts(resolve_table(table), peaks, optimizers, self._warn)
-        self._observer = CallObserver(models, self._costs.is_counted)
+        peaks = Peaks(self._find_device(device), float32_matmul, self._warn)
+        self._costs = StepCosts(models, optimizers, resolve_table(table), peaks, self._warn)
+        self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
         self._handles = [
             item.register_step_post_hook(_StepHook(self._optimizer_steps, number))
@@ -102,9 +139,19 @@ class StepMeter:
         self._recording: record | None = None
         self._wants_recording = False
         self._key: Hashable = None
+        self._batch_sizes: tuple[int, int] | None = None
+        # Whether steps with a batch are counted by their calls; None until that is known.
+        self._calls_suffice: bool | None = None
+        self._recorded_kinds: Counter[Hashable] | None = None  # of the calls of the recorded step
+        self._compared = 0
         self._first = models[0]
-        self._untimed: deque[_Timing] = deque()
-        self._steps: deque[StepFigures] = deque(maxlen=history)
+        self._untimed: deque[_Step] = deque()
+        self._steps: deque[_Step] = deque(maxlen=history)
+        self._optimizers = optimizers
+        self._predicted: tuple[ModelCall, float] | None = None
+        is_first = not (dist.is_available() and dist.is_initialized() and dist.get_rank())
+        self._live = LiveLine(sys.stderr if live is True else live) if live and is_first else None
+        self._begun = time.perf_counter()
 
     @contextmanager
     def step(self, batch: Any = None, *, samples: float | None = None, tokens: float | None = None) -> Iterator[None]:
@@ -120,16 +167,18 @@ class StepMeter:
     def begin(self, batch: Any = None) -> None:
         """Begin a step; one that was begun before is left out.
 
-        With a `batch`, any nested structure of tensors, the step is not counted by the calls of the models: the first
-        step of each distinct batch, by its shapes, is recorded with all that runs in it.
+        With a `batch`, any nested structure of tensors, the first step is recorded with all that runs in it. If the
+        calls of the models have all its multiply-adds, steps are counted by their calls as without a batch; else the
+        first step of each distinct batch, by its shapes, is recorded.
         """
         self.cancel()
         self._optimizer_steps.clear()
-        self._key = None if batch is None else ("batch", describe(batch))
-        self._batch_sizes = sizes_of((batch,), {})
-        if self._key is None:
+        self._key = None if batch is None or self._calls_suffice else ("batch", describe(batch))
+        self._batch_sizes = None if batch is None else sizes_of((batch,), {})
+        if self._key is None or self._calls_suffice is None:
             self._observer.start()
-        if self._wants_recording or (self._key is not None and self._costs.needs_recording(self._key)):
+        wants_batch = self._key is not None and self._recorded_kinds is None
+        if self._wants_recording or (wants_batch and self._costs.needs_batch(self._key)):
             self._recording = self._costs.start_recording()
         self._start = self._clock.read()
 
@@ -142,20 +191,25 @@ class StepMeter:
         if self._start is None:
             return
         start, stop, self._start = self._start, self._clock.read(), None
-        calls = self._observer.stop()
-        cost = self._cost_of(calls, self._end_recording()) + self._costs.of_optimizers(self._optimizer_steps)
+        calls, recording = self._observer.stop(), self._end_recording()
+        work = self._costs.add(calls, self._optimizer_steps, self._key)
+        if recording is not None:
+            self._costs.add_recording(work, recording)
+        self._costs.count_waiting(time.perf_counter() - self._begun)
+        if work.is_batch and self._calls_suffice is None:
+            work = self._compare_calls(work, Counter(call.kind for call in calls), recording is not None)
+        self._wants_recording = not work.is_batch and self._costs.needs_recording(work)
         self._number += 1
-        sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [self._batch_sizes]
+        sizes = [(call.samples, call.tokens) for call in calls if call.model is self._first] or [(0, 0)]
+        sizes = sizes if self._batch_sizes is None else [self._batch_sizes]
         rows, ids = (sum(part) or math.nan for part in zip(*sizes, strict=True))
-        figures = StepFigures(
-            self._number,
-            math.nan,
-            *cost[:3],
-            samples=rows if samples is None else samples,
-            tokens=ids if tokens is None else tokens,
-        )
-        self._untimed.append(_Timing(start, stop, figures, cost))
+        rows, ids = rows if samples is None else samples, ids if tokens is None else tokens
+        self._untimed.append(_Step(self._number, work, rows, ids, start, stop))
         self._add_times()
+        if self._strict:
+            _ = self.last  # raises what is wrong
+        if self._live is not None and self._live.is_due() and (last := self.last) is not None:
+            self._live.show(last)
 
     def cancel(self) -> None:
         """Leave out a step that was begun."""
@@ -170,58 +224,131 @@ class StepMeter:
         Utilisations and rates are those of the steps together, and a figure that one of them lacks is NaN.
         """
         self._add_times()
-        return mean_figures(list(self._steps)[-steps if steps else 0 :])
+        return mean_figures([self._figures(step) for step in list(self._steps)[-steps if steps else 0 :]])
+
+    def summary(self, *, gather: bool = False) -> MeterSummary | None:
+        """Return the mean step, with all that is not counted yet counted now; None before the first step.
+
+        With `gather` it is that of all ranks of torch.distributed, and every rank has to call it: the figures are
+        exchanged once, by all_gather_object. Otherwise it is that of this rank.
+        """
+        self._costs.count_all()
+        mean = self.mean()
+        if gather and dist.is_available() and dist.is_initialized():
+            ranks: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(ranks, mean)
+        else:
+            ranks = [mean]
+        if None in ranks:
+            return None
+        return MeterSummary(len(self._steps), sum_ranks(ranks), tuple(ranks), self._predict_memory())
+
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, profile: Reported | None = None, gather: bool = False
+    ) -> str:
+        """Return an HTML page of the loop: utilisation over the steps, and where the FLOPs went; write it to `path`.
+
+        `profile` is a ProfileAnalysis, whose report of the time is added, `gather` that of `summary`. Before the first
+        step it raises TraceError.
+        """
+        summary = self.summary(gather=gather)
+        if summary is None:
+            raise TraceError("there is no step to report: meter one with `with meter.step(): ...`")
+        if path is not None:
+            paths.check_writable(os.fspath(path))
+        parts, counted = self._costs.parts_of(step.work for step in self._steps)
+        shown = None if profile is None else profile.report()
+        page = write_document(meter_report(summary, self.steps, parts, counted, shown), "html")
+        if path is not None:
+            paths.write_text(os.fspath(path), page)
+        return page
+
+    def _predict_memory(self) -> float:
+        """Return the predicted peak of the largest call as a training step with the optimizer, in bytes."""
+        call = self._costs.largest[1]
+        if call is None:
+            return math.nan
+        if self._predicted is None or self._predicted[0] is not call:
+            optimizers = [item for item in self._optimizers if _shares_parameters(item, call.model)]
+            try:
+                peak = predict_call_memory(call, optimizers[0] if optimizers else None)
+            except UtilisationError:
+                raise
+            except Exception as error:  # a page without a prediction is better than none
+                self._warn("memory_predicted", str(error))
+                peak = math.nan
+            self._predicted = call, peak
+        return self._predicted[1]
 
     @property
     def last(self) -> StepFigures | None:
         """Figures of the last step whose time is known, None before the first."""
         self._add_times()
-        return self._steps[-1] if self._steps else None
+        return self._figures(self._steps[-1]) if self._steps else None
 
     @property
     def steps(self) -> tuple[StepFigures, ...]:
         """Figures of the steps whose time is known, the last `history` of them."""
         self._add_times()
-        return tuple(self._steps)
+        return tuple(map(self._figures, self._steps))
 
     def close(self) -> None:
-        """Remove all hooks; the figures stay."""
-        self.cancel()
-        self._observer.remove()
-        for handle in self._handles:
-            handle.remove()
+        """Remove all hooks, and count what is not counted yet; the figures stay.
+
+        Counting may take 10 seconds, or 1 % of the loop's time if that is more.
+        """
+        self._remove_hooks()
+        self._costs.count_all(max(_MOST_SECONDS, (time.perf_counter() - self._begun) / 100))
 
     def __enter__(self) -> StepMeter:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        self.cancel()
+        self._observer.remove()
+        for handle in self._handles:
+            handle.remove()
+        if self._live is not None:
+            self._live.end()
 
     def _find_device(self, device: str | Device | None) -> Device | None:
-        if isinstance(device, Device):
-            return device
-        name = device or self._clock.device_name()
-        if not name:
-            self._warn("mfu", "the device is unknown: pass device='H100', or a fvflops.Device with its peaks")
+        device = device or self._clock.device_name()
+        if not device:
+            reason = "the device is unknown: pass device='H100', a fvflops.Device, or FILE.yaml of 'fvflops peak'"
+            self._warn("mfu", reason)
             return None
         try:
-            return find_device(name)
+            return resolve_device(device)
         except ValueError as error:
             self._warn("mfu", str(error))
             return None
 
-    def _cost_of(self, calls: Sequence[ModelCall], recording: record | None) -> StepCost:
-        """Return the cost of a step without its optimizers."""
-        key = self._key
-        if key is None:
-            cost = self._costs.of_calls(calls)
-            if cost is not None:
-                return cost
-            key = frozenset(Counter(call.full_key for call in calls).items())
-        if recording is not None:
-            self._costs.add_recording(key, recording)
-        self._wants_recording = self._key is None and self._costs.needs_recording(key)
-        return self._costs.of_step(key)
+    def _compare_calls(self, work: StepWork, kinds: Counter[Hashable], is_recorded: bool) -> StepWork:
+        """Return the work of a step with a batch, by its calls if these are all of it.
+
+        They are if they have all multiply-adds of the recorded step, and a step that is not recorded has such calls
+        too: in a compiled function, which runs without compilation in a recording, it has none.
+        """
+        by_calls = work._replace(recorded=work.calls, is_batch=False)
+        if is_recorded:
+            if self._costs.of(by_calls).macs == self._costs.of(work).macs:
+                self._recorded_kinds = kinds
+            else:
+                self._calls_suffice = False
+        elif kinds == self._recorded_kinds:
+            self._calls_suffice = True
+            return by_calls
+        else:
+            self._compared += 1
+            if self._compared == _COMPARED:
+                self._calls_suffice, self._recorded_kinds = False, None
+        return work
 
     def _end_recording(self) -> record | None:
         recording, self._recording = self._recording, None
@@ -231,22 +358,31 @@ class StepMeter:
         return recording
 
     def _add_times(self) -> None:
-        """Complete the figures of the steps whose time is known by now."""
+        """Complete the steps whose time is known by now."""
         while self._untimed:
-            start, stop, figures, cost = self._untimed[0]
-            seconds = self._clock.seconds_between(start, stop)
+            step = self._untimed[0]
+            seconds = self._clock.seconds_between(step.start, step.stop)
             if seconds is None:
                 return
-            self._untimed.popleft()
-            self._steps.append(
-                replace(
-                    figures,
-                    seconds=seconds,
-                    mfu=self._share("mfu", cost.model_seconds, seconds),
-                    hfu=self._share("hfu", cost.hardware_seconds, seconds),
-                    memory_peak=self._clock.memory_peak(),
-                )
+            step.seconds, step.memory_peak, step.start, step.stop = seconds, self._clock.memory_peak(), None, None
+            self._steps.append(self._untimed.popleft())
+
+    def _figures(self, step: _Step) -> StepFigures:
+        """Return the figures of a timed step, as far as its cost is known."""
+        if step.figures is None or step.version != self._costs.version:
+            cost = self._costs.of(step.work)
+            step.version = self._costs.version
+            step.figures = StepFigures(
+                step.number,
+                step.seconds,
+                *cost[:3],
+                mfu=self._share("mfu", cost.model_seconds, step.seconds),
+                hfu=self._share("hfu", cost.hardware_seconds, step.seconds),
+                samples=step.samples,
+                tokens=step.tokens,
+                memory_peak=step.memory_peak,
             )
+        return step.figures
 
     def _share(self, name: str, least: float, seconds: float) -> float:
         if least > seconds:
@@ -256,7 +392,9 @@ class StepMeter:
         return least / seconds if seconds else math.nan
 
     def _warn(self, figure: str, reason: str) -> None:
-        """Log once why a figure is NaN."""
+        """Log once why a figure is NaN, or raise UtilisationError if the meter is strict."""
+        if self._strict:
+            raise UtilisationError(f"StepMeter: {figure} is unknown: {reason}")
         if figure not in self._warned:
             self._warned.add(figure)
             _LOGGER.warning("StepMeter: %s is NaN where it is unknown: %s", figure, reason)
@@ -273,6 +411,11 @@ def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Return the optimizer in Accelerate's wrapper, which has no hooks of its own."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def _shares_parameters(optimizer: Optimizer, model: nn.Module) -> bool:
+    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(id(parameter) in parameters for parameter in model.parameters())
 
 
 class _StepHook:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from fvflops.units import format_percent, format_seconds, format_thousands
+from fvflops.trace import Entry
+from fvflops.trace.module_tree import innermost
+from fvflops.units import format_percent, format_quantity, format_seconds, format_short, format_thousands
 
 
 class StepCost(NamedTuple):
@@ -35,17 +38,44 @@ class StepCost(NamedTuple):
         return StepCost(*(value * factor for value in self))
 
 
+class WorkParts(NamedTuple):
+    """Hardware FLOPs of some work by module (the owner of each op, "" being the model), operator and phase."""
+
+    by_module: Counter[str]
+    by_operator: Counter[str]
+    by_phase: Counter[str]
+
+    @staticmethod
+    def of(entries: Iterable[Entry], prefix: str = "") -> WorkParts:
+        """Return the parts of entries of counts, with a prefix to the names of modules."""
+        parts = WorkParts(Counter(), Counter(), Counter())
+        for entry in entries:
+            flops = 2 * entry.macs + entry.flops
+            if flops:
+                module = (prefix + innermost(entry.scope)).removesuffix(".")
+                for counter, key in zip(parts, (module, entry.label, entry.phase), strict=True):
+                    counter[key] += flops
+        return parts
+
+    def add(self, other: WorkParts, times: int) -> None:
+        """Add the parts of work that was done several times."""
+        for own, counter in zip(self, other, strict=True):
+            for key, flops in counter.items():
+                own[key] += times * flops
+
+
 UNKNOWN_COST = StepCost(*[math.nan] * 5)
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Figures of one step on one device; NaN is unknown.
+    """Figures of one step; NaN is unknown.
 
-    `step` is its number, from 1, and `seconds` its duration. `macs` and `model_flops` (a multiply-add is 2 FLOPs) are
-    the forward and backward passes of the models, without recomputation and optimizers, `hardware_flops` all executed
-    FLOPs. `tflops_per_device` is model_flops / seconds / 10^12. `mfu` and `hfu` are shares of the device's peak,
-    0 to 1. `memory_peak` is the most memory allocated on a CUDA device since the process started, in bytes.
+    `step` is its number, from 1, and `seconds` its duration. All are of one device, unless `devices` says that amounts
+    are the sums over several. `macs` and `model_flops` (a multiply-add is 2 FLOPs) are the forward and backward passes
+    of the models, without recomputation and optimizers, `hardware_flops` all executed FLOPs. `tflops_per_device` is
+    model_flops / devices / seconds / 10^12. `mfu` and `hfu` are shares of the device's peak, 0 to 1. `memory_peak` is
+    the most memory allocated on a CUDA device since the process started, in bytes.
 
     >>> figures = StepFigures(1, 0.5, macs=1e12, model_flops=2e12, hardware_flops=2e12, mfu=0.25, hfu=0.25, tokens=4096)
     >>> figures.tflops_per_device, figures.tokens_per_second
@@ -64,40 +94,54 @@ class StepFigures:
     samples: float = math.nan
     tokens: float = math.nan
     memory_peak: float = math.nan
+    devices: int = 1
 
     @property
     def tflops_per_device(self) -> float:
         """Model FLOP/s of one device, in 10^12."""
-        return _rate(self.model_flops, self.seconds) / 1e12
+        return _rate(self.model_flops, self.seconds) / 1e12 / self.devices
 
     @property
     def samples_per_second(self) -> float:
-        """Samples per second of one device."""
+        """Samples per second of all devices."""
         return _rate(self.samples, self.seconds)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of one device."""
+        """Tokens per second of all devices."""
         return _rate(self.tokens, self.seconds)
 
     def as_dict(self) -> dict[str, float]:
-        """Return the known figures by name, for a logger."""
+        """Return the known figures by name, for a logger; `devices` if there are several."""
         rates = {name: getattr(self, name) for name in ("tflops_per_device", "samples_per_second", "tokens_per_second")}
-        return {name: value for name, value in {**asdict(self), **rates}.items() if not math.isnan(value)}
+        known = {name: value for name, value in {**asdict(self), **rates}.items() if not math.isnan(value)}
+        return {name: value for name, value in known.items() if (name, value) != ("devices", 1)}
 
     def __str__(self) -> str:
+        return f"step {self.step}: {self.rates()}"
+
+    def rates(self) -> str:
+        """Return the known rates in a line.
+
+        >>> StepFigures(1, 0.5, tokens=4096, mfu=0.25).rates()
+        '500 ms, 8,192 tokens/s, MFU 25.0%'
+        """
         texts = [format_seconds(self.seconds)]
         for what, rate in (("tokens", self.tokens_per_second), ("samples", self.samples_per_second)):
             if not math.isnan(rate):
                 texts.append(f"{format_thousands(round(rate))} {what}/s")
         if not math.isnan(self.tflops_per_device):
-            texts.append(f"{self.tflops_per_device:.3g} TFLOP/s")
+            texts.append(f"{self.tflops_per_device:.3g} TFLOP/s{' per device' if self.devices > 1 else ''}")
         texts += [
             f"{name} {format_percent(share, 1)}"
             for name, share in (("MFU", self.mfu), ("HFU", self.hfu))
             if not math.isnan(share)
         ]
-        return f"step {self.step}: {', '.join(texts)}"
+        return ", ".join(texts)
+
+
+# Figures of a step that add up over steps and devices.
+_AMOUNTS = ("seconds", "macs", "model_flops", "hardware_flops", "samples", "tokens")
 
 
 def _rate(amount: float, seconds: float) -> float:
@@ -112,12 +156,75 @@ def mean_figures(figures: Sequence[StepFigures]) -> StepFigures | None:
     """
     if not figures:
         return None
-    means = {name: fmean(getattr(one, name) for one in figures) for name in StepFigures.__slots__[1:]}
+    means = {name: fmean(getattr(one, name) for one in figures) for name in _AMOUNTS}
     for name in ("mfu", "hfu"):
         weighted = fmean(getattr(one, name) * one.seconds for one in figures)
         means[name] = _rate(weighted, means["seconds"])
-    means["memory_peak"] = figures[-1].memory_peak
-    return StepFigures(figures[-1].step, **means)
+    return StepFigures(figures[-1].step, **means, memory_peak=figures[-1].memory_peak, devices=figures[-1].devices)
+
+
+def sum_ranks(ranks: Sequence[StepFigures]) -> StepFigures:
+    """Return the figures of all ranks of a step together: sums, the longest time, the largest peak of memory.
+
+    >>> print(sum_ranks([StepFigures(9, 1.0, mfu=0.25, tokens=100), StepFigures(9, 2.0, mfu=0.375, tokens=100)]))
+    step 9: 2 s, 100 tokens/s, MFU 25.0%
+    """
+    seconds, devices = max(one.seconds for one in ranks), sum(one.devices for one in ranks)
+    sums = {name: sum(getattr(one, name) for one in ranks) for name in _AMOUNTS}
+    for name in ("mfu", "hfu"):
+        least = sum(getattr(one, name) * one.seconds * one.devices for one in ranks)
+        sums[name] = _rate(least, devices * seconds)
+    peak = max((one.memory_peak for one in ranks), key=lambda peak: (math.isnan(peak), peak))
+    return StepFigures(ranks[0].step, **{**sums, "seconds": seconds}, memory_peak=peak, devices=devices)
+
+
+@dataclass(frozen=True, slots=True)
+class MeterSummary:
+    """Mean step of a loop: `total` of all devices, and `ranks`, each of one device in the order of the ranks.
+
+    `steps` is the number of steps. `memory_predicted` are the bytes at the peak of a training step of this rank's
+    largest call, beside the measured `memory_peak`; NaN where they cannot be predicted. `mfu` and `hfu` take it.
+
+    >>> ranks = [StepFigures(8, 1.0, model_flops=3e12, mfu=0.25), StepFigures(8, 1.0, model_flops=3e12, mfu=0.5)]
+    >>> print(MeterSummary(8, sum_ranks(ranks), tuple(ranks)))
+    8 steps on 2 devices, each 1 s, 3 TFLOP/s per device, MFU 37.5%
+    rank 0: 1 s, 3 TFLOP/s, MFU 25.0%
+    rank 1: 1 s, 3 TFLOP/s, MFU 50.0%
+    """
+
+    steps: int
+    total: StepFigures
+    ranks: tuple[StepFigures, ...]
+    memory_predicted: float = math.nan
+
+    @property
+    def seconds(self) -> float:
+        """Mean duration of a step."""
+        return self.total.seconds
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.total.devices
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs of a step's forward and backward passes on all devices, 2 for a multiply-add."""
+        return self.total.model_flops
+
+    @property
+    def hardware_flops(self) -> float:
+        """All executed FLOPs of a step on all devices."""
+        return self.total.hardware_flops
+
+    def __str__(self) -> str:
+        devices = f" on {format_quantity(self.devices, 'device')}, each" if self.devices > 1 else ","
+        lines = [f"{format_quantity(self.steps, 'step')}{devices} {self.total.rates()}"]
+        if self.devices > 1:
+            lines += [f"rank {rank}: {figures.rates()}" for rank, figures in enumerate(self.ranks)]
+        peaks = [("measured", self.total.memory_peak), ("predicted", self.memory_predicted)]
+        known = [f"{format_short(round(peak))}B {what}" for what, peak in peaks if not math.isnan(peak)]
+        return "\n".join(lines + [f"peak memory of a device: {', '.join(known)}"] * bool(known))
 
 
 def sum_costs(costs: Iterable[StepCost]) -> StepCost:

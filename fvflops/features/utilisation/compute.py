@@ -10,13 +10,14 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import NamedTuple, Protocol, TypeAlias
 
-from fvflops.features.utilisation.devices import Device, find_device, short_dtype
+from fvflops.analysis import FlopCountAnalysis
+from fvflops.features.utilisation.devices import Device, resolve_device, short_dtype
 from fvflops.text import truncate
-from fvflops.trace import Counts
+from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
-# Phases that are not the work of the model.
-EXTRA_PHASES = ("recompute", "optimizer", "other")
+# Phases of the model's work; all others are extra work of the hardware.
+MODEL_PHASES = ("forward", "backward")
 FLOAT32_MATMUL = ("ieee", "tf32")
 # Ops of cuDNN, which torch runs in tf32 by default.
 _CUDNN = re.compile(
@@ -29,7 +30,7 @@ _MAX_SHARE = 10**6
 
 
 class UtilisationError(ValueError):
-    """A utilisation above 100 %: one of its inputs is wrong."""
+    """A utilisation above 100 %, where one of the inputs is wrong, or a figure unknown to a strict StepMeter."""
 
 
 class Counted(Protocol):
@@ -39,12 +40,32 @@ class Counted(Protocol):
         """Return the counts."""
 
 
-Work: TypeAlias = "float | Mapping[object, float] | Counts | Counted"
+class Metered(Protocol):
+    """FLOPs that `devices` executed in `seconds`, 2 for a multiply-add: figures of a StepMeter."""
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs of the forward and backward passes, as `mfu` counts them."""
+
+    @property
+    def hardware_flops(self) -> float:
+        """All executed FLOPs."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration in seconds."""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that the FLOPs are of."""
+
+
+Work: TypeAlias = "float | Mapping[object, float] | Counts | Counted | Trace | Metered"
 
 
 def mfu(
     counts: Work,
-    seconds: float,
+    seconds: float | None = None,
     *,
     device: str | Device,
     dtype: object = None,
@@ -64,8 +85,8 @@ def mfu(
     thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM. Ops that
     the table does not support are not counted: see the counts' ledger.
 
-    `device` is a name, as `torch.cuda.get_device_name()` gives it, or a Device; for a name in your own file pass
-    `find_device(name, file=...)`. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4
+    `device` is a name, as `torch.cuda.get_device_name()` gives it, a Device, or FILE.yaml or FILE.yaml:NAME, which
+    `fvflops peak` writes. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4
     sparsity where a dtype has one; the FLOPs are still those of the dense product.
 
     `float32_matmul` is how float32 products ran: "ieee", or "tf32", which applies the peak for tf32 to the products of
@@ -80,14 +101,12 @@ def mfu(
     >>> round(mfu(flops * 238_300, 1.0, device="TPU v4", dtype="bf16", devices=6144), 3)
     0.462
     """
-    device = device if isinstance(device, Device) else find_device(device)
-    work = _read_work(counts, dtype, device, float32_matmul, model_only=True)
-    return _utilise("MFU", work, seconds, device, devices, sparse)
+    return _utilisation("MFU", counts, seconds, device, dtype, devices, sparse, float32_matmul)
 
 
 def hfu(
     counts: Work,
-    seconds: float,
+    seconds: float | None = None,
     *,
     device: str | Device,
     dtype: object = None,
@@ -102,9 +121,28 @@ def hfu(
     >>> hfu({"bf16": 4 * 10**14}, 1.0, device="H100"), mfu({"bf16": 3 * 10**14}, 1.0, device="H100")
     (0.4042..., 0.3032...)
     """
-    device = device if isinstance(device, Device) else find_device(device)
-    work = _read_work(counts, dtype, device, float32_matmul, model_only=False)
-    return _utilise("HFU", work, seconds, device, devices, sparse)
+    return _utilisation("HFU", counts, seconds, device, dtype, devices, sparse, float32_matmul)
+
+
+def _utilisation(
+    name: str,
+    counts: Work,
+    seconds: float | None,
+    device: str | Device,
+    dtype: object,
+    devices: int,
+    sparse: bool,
+    float32_matmul: str | None,
+) -> float:
+    model_only = name == "MFU"
+    if not isinstance(counts, Mapping) and hasattr(counts, "model_flops"):
+        figures: Metered = counts  # type: ignore[assignment]
+        counts = figures.model_flops if model_only else figures.hardware_flops
+        seconds = figures.seconds if seconds is None else seconds
+        devices = figures.devices if devices == 1 else devices
+    device = resolve_device(device)
+    work = _read_work(counts, dtype, device, float32_matmul, model_only=model_only)
+    return _utilise(name, work, seconds, device, devices, sparse)
 
 
 def _read_work(
@@ -112,7 +150,15 @@ def _read_work(
 ) -> dict[str, Fraction]:
     """Return dtype → FLOPs, of all executed work or of the model's alone."""
     check_float32_matmul(float32_matmul)
+    if isinstance(counts, Trace):
+        counts = FlopCountAnalysis.from_trace(counts, warn=False)
     if not isinstance(counts, Counts) and callable(getattr(counts, "counts", None)):
+        steps = len(getattr(counts, "steps", ()))
+        if steps > 1:
+            raise ValueError(
+                f"this recording has {steps} steps, and seconds is one time: pass run.steps[i] with the seconds of one "
+                "step, or run.counts() with the seconds of all"
+            )
         counts = counts.counts()  # type: ignore[union-attr]
     if isinstance(counts, Counts):
         return _read_entries(counts, dtype, device, float32_matmul, model_only)
@@ -141,16 +187,16 @@ def _read_entries(
         raise ValueError(f"these are counts of {counts.metric}: pass those of flops")
     work: defaultdict[str, Fraction] = defaultdict(Fraction)
     for entry in counts.entries:
-        if (model_only and entry.phase in EXTRA_PHASES) or not (entry.macs or entry.flops):
+        if (model_only and entry.phase not in MODEL_PHASES) or not (entry.macs or entry.other_flops):
             continue
         name = entry.dtype if dtype is None else dtype
         if not name:
-            flops = format_size(2 * entry.macs + entry.flops)
+            flops = format_size(2 * entry.macs + entry.other_flops)
             raise ValueError(f"the counts have no dtype for the {flops} FLOPs of {entry.op}: pass dtype")
         short = short_dtype(name)
         macs = entry.macs - entry.recomputed if model_only else entry.macs
         work[product_dtype(entry.op, short, device, float32_matmul)] += 2 * macs
-        work[short] += entry.flops
+        work[short] += entry.other_flops
     return _check_work(work)
 
 
@@ -159,7 +205,7 @@ def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | Non
 
     `float32_matmul` is that of `mfu`.
 
-    >>> [product_dtype(op, "fp32", find_device("A100")) for op in ("aten::conv2d", "aten::linear")]
+    >>> [product_dtype(op, "fp32", resolve_device("A100")) for op in ("aten::conv2d", "aten::linear")]
     ['tf32', 'fp32']
     """
     default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(op)
@@ -202,7 +248,7 @@ class _Machine(NamedTuple):
 
 
 def _utilise(
-    name: str, work: Mapping[str, Fraction], seconds: float, device: Device, devices: int, sparse: bool
+    name: str, work: Mapping[str, Fraction], seconds: float | None, device: Device, devices: int, sparse: bool
 ) -> float:
     measured = _read_number(seconds, "seconds")
     if not measured:

@@ -39,6 +39,9 @@ _TEXTS = ("vendor", "unit", "source", "note")
 _KEYS = (*_KINDS, *_NUMBERS, *_TEXTS, "aliases")
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
 
+# What to do about a device that is not listed.
+_OTHERS = "Others can be given as a Device or as FILE.yaml, which 'fvflops peak --output FILE.yaml' measures"
+
 Returned = TypeVar("Returned")
 
 
@@ -131,7 +134,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     ['H100 SXM', 'H100 SXM', 'A100 SXM 80GB', 'T4', 'TPU v5e']
     >>> find_device("H10")
     Traceback (most recent call last):
-    ValueError: no device 'H10': did you mean 'H100'? Others can be given as a Device or in a YAML file
+    ValueError: no device 'H10': did you mean 'H100'? Others can be given as a Device or as ...
     """
     if not isinstance(name, str):
         raise TypeError(f"device must be a name such as 'H100', or a Device; got {truncate(repr(name))}")
@@ -141,11 +144,11 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
         if key in map(_key, (device.name, *device.aliases)):
             return device
     if "mig" in key:
-        raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet: pass a Device")
+        raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet. {_OTHERS}")
     names = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
     near = nearest(name.lower(), names, cutoff=0.5)
     hint = f"did you mean {names[near]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
-    raise ValueError(f"no device {truncate(name)!r}: {hint} Others can be given as a Device or in a YAML file")
+    raise ValueError(f"no device {truncate(name)!r}: {hint} {_OTHERS}")
 
 
 def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
@@ -250,6 +253,13 @@ def _key(name: str) -> tuple[str, ...]:
     """Return the sorted words and numbers of a name without its vendor: "A100-SXM4-80GB" is "NVIDIA A100 80GB SXM4"."""
     words = re.findall(r"[a-z]+|[0-9]+", name.lower())
     return tuple(sorted(word for word in words if word not in _VENDORS))
+
+
+def resolve_device(device: str | Device) -> Device:
+    """Return a Device itself, or the one that a name, FILE.yaml or FILE.yaml:NAME gives."""
+    if isinstance(device, Device):
+        return device
+    return load_peaks(device, "device") if isinstance(device, str) else find_device(device)
 
 
 def load_peaks(text: str, option: str) -> Device:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fvflops.counting import TableCostModel, count
-from fvflops.features.utilisation.compute import EXTRA_PHASES
+from fvflops.features.utilisation.compute import MODEL_PHASES
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.formulas.functions.attention import SKIPS
 from fvflops.trace import Counts
@@ -40,9 +40,9 @@ def model_flops(
     """
     counts = count_attention_as(analysis, attention, resolve_table(table))
     return sum(
-        2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.flops)
+        2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.other_flops)
         for entry in counts.entries
-        if entry.phase not in EXTRA_PHASES
+        if entry.phase in MODEL_PHASES
     )
 
 

@@ -1,0 +1,55 @@
+"""`fvflops peak`: measure the peaks of this machine's device, and say how to use them."""
+
+from __future__ import annotations
+
+import argparse
+
+from fvflops.cli.outputs import write
+from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
+from fvflops.features.utilisation.devices import Device
+from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
+from fvflops.reports.formats import write_document
+from fvflops.units import format_short
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops peak`."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device to measure; default: cuda if there is one")
+    parser.add_argument(
+        "--dtype", action="append", choices=tuple(PRODUCTS), help="measure this dtype alone; may be given several times"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time for each peak; default: 1")
+    parser.add_argument("--output", metavar="FILE.yaml", help="file of devices for the peaks; default: print them")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure the device; return the exit code."""
+    if arguments.output is not None and not arguments.output.endswith((".yaml", ".yml")):
+        raise ValueError(f"--output {arguments.output}: the peaks are a file of devices: choose a name with .yaml")
+    device = measure_device(arguments.device, dtypes=arguments.dtype, seconds=arguments.seconds)
+    if arguments.output is not None:
+        write(write_device(device), arguments.output)
+    write(write_document(peaks_report(device, arguments.output), "text"), None)
+    return 0
+
+
+def peaks_report(device: Device, path: str | None) -> Document:
+    """Return the measured peaks of a device, and what takes them from the file at `path`."""
+    columns = text_column("what", "measured"), number_column("peak", form=format_short), text_column("unit")
+    rows: list[tuple[str, int, str]] = [(dtype, device.peak(dtype), "FLOP/s") for dtype in device.dtypes()]
+    if device.bandwidth is not None:
+        rows.append(("memory", int(device.bandwidth), "bytes/s"))
+    parts: list[Part] = [Table("peaks", columns, rows, noun="peak")]
+    file = path or "FILE.yaml"
+    parts.append(
+        Items(
+            f"{'' if path else 'To use them, write them with --output FILE.yaml. '}{file} is taken by:",
+            [
+                f'fvflops.StepMeter(model, device="{file}"), mfu(..., device="{file}") and hfu',
+                f'MeterCallback(device="{file}") of fvflops.integrations',
+                f"fvflops roofline MODEL --device {file}",
+                f"fvflops profile MODEL --peaks {file}",
+            ],
+        )
+    )
+    return Document("peak", f"{device.name}: {device.unit}, {device.source}", parts)

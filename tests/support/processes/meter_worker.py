@@ -1,0 +1,118 @@
+"""The work of one of two processes that train a sharded or replicated model by gloo under a StepMeter."""
+
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fvflops import Device, StepMeter, mfu
+
+RANKS, STEPS, WIDTH = 2, 3, 16
+CHIP = Device("chip", matrix={"fp32": 10**15})
+
+
+def rows_of(rank: int) -> int:
+    """Return the rows of a rank's batch."""
+    return 4 * (rank + 1)
+
+
+class TwoLayers(nn.Module):
+    """Two layers, in a class of its own: torch.compile skips frames of torch.nn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(nn.functional.gelu(self.first(x)))
+
+
+def make_model() -> nn.Module:
+    """Return a model with the same parameters each time."""
+    torch.manual_seed(0)
+    return TwoLayers()
+
+
+def wrap(model: nn.Module, case: str, graphs: list[str]) -> nn.Module:
+    """Return a model as it is trained; to `graphs` a compiled one adds "compiled" or "run" for each graph."""
+    if case == "fsdp2":
+        for layer in model.children():
+            fully_shard(layer)
+        fully_shard(model)
+        return model
+    if case == "compiled ddp":
+
+        def backend(graph, inputs):
+            graphs.append("compiled")
+
+            def run_graph(*args):
+                graphs.append("run")
+                return graph.forward(*args)
+
+            return run_graph
+
+        return torch.compile(DistributedDataParallel(model), backend=backend)
+    return DistributedDataParallel(model)
+
+
+def run(case: str, rank: int, metered: bool) -> tuple[list[torch.Tensor], dict]:
+    """Return the parameters after a training, and what the meter found."""
+    graphs: list[str] = []
+    model = wrap(make_model(), case, graphs)
+    optimizer = torch.optim.AdamW(model.parameters())
+    meter = StepMeter(model, optimizer=optimizer, device=CHIP) if metered else None
+    collectives = []
+    gather = dist.all_gather_object
+    dist.all_gather_object = lambda *args, **kwargs: collectives.append(1) or gather(*args, **kwargs)
+    try:
+        for _ in range(STEPS):
+            if meter is not None:
+                meter.begin()
+            model(torch.ones(rows_of(rank), WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if meter is not None:
+                meter.end()
+        assert not collectives  # in the loop
+        found = {"graphs": dict(Counter(graphs))}
+        if meter is not None:
+            meter.close()
+            alone, summary = meter.summary(), meter.summary(gather=True)
+            assert len(collectives) == 1 and repr(alone.ranks) == repr((summary.ranks[rank],))
+            found |= {"steps": [asdict(step) for step in meter.steps], "ranks": [asdict(one) for one in summary.ranks]}
+            found |= {"total": asdict(summary.total), "mfu": mfu(summary, device=CHIP, dtype="fp32")}
+            found |= {"predicted": summary.memory_predicted, "text": str(summary)}
+    finally:
+        dist.all_gather_object = gather
+    parameters = [parameter.full_tensor() if case == "fsdp2" else parameter for parameter in model.parameters()]
+    return [parameter.detach() for parameter in parameters], found
+
+
+def main(rank: int, folder: str) -> None:
+    """Run all cases, and write what each found."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    results = {}
+    for case in ("ddp", "compiled ddp", "fsdp2"):
+        torch._dynamo.reset()
+        plain, unmetered = run(case, rank, metered=False)
+        torch._dynamo.reset()
+        metered, results[case] = run(case, rank, metered=True)
+        results[case]["graphs without a meter"] = unmetered["graphs"]
+        results[case]["equal"] = all(torch.equal(a, b) for a, b in zip(plain, metered, strict=True))
+    with open(f"{folder}/{rank}.json", "w") as file:
+        json.dump(results, file)
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the group
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
