@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fvflops.zoo.gpt2 import GPT2Config
 from tests.support.tools import load_tool
 
 counters = load_tool("gpu_checks.counters")
@@ -69,6 +70,24 @@ def test_the_page_says_what_was_measured_and_what_failed():
     assert "shape execution: no" in page
     assert "1.2500" in page and "(-2.0%)" in page and "(+50.0%)" in page
     assert "state, part 0, failed: stopped after 240 s" in page
+
+
+def test_a_loop_is_metered_and_its_trace_annotated():
+    loops = load_tool("gpu_checks.loops")
+    config = GPT2Config(vocab_size=64, positions=16, width=16, layers=1, heads=2, dropout=0.0)
+
+    def make():
+        return loops.Loop(config, 2, 16, "cpu")
+
+    metered = loops.meter_steps(make(), rounds=3, steps=2)
+    annotated = {f"annotated, {shapes}": loops.annotate_steps(make(), shapes=shapes) for shapes in (False, True)}
+    tokens, width = 2 * 16, 16
+    # Forward: 12 width^2 of a block, 2 length * width of its attention and the vocabulary; twice that backward.
+    assert metered["figures"]["macs"] == 3 * tokens * (12 * width**2 + 2 * 16 * width + 64 * width)
+    assert metered["figures"]["tokens"] == tokens and metered["memory predicted"] > 0
+    assert all(item["share"] == 1 and item["flops"] == item["recorded"] > 0 for item in annotated.values())
+    page = write_page({"loops": {"found": {"metered, eager": metered, **annotated}, "errors": [], "seconds": 1}})
+    assert "## Loops and their traces" in page and f"{metered['ratio']:.4f}" in page and "100.00%" in page
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no CUDA device")

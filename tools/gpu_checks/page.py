@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import nan
 from typing import Any
 
 from tabulate import tabulate
@@ -216,7 +217,7 @@ def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
     metered = []
     for name, item in loops.items():
         if "ratio" in item:
-            figures = item["figures"]
+            figures = {"mfu": nan, "hfu": nan, "memory_peak": nan} | item["figures"]
             metered.append(
                 (
                     name.removeprefix("metered, "),
