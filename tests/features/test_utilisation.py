@@ -16,6 +16,7 @@ from fvflops import (
     Device,
     FlopCountAnalysis,
     StepFigures,
+    StepMeter,
     StopsAt,
     TrainingStepAnalysis,
     UtilisationError,
@@ -27,6 +28,7 @@ from fvflops import (
 from fvflops.features.utilisation.device_benchmark import write_device
 from fvflops.features.utilisation.model_flops import model_flops
 from fvflops.trace import Counts, Entry, ModuleTree, Status
+from fvflops.zoo import build
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 
 T, P = 10**12, 10**15
@@ -523,3 +525,44 @@ def test_model_flops_leave_out_recomputation_and_the_optimizer():
 
     plain = model_flops(count_llama_step(16)[1])
     assert model_flops(count_llama_step(16, checkpoint=[Block], optimizer=torch.optim.AdamW)[1]) == plain
+
+
+def test_attention_is_counted_in_full_or_within_its_mask_by_choice():
+    model = build("llama_tiny")
+    step = TrainingStepAnalysis(model, torch.zeros(1, 32, dtype=torch.long), loss=torch.sum)
+    device = Device("mine", matrix={"fp32": 10**12})
+    shares = {
+        attention: mfu(step, seconds=1.0, device=device, attention=attention) for attention in (None, "dense", "causal")
+    }
+    assert shares["dense"] == shares[None] > shares["causal"]
+    for attention in ("dense", "causal"):
+        assert shares[attention] == pytest.approx(model_flops(step, attention=attention) / 1e12)
+        assert mfu(step.trace(), seconds=1.0, device=device, attention=attention) == shares[attention]
+    assert hfu(step, seconds=1.0, device=device, attention="causal") < hfu(step, seconds=1.0, device=device)
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [(1e12, "requires an analysis"), ({"bf16": 1e12}, "requires an analysis"), ("handle", "has handles")],
+)
+def test_attention_by_choice_needs_an_analysis_by_a_table(work, message):
+    if work == "handle":
+        work = FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).set_op_handle("aten::linear", lambda i, o: 1)
+    with pytest.raises(ValueError, match=message):
+        mfu(work, seconds=1.0, device="H100", attention="causal")
+    with pytest.raises(ValueError, match="must be 'dense' or 'causal'; got 'half'"):
+        mfu(FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)), 1.0, device="H100", attention="half")
+
+
+def test_a_meter_counts_attention_by_choice():
+    model, tokens = build("llama_tiny"), torch.zeros(1, 32, dtype=torch.long)
+    figures = {}
+    for attention in ("dense", "causal"):
+        meter = StepMeter(model, device=Device("mine", matrix={"fp32": 10**12}), attention=attention)
+        with meter.step():
+            model(tokens).sum().backward()
+        meter.close()
+        figures[attention] = meter.last.model_flops
+        step = TrainingStepAnalysis(model, tokens, loss=torch.sum)
+        assert figures[attention] == model_flops(step, attention=attention)
+    assert figures["causal"] < figures["dense"]

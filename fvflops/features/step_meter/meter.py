@@ -27,6 +27,7 @@ from fvflops.features.step_meter.costs import StepCosts, StepWork
 from fvflops.features.step_meter.live import LiveLine
 from fvflops.features.step_meter.model import MeterSummary, StepFigures, mean_figures, sum_ranks
 from fvflops.features.step_meter.report import meter_report
+from fvflops.features.utilisation.attention import with_attention
 from fvflops.features.utilisation.compute import UtilisationError
 from fvflops.features.utilisation.devices import Device, resolve_device
 from fvflops.formulas import FormulaTable, resolve_table
@@ -88,11 +89,12 @@ class StepMeter:
     meter.
 
     `optimizer` is one or several, whose steps are hardware FLOPs. `device` is a name or a Device as of `fvflops.mfu`,
-    by default that of the first parameter's CUDA device; `table` is the convention, `float32_matmul` that of `mfu`.
-    Each process meters its own work: figures are those of one device. On CUDA times are those of events on the current
-    stream, which no step waits for: `last` is the last step whose events have passed. In a loop nothing raises: what is
-    not known is NaN, with one warning that says why; with `strict` it raises UtilisationError. `live` shows the last
-    step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if it is no terminal.
+    by default that of the first parameter's CUDA device; `table` is the convention, `attention` and `float32_matmul`
+    are those of `mfu`. Each process meters its own work: figures are those of one device. On CUDA times are those of
+    events on the current stream, which no step waits for: `last` is the last step whose events have passed. In a loop
+    nothing raises: what is not known is NaN, with one warning that says why; with `strict` it raises UtilisationError.
+    `live` shows the last step of rank 0 in one line of the terminal, that of standard error or of a stream; nothing if
+    it is no terminal.
 
     >>> import torch
     >>> model = nn.Linear(64, 32)
@@ -110,6 +112,7 @@ class StepMeter:
         optimizer: Optimizer | Sequence[Optimizer] = (),
         device: str | Device | None = None,
         table: str | FormulaTable = "default",
+        attention: str = "dense",
         float32_matmul: str | None = None,
         strict: bool = False,
         live: bool | TextIO = False,
@@ -127,7 +130,7 @@ class StepMeter:
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
         peaks = Peaks(self._find_device(device), float32_matmul, self._warn)
-        self._costs = StepCosts(models, optimizers, resolve_table(table), peaks, self._warn)
+        self._costs = StepCosts(models, optimizers, with_attention(resolve_table(table), attention), peaks, self._warn)
         self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
         self._handles = [

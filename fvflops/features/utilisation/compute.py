@@ -11,6 +11,8 @@ from numbers import Integral, Real
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_analysis import analysed_run
+from fvflops.features.utilisation.attention import with_attention
 from fvflops.features.utilisation.devices import Device, resolve_device, short_dtype
 from fvflops.text import truncate
 from fvflops.trace import Counts, Trace
@@ -72,6 +74,7 @@ def mfu(
     devices: int = 1,
     sparse: bool = False,
     float32_matmul: str | None = None,
+    attention: str | None = None,
 ) -> float:
     """Return the model FLOPs utilisation, 0 to 1: the least time for the model's FLOPs at peak, divided by `seconds`.
 
@@ -82,8 +85,9 @@ def mfu(
     recomputes, and the optimizer's step, are excluded. Exclude them from a number too.
 
     PaLM counts matrix products only, forward and backward. The table `default` adds norms, pooling and the like, a
-    thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM. Ops that
-    the table does not support are not counted: see the counts' ledger.
+    thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM; with
+    `attention` "causal", of an analysis or a Trace, fused attention counts only the pairs within its mask, with "dense"
+    all. Ops that the table does not support are not counted: see the counts' ledger.
 
     `device` is a name, as `torch.cuda.get_device_name()` gives it, a Device, or FILE.yaml or FILE.yaml:NAME, which
     `fvflops peak` writes. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4
@@ -101,6 +105,7 @@ def mfu(
     >>> round(mfu(flops * 238_300, 1.0, device="TPU v4", dtype="bf16", devices=6144), 3)
     0.462
     """
+    counts = _count_attention(counts, attention)
     return _utilisation("MFU", counts, seconds, device, dtype, devices, sparse, float32_matmul)
 
 
@@ -113,6 +118,7 @@ def hfu(
     devices: int = 1,
     sparse: bool = False,
     float32_matmul: str | None = None,
+    attention: str | None = None,
 ) -> float:
     """Return the hardware FLOPs utilisation, 0 to 1: `mfu` of all executed FLOPs, recomputation and optimizer included.
 
@@ -121,7 +127,27 @@ def hfu(
     >>> hfu({"bf16": 4 * 10**14}, 1.0, device="H100"), mfu({"bf16": 3 * 10**14}, 1.0, device="H100")
     (0.4042..., 0.3032...)
     """
+    counts = _count_attention(counts, attention)
     return _utilisation("HFU", counts, seconds, device, dtype, devices, sparse, float32_matmul)
+
+
+def _count_attention(work: Work, attention: str | None) -> Work:
+    """Return the counts of an analysis or a Trace with its attention counted as `with_attention` says."""
+    if attention is None:
+        return work
+    analysis = FlopCountAnalysis.from_trace(work, warn=False) if isinstance(work, Trace) else work
+    if not isinstance(analysis, FlopCountAnalysis):
+        raise ValueError(
+            f"attention={attention!r} requires an analysis, a recording or a Trace; got {truncate(repr(work))}"
+        )
+    if len(getattr(analysis, "steps", ())) > 1:
+        return work  # an error
+    run = analysed_run(analysis)
+    if run.table is None or run.handled:
+        raise ValueError(
+            f"attention={attention!r} counts by the table, but the analysis has handles: clear them, or omit attention"
+        )
+    return FlopCountAnalysis.from_trace(run.trace, table=with_attention(run.table, attention), warn=False).counts()
 
 
 def _utilisation(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fvflops.counting import TableCostModel, count
+from fvflops.features.utilisation.attention import with_attention
 from fvflops.features.utilisation.compute import MODEL_PHASES
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.formulas.functions.attention import SKIPS
-from fvflops.trace import Counts
 
 if TYPE_CHECKING:
     from fvflops.analysis import FlopCountAnalysis
-
-ATTENTION = ("dense", "causal")
 
 
 def model_flops(
@@ -38,18 +34,10 @@ def model_flops(
     >>> model_flops(step, matmul_only=True) > model_flops(step, attention="causal", matmul_only=True)
     True
     """
-    counts = count_attention_as(analysis, attention, resolve_table(table))
+    chosen = with_attention(resolve_table(table), attention)
+    counts = count(analysis.trace(), TableCostModel(chosen, "flops"), "flops")
     return sum(
         2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.other_flops)
         for entry in counts.entries
         if entry.phase in MODEL_PHASES
     )
-
-
-def count_attention_as(analysis: FlopCountAnalysis, attention: str, table: FormulaTable) -> Counts:
-    """Return the counts of an analysis by a table whose masked attention counts as `model_flops` says."""
-    if attention not in ATTENTION:
-        raise ValueError(f"attention must be 'dense' or 'causal'; got {attention!r}")
-    skips = {SKIPS: int(attention == "causal")}
-    chosen = replace(table, constants={**table.constants, **skips})
-    return count(analysis.trace(), TableCostModel(chosen, "flops"), "flops")
