@@ -50,8 +50,22 @@ class SignatureCache:
         reads: list[int] = []
         storages: list[torch.UntypedStorage] = []
         key: list[Any] = []
+        storage_indices, rows = self._storage_indices, self._recorder.storages
         try:
-            self._add_keys(key, args, reads, storages, "outside")
+            # As in _add_keys, without a call for each tensor.
+            for value in args:
+                if type(value) in _TENSORS:
+                    storage = value.untyped_storage()
+                    index = storage_indices.get(id(storage))
+                    if index is None:
+                        index = self._recorder.storage_of(value, "outside")
+                    reads.append(index)
+                    storages.append(storage)
+                    key += value.shape, value.dtype, rows[index][1]
+                elif type(value) is int or value is None:
+                    key.append(value)
+                else:
+                    self._add_keys(key, (value,), reads, storages, "outside")
             if kwargs:
                 key += kwargs
                 self._add_keys(key, kwargs.values(), reads, storages, "outside")
@@ -76,32 +90,30 @@ class SignatureCache:
         self, schema: OpSchema, pending: PendingCall, result: Any
     ) -> tuple[int, Sequence[int], Sequence[torch.UntypedStorage] | None]:
         """Return the index of a call's signature, and the storages of its results, after it ran."""
+        recorder = self._recorder
         inputs, signatures, _, _ = pending
-        writes: list[int] = []
-        storages: list[torch.UntypedStorage] = []
-        key: Any = None
-        if signatures is not None:
-            try:
-                if type(result) is torch.Tensor:
-                    storage = result.untyped_storage()
-                    index = self._storage_indices.get(id(storage))
-                    writes.append(self._recorder.add_storage(storage, "op") if index is None else index)
-                    storages.append(storage)
-                    key = result.shape, result.dtype
-                else:
-                    keys: list[Any] = []
-                    self._add_keys(keys, (result,), writes, storages, "op")
-                    key = tuple(keys)
-            except (_Uncacheable, RuntimeError):
-                signatures = None
-        signature = None if signatures is None else signatures.get(key)
+        if signatures is None:
+            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
+        key: Any
+        try:
+            if type(result) is torch.Tensor:
+                storage = result.untyped_storage()
+                index = self._storage_indices.get(id(storage))
+                if index is None:
+                    index = recorder.add_storage(storage, "op")
+                writes, storages = [index], [storage]
+                key = result.shape, result.dtype
+            else:
+                writes, storages = [], []
+                keys: list[Any] = []
+                self._add_keys(keys, (result,), writes, storages, "op")
+                key = tuple(keys)
+        except (_Uncacheable, RuntimeError):
+            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
+        signature = signatures.get(key)
         if signature is None:
-            signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
-            signature = intern_signature(signature)
-            if signatures is None:
-                return self._recorder.index_of(signature), self._recorder.storages_of((result,), "op"), None
-            signatures[key] = signature
-        return self._recorder.index_of(signature), writes, storages
+            signature = signatures[key] = intern_signature(_signature(schema, inputs, result))
+        return recorder.index_of(signature), writes, storages
 
     def _add_keys(
         self,
@@ -137,6 +149,10 @@ class SignatureCache:
                     self._add_keys(key, value, indices, storages, origin)
             else:
                 raise _Uncacheable
+
+
+def _signature(schema: OpSchema, inputs: tuple[Value, ...], result: Any) -> Signature:
+    return Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
 
 
 def have_values(tensors: Sequence[torch.Tensor]) -> bool:

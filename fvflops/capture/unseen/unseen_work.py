@@ -195,10 +195,17 @@ class UnseenWork:
             nbytes = storage.nbytes()
             if not nbytes or rows[index][1] != "cpu":
                 continue
-            address = _address(storage)
+            try:
+                address = _address_of(storage)
+            except RuntimeError:  # a functional or fake tensor's
+                continue
             if not address:
                 continue
-            sample = _read(address, nbytes)
+            # As in _read, without a call.
+            if nbytes < 2 * _SAMPLE_BYTES:
+                sample = _read_fewer[nbytes](_MEMORY, address)
+            else:
+                sample = _read_bytes(_MEMORY, address) + _read_bytes(_MEMORY, address + (nbytes >> 1))
             previous = contents.get(address)
             if previous is None:
                 contents[address] = index, sample
