@@ -155,7 +155,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
         (["--schedule", "active=1", "--steps", "1", "--repeat", "2"], "omit --warmup and --repeat"),
         (["--phase", "backward"], "--phase backward: no backward pass is run; add --backward"),
         (["--phase", "optimizer"], "fvflops.record measures a training loop"),
-        (["--phase", "back"], "--phase must be one of forward, recompute, backward, optimizer; got 'back'"),
+        (["--phase", "back"], "--phase must be one of forward, recompute, backward, optimizer, other; got 'back'"),
         (["--sort", "tim"], "got 'tim': did you mean 'time'?"),
         (["--by", "op", "--sort", "self"], "got 'self'"),
         (["--sort", "roofline"], "--sort roofline: add the device, such as --peaks H100"),

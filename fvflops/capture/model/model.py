@@ -27,10 +27,15 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether a module or one of its submodules is compiled."""
-    return any(
-        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
+    pending, visited = [model], set()
+    while pending:
+        module = pending.pop()
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            return True
+        if id(module) not in visited:  # a module may be unhashable
+            visited.add(id(module))
+            pending += [child for child in module._modules.values() if child is not None]
+    return False
 
 
 def unwrap_data_parallel(module: nn.Module) -> nn.Module:

@@ -150,8 +150,10 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
         raise ValueError(f"--phase must be one of {', '.join(PHASES)}; got {arguments.phase!r}")
     if arguments.phase in ("recompute", "backward") and not arguments.backward:
         raise ValueError(f"--phase {arguments.phase}: no backward pass is run; add --backward")
-    if arguments.phase == "optimizer":
-        raise ValueError("--phase optimizer: profile runs no optimizer; fvflops.record measures a training loop")
+    if arguments.phase in ("optimizer", "other"):
+        raise ValueError(
+            f"--phase {arguments.phase}: profile runs no optimizer; fvflops.record measures a training loop"
+        )
     if arguments.ignore and arguments.by != "op":
         raise ValueError("--ignore excludes ops from the list of op calls: add --by op")
     if arguments.peaks is not None and arguments.by == "op":

@@ -475,6 +475,7 @@ def test_comparison_detects_a_different_shape_dtype_and_layout():
 
 # Rules neither in CASES nor in SHAPES_FROM_SOURCE: unsupported, bounded, tested in a model below, or like another rule.
 TESTED_ELSEWHERE = {
+    "_c10d_functional::_wrap_tensor_autograd",
     # In tests/capture/shapes/test_gradient_layouts.py.
     "aten::binary_cross_entropy_backward",
     "aten::elu_backward",
