@@ -25,6 +25,7 @@ from fvflops import (
     record,
     schedule,
 )
+from fvflops.capture.recorder.signature import signature_count
 from fvflops.capture.run import ExecutionError, record_call
 from tests.support.recording_checks import (
     BEFORE,
@@ -581,3 +582,19 @@ def test_a_recording_says_that_a_compiled_model_ran_eagerly(part, caplog):
     with record(nn.Linear(3, 2)):
         pass
     assert not caplog.records
+
+
+def test_the_process_keeps_few_signatures_of_steps_with_ever_other_learning_rates(monkeypatch):
+    monkeypatch.setattr("fvflops.capture.shapes.shape_cache._MAX_SIGNATURES", 100)
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+    costs = set()
+    for step in range(60):
+        optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        with record(model, table="exact") as run:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        costs.add(run.total())
+        assert signature_count() < 100 + 20 + 4
+    assert len(costs) == 1

@@ -24,6 +24,8 @@ from fvflops.trace.signature import packet_of
 
 # With more outcomes or metadata the cache is cleared, to bound the memory of processes with ever new shapes.
 _MAX_ENTRIES = 1 << 16
+# So are the signatures, of about 1 KB each: those of optimizer steps have the learning rate, which may ever change.
+_MAX_SIGNATURES = 1 << 15
 
 Settings = tuple[Any, ...]
 
@@ -231,5 +233,5 @@ def clear_cache() -> None:
 
 def trim_cache() -> None:
     """Clear the cache if it has grown past the limit."""
-    if max(interned_count(), outcome_count(), signature_count()) > _MAX_ENTRIES:
+    if max(interned_count(), outcome_count()) > _MAX_ENTRIES or signature_count() > _MAX_SIGNATURES:
         clear_cache()
