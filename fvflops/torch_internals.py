@@ -268,7 +268,7 @@ INTERNALS: Mapping[str, Internal] = {
         "torch.distributed.tensor.debug", "_clear_sharding_prop_cache", _PLAN, older=_clear_cached_shardings
     ),
     "all_gather_with_gradient": Internal(
-        "torch.distributed._functional_collectives", "all_gather_tensor_autograd", "plan of context parallelism"
+        "torch.distributed._functional_collectives", "all_gather_single_autograd", "plan of context parallelism"
     ),
     "work_from_future": Internal("torch._C", "_distributed_c10d._create_work_from_future", _DDP),
     "ddp_forward": Internal("torch.nn.parallel", "DistributedDataParallel._pre_forward", _DDP, "target"),

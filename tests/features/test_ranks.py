@@ -301,6 +301,10 @@ def test_ranks_that_share_a_parameter_reduce_its_gradient():
     whole = plan_llama({"dp": 2, "cp": 2})
     assert set(whole.communication().by_axis()) == {"cp", "dp+cp"}
     assert whole.derived[0].startswith("DDP gradient averaging over dp+cp (")
+    swapped = plan_llama({"cp": 2, "dp": 2})
+    assert set(swapped.communication().by_axis()) == {"cp", "cp+dp"}
+    assert swapped.communication().by_axis()["cp+dp"] == whole.communication().by_axis()["dp+cp"]
+    assert swapped.flops().total() == whole.flops().total()
     sharded = plan_llama({"dp": 2, "fsdp": 2, "cp": 2})
     sums = sharded.communication().by_collective_and_group()
     by_axis = {(key.collective, key.axis): volume.payload for key, volume in sums.items()}

@@ -336,8 +336,8 @@ def _add_estimated_calls(
 
 
 def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
-    """Return some axes flattened to a mesh of one dimension, or None where none of them has two ranks."""
-    parallel = tuple(axis for axis in axes if mesh.get(axis, 1) > 1)
+    """Return some axes flattened, in the mesh's order, to a mesh of one dimension, or None if none has two ranks."""
+    parallel = tuple(axis for axis, size in mesh.items() if axis in axes and size > 1)
     if not parallel:
         return None
     if len(parallel) == 1:
