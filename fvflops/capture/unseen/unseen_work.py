@@ -69,7 +69,7 @@ _SAMPLE_BYTES = 64
 _read_bytes = Struct(f"{_SAMPLE_BYTES}s").unpack_from
 _read_fewer = [Struct(f"{size}s").unpack_from for size in range(2 * _SAMPLE_BYTES)]  # by size
 # All memory, of which only what torch has allocated is read: this takes a fifth of the time of ctypes.string_at.
-_MEMORY = (c_ubyte * (1 << 47)).from_address(0)
+_MEMORY = (c_ubyte * sys.maxsize).from_address(0)
 # torch's method, unwrapped.
 _address_of: Any = StorageBase.data_ptr
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
