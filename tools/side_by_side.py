@@ -26,13 +26,13 @@ import torch  # noqa: E402
 
 import fvflops  # noqa: E402
 from fvflops.analysis.training_step import sum_results  # noqa: E402
-from fvflops.cli.models import LoadedModel, load_model  # noqa: E402
 from fvflops.features.budget.budget import measure  # noqa: E402
 from fvflops.features.budget.model import budget_keys  # noqa: E402
 from fvflops.formulas.loading import shipped_tables  # noqa: E402
 from fvflops.reports import REPORTS  # noqa: E402
 from fvflops.reports.csv import write_rows  # noqa: E402
 from fvflops.reports.text.pipe_table import pipe_table  # noqa: E402
+from fvflops.sources import LoadedModel, load_model  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402
 from fvflops.views.call_rows import list_op_rows  # noqa: E402
 

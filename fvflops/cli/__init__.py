@@ -119,7 +119,7 @@ def format_error(error: BaseException) -> str:
     others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
-        from fvflops.cli.model_errors import describe_module, explain_input
+        from fvflops.sources.model_errors import describe_module, explain_input
 
         if expected := explain_input(error):
             return expected

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fvflops.reports.formats import FORMATS, check_format
+from fvflops.sources.options import SourceOptions
 from fvflops.zoo import ZOO
 
 
@@ -40,6 +41,13 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
     parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
+
+
+def model_options(
+    arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
+) -> SourceOptions:
+    """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to those of the arguments."""
+    return SourceOptions(tuple(arguments.input if inputs is None else inputs), arguments.config, device)
 
 
 def add_assume(parser: argparse.ArgumentParser) -> None:

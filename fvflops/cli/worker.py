@@ -9,7 +9,7 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.cli import format_error
-from fvflops.cli.sources import open_analysis
+from fvflops.cli.open_analysis import open_analysis
 from fvflops.formulas import load_table
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fvflops.cli import main
-from fvflops.cli.inputs import parse_input
 from fvflops.reports import json as json_report
 from fvflops.reports.formats import FORMATS
+from fvflops.sources.input_specs import parse_input
 from tests.support.reports.report_formats import check_report
 
 FACTORY = """

@@ -21,6 +21,8 @@ FLOORS = (
     ("analysis",),
     ("features",),
     ("integrations",),
+    ("sources",),
+    ("sweep",),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}

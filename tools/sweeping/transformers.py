@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from fvflops.sources.transformers.configurations import make_config, own_config, shrink
+from fvflops.sources.transformers.input_request import TEXT
+from fvflops.sources.transformers.inputs import make_inputs
 from sweeping.case import Case
-from sweeping.transformers_asked import TEXT
-from sweeping.transformers_configs import make_config, own_config, shrink
-from sweeping.transformers_inputs import make_inputs
 from sweeping.weights import quick_weights
 
 _SMALL = 4 << 30  # bytes of weights that a shrunken model may have

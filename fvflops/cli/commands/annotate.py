@@ -12,12 +12,13 @@ import torch
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_assume, add_backward, add_inputs, add_table, parse_assumptions
-from fvflops.cli.models import load_model, with_input_hint
+from fvflops.cli.arguments import add_assume, add_backward, add_inputs, add_table, model_options, parse_assumptions
 from fvflops.cli.outputs import write_report
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import with_input_hint
 from fvflops.text import suggest
 from fvflops.trace import Trace
 from fvflops.zoo import ZOO
@@ -134,7 +135,7 @@ def _find_optimizer(name: str) -> Callable[..., Any]:
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:
     """Return the Trace of one step of the model."""
     device = arguments.device or find_device(arguments.traces)
-    subject = load_model(arguments.model, arguments.input, config=arguments.config)
+    subject = load_model(arguments.model, model_options(arguments))
     subject.model.train(arguments.train)
     options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
     options["assume"] = parse_assumptions(arguments.assume)

@@ -7,8 +7,8 @@ import argparse
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.cli.arguments import add_model, add_report, add_run, parse_depth
+from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
-from fvflops.cli.sources import open_analysis
 from fvflops.features.budget import report
 from fvflops.features.budget.budget import check_budget, rewrite_budget
 from fvflops.features.budget.budget_file import find_budget, load_budgets

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from fvflops.cli.arguments import add_model, add_report, add_run, parse_assumptions
-from fvflops.cli.models import load_model, with_input_hint
+from fvflops.cli.arguments import add_model, add_report, add_run, model_options, parse_assumptions
 from fvflops.cli.outputs import write_report
 from fvflops.features.conventions.compare import compare
 from fvflops.features.conventions.report import comparison_report
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import with_input_hint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [name for name in (arguments.tables or "").split(",") if name]
     if arguments.tables is not None and not names:
         raise ValueError(f"--tables {arguments.tables!r} names no convention: write default,fvcore,torch")
-    subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
+    subject = load_model(arguments.model, model_options(arguments, device=arguments.device))
     subject.model.train(arguments.train)
     # The reference is first, and listed once.
     tables = list(dict.fromkeys([arguments.table, *names])) if names else ()

@@ -11,9 +11,16 @@ from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.call_report import call_report
 from fvflops.analysis.model_analysis import analysed_run
-from fvflops.cli.arguments import add_depth, add_exports, add_model, add_report, add_run, parse_assumptions
+from fvflops.cli.arguments import (
+    add_depth,
+    add_exports,
+    add_model,
+    add_report,
+    add_run,
+    model_options,
+    parse_assumptions,
+)
 from fvflops.cli.exports import check_exports
-from fvflops.cli.models import load_model, with_input_hint
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
 from fvflops.counting.unsupported_locations import find_unsupported_locations
@@ -23,6 +30,8 @@ from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_locations
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import with_input_hint
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
 from fvflops.views.breakdown import read_breakdown
@@ -114,7 +123,7 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
 
 def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
     table = load_table(arguments.table)
-    subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.device)
+    subject = load_model(arguments.model, model_options(arguments, device=arguments.device))
     subject.model.train(arguments.train)
     flops = FlopCountAnalysis(
         subject.model,

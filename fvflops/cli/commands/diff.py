@@ -6,8 +6,8 @@ import argparse
 import os
 
 from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run
+from fvflops.cli.open_analysis import FILES, open_analysis
 from fvflops.cli.outputs import write_report
-from fvflops.cli.sources import FILES, open_analysis
 from fvflops.features.diff.diff import diff_traces
 from fvflops.features.diff.model import MEASURES
 from fvflops.features.diff.report import TOP, difference_report

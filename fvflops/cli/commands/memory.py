@@ -15,8 +15,15 @@ from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
-from fvflops.cli.arguments import add_depth, add_mesh, add_model, add_report, parse_assumptions, parse_mesh
-from fvflops.cli.models import LoadedModel, cast_model, load_function, load_model, parse_dtype, with_input_hint
+from fvflops.cli.arguments import (
+    add_depth,
+    add_mesh,
+    add_model,
+    add_report,
+    model_options,
+    parse_assumptions,
+    parse_mesh,
+)
 from fvflops.cli.outputs import write, write_report
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
@@ -28,6 +35,9 @@ from fvflops.features.planning.savings import plan_savings
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
+from fvflops.sources.imports import load_function
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import LoadedModel, cast_model, parse_dtype, with_input_hint
 from fvflops.text import suggest
 
 DEFAULT_TABLE = "exact"
@@ -82,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     loss = _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
-    subject = load_model(arguments.model, arguments.input, config=arguments.config, device="meta")
+    subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.model.train(not arguments.inference)
     subject = subject if dtype is None else cast_model(subject, dtype)
     checkpoint = _find_modules(subject, arguments.checkpoint)

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.cli.arguments import add_mesh, add_model, add_report, parse_assumptions, parse_mesh
-from fvflops.cli.models import load_function, load_model, with_input_hint
+from fvflops.cli.arguments import add_mesh, add_model, add_report, model_options, parse_assumptions, parse_mesh
 from fvflops.cli.outputs import write_report
 from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.report import plan_report
 from fvflops.formulas import load_table
+from fvflops.sources.imports import load_function
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import with_input_hint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan a training step of the model that the arguments name and write the report; return the exit code."""
     mesh = parse_mesh(arguments.mesh)
     table = load_table(arguments.table)
-    subject = load_model(arguments.model, arguments.input, config=arguments.config, device="meta")
+    subject = load_model(arguments.model, model_options(arguments, device="meta"))
     if arguments.dtype is not None:
         subject.model.to(_dtype(arguments.dtype))
     subject.model.train()

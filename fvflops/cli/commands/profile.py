@@ -13,9 +13,8 @@ import torch
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_report
+from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_report, model_options
 from fvflops.cli.exports import check_exports
-from fvflops.cli.models import LoadedModel, load_model, with_input_hint
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.progress import Progress
 from fvflops.features.deepspeed import report as deepspeed_report
@@ -26,6 +25,8 @@ from fvflops.features.utilisation.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
 from fvflops.reports.calls.op_calls import SORTS as CALL_SORTS
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
 from fvflops.views.ranking import check_sort
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     checked = _check(arguments)
     options = _read_runs(arguments)
     device = _choose_device(arguments.device)
-    subject = load_model(arguments.model, arguments.input, config=arguments.config, device=device)
+    subject = load_model(arguments.model, model_options(arguments, device=device))
     subject.model.train(arguments.train)
     _check_ignored(arguments.ignore, checked.table)
     progress = Progress()

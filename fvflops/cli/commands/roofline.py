@@ -6,8 +6,16 @@ import argparse
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_backward, add_depth, add_model, add_plot, add_report, add_run, parse_assumptions
-from fvflops.cli.models import LoadedModel, cast_model, load_model, parse_dtype, with_input_hint
+from fvflops.cli.arguments import (
+    add_backward,
+    add_depth,
+    add_model,
+    add_plot,
+    add_report,
+    add_run,
+    model_options,
+    parse_assumptions,
+)
 from fvflops.cli.outputs import write, write_report
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
@@ -17,6 +25,8 @@ from fvflops.features.utilisation.devices import load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import LoadedModel, cast_model, parse_dtype, with_input_hint
 
 DEFAULT_TABLE = "exact"
 
@@ -59,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.device is None:
             raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
         device = load_peaks(arguments.device, "--device")
-    subject = load_model(arguments.model, arguments.input, config=arguments.config, device=arguments.build)
+    subject = load_model(arguments.model, model_options(arguments, device=arguments.build))
     subject.model.train(arguments.train)
     if dtype is not None:
         subject = cast_model(subject, PRODUCTS[dtype])

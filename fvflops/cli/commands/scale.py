@@ -14,9 +14,16 @@ import torch
 from fvflops import paths
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.cli.arguments import add_backward, add_depth, add_model, add_plot, add_report, add_run, parse_assumptions
-from fvflops.cli.inputs import InputSpec, make_arguments, parse_input
-from fvflops.cli.models import LoadedModel, load_function, load_model
+from fvflops.cli.arguments import (
+    add_backward,
+    add_depth,
+    add_model,
+    add_plot,
+    add_report,
+    add_run,
+    model_options,
+    parse_assumptions,
+)
 from fvflops.cli.outputs import write_report
 from fvflops.counting.metrics import METRICS
 from fvflops.features.generation.generation import check_generation_metric, generation_cost
@@ -28,6 +35,10 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.document import Document
 from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
+from fvflops.sources.imports import load_function
+from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import LoadedModel
 from fvflops.units import format_quantity
 
 _KEYS = ("prompt", "new", "batch")
@@ -118,7 +129,7 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Docum
     if arguments.backward:
         raise ValueError("--generate has no backward pass: omit --backward")
     sizes = parse_generation(arguments.generate)
-    subject = load_model(arguments.model, ["1,1:int64"], config=arguments.config, device=arguments.device)
+    subject = load_model(arguments.model, model_options(arguments, inputs=["1,1:int64"], device=arguments.device))
     cost = generation_cost(
         subject.model.train(arguments.train),
         prompt=sizes["prompt"],
@@ -243,7 +254,7 @@ def _load(
     """Return the model and the templates of its inputs: those passed, or of its library's default shapes."""
     smallest = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(smallest)) for template in templates]
-    subject = load_model(arguments.model, texts, config=arguments.config, device=arguments.device)
+    subject = load_model(arguments.model, model_options(arguments, inputs=texts, device=arguments.device))
     subject.model.train(arguments.train)
     if not templates:
         args = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from sweeping.transformers_asked import (
+from fvflops.sources.transformers.configurations import PLACEHOLDERS
+from fvflops.sources.transformers.input_request import (
     BINS,
     FRAMES,
     IMAGE,
@@ -21,7 +22,6 @@ from sweeping.transformers_asked import (
     make_words,
     ones,
 )
-from sweeping.transformers_configs import PLACEHOLDERS
 
 
 def _image(asked: Asked, *leading: int) -> torch.Tensor:

@@ -10,10 +10,12 @@ from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.exported_program import load_program, record_program
 from fvflops.analysis.trace_file import load_trace
 from fvflops.cli.arguments import parse_assumptions
-from fvflops.cli.models import load_model, with_input_hint
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import with_input_hint
+from fvflops.sources.options import SourceOptions
 
 # Suffixes of saved traces and of exported programs.
 FILES = (".json", ".pt2")
@@ -58,7 +60,7 @@ def open_analysis(
         return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     if os.path.isfile(name):
         raise ValueError(f"{name!r} is a file: a saved trace ends in .json, a program of torch.export in .pt2")
-    subject = load_model(name, inputs, config=config, device=arguments.device)
+    subject = load_model(name, SourceOptions(tuple(inputs), config, arguments.device))
     subject.model.train(arguments.train)
     analysis = FlopCountAnalysis(
         subject.model,

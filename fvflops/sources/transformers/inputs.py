@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops import FlopCountAnalysis
-from fvflops.trace import TensorSpec
-from sweeping.transformers_asked import (
+from fvflops.analysis import FlopCountAnalysis
+from fvflops.sources.transformers.configurations import PLACEHOLDERS
+from fvflops.sources.transformers.input_request import (
     BINS,
     FRAMES,
     IMAGE,
@@ -27,8 +27,8 @@ from sweeping.transformers_asked import (
     ones,
     text_length,
 )
-from sweeping.transformers_configs import PLACEHOLDERS
-from sweeping.transformers_own import LEFT_OUT, OWN, SHAPES
+from fvflops.sources.transformers.model_inputs import LEFT_OUT, OWN, SHAPES
+from fvflops.trace import TensorSpec
 
 
 def make_inputs(name: str, model: nn.Module, text: int = TEXT) -> dict[str, Any]:

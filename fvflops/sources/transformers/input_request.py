@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sweeping.transformers_configs import read_vocabulary, walk_configs
+from fvflops.sources.transformers.configurations import read_vocabulary, walk_configs
 
 TEXT = 128  # tokens
 IMAGE = 224  # the sides of an image where the configuration names none
@@ -89,7 +89,8 @@ def image_channels(asked: Asked) -> int:
     for name, layer in asked.model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.in_channels <= 4 and "audio" not in name:
             return layer.in_channels
-    return asked.read("num_channels", "in_channels", "in_chans", part="vision", default=3)
+    channels: int = asked.read("num_channels", "in_channels", "in_chans", part="vision", default=3)
+    return channels
 
 
 def text_length(asked: Asked) -> int:

@@ -1,0 +1,73 @@
+"""Import modules and files that a MODEL argument names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from fvflops.text import nearest
+
+
+def load_function(text: str, option: str) -> Callable[..., Any]:
+    """Return the function that `package.module:NAME` or `file.py:NAME` names; errors name `option`."""
+    source, _, name = text.rpartition(":")
+    if not source or not name:
+        raise ValueError(f"{option} {text}: write package.module:function or file.py:function")
+    function: Callable[..., Any] = import_attribute(source, name)
+    if not callable(function):
+        raise ValueError(f"{option} {text} must be a function; got {type(function).__name__}")
+    return function
+
+
+def import_attribute(source: str, name: str) -> Any:
+    """Return an attribute of a module, or of a file whose name ends in .py; a missing one raises ValueError."""
+    module = _import_file(source) if source.endswith(".py") else import_module(source)
+    value = getattr(module, name, None)
+    if value is None:
+        raise ValueError(describe_missing(source, name, [item for item in dir(module) if not item.startswith("_")]))
+    return value
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module, also from the working directory; a missing one raises ValueError."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise
+        raise ValueError(f"there is no package {error.name!r} here: install it, or check the name") from error
+
+
+def describe_missing(source: str, name: str, names: Sequence[str]) -> str:
+    """Return that a source has no such name, and the nearest that it has."""
+    near = nearest(name, names)
+    return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
+
+
+def _import_file(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path!r}")
+    state = os.stat(path)
+    return _run_file(os.path.abspath(path), state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _run_file(path: str, _changed: int, _size: int) -> ModuleType:
+    """Import a file as a module, once: one that registers ops cannot be run again."""
+    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path!r} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)
+    # As for `python file.py`, modules in the file's folder can be imported.
+    sys.path.insert(0, os.path.dirname(path))
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,70 @@
+"""A model that a source has built, and the inputs on which it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fvflops.capture.model.meta_copy import cast_floats
+from fvflops.capture.model.model import describe_inputs
+from fvflops.features.utilisation.device_benchmark import PRODUCTS
+from fvflops.features.utilisation.devices import short_dtype
+from fvflops.sources.input_specs import InputSpec
+from fvflops.sources.model_errors import describe_module
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model to count with its inputs; `assumed` is whether these are defaults."""
+
+    model: nn.Module
+    inputs: Any
+    kwargs: Mapping[str, Any]
+    assumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """What a source returns: a model with its library's input shapes, or with inputs of its own."""
+
+    model: nn.Module
+    specs: tuple[InputSpec, ...] = ()
+    inputs: Any = None
+
+
+def parse_dtype(text: str) -> str:
+    """Return the short name of a dtype of `--dtype`, a key of PRODUCTS; another one raises ValueError.
+
+    >>> parse_dtype("bfloat16")
+    'bf16'
+    """
+    dtype = short_dtype(text)
+    if dtype not in PRODUCTS:
+        raise ValueError(f"--dtype must be one of {', '.join(PRODUCTS)}; got {text!r}")
+    return dtype
+
+
+def cast_model(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
+    """Return a model with its floating-point weights and inputs cast to a dtype."""
+    inputs, kwargs = cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
+    return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
+
+
+def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
+    """Return the result of `analyse`; if the inputs are defaults, an error of the model's forward includes them."""
+    try:
+        return analyse()
+    except Exception as error:
+        if subject.assumed and error.args and describe_module(error):
+            shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
+            error.args = (
+                f"{error.args[0]} (default inputs: {shapes}; pass others by --input)",
+                *error.args[1:],
+            )
+        raise
