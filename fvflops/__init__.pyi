@@ -55,6 +55,9 @@ from fvflops.formulas import Cost as Cost
 from fvflops.formulas import FormulaTable as FormulaTable
 from fvflops.formulas import load_table as load_table
 from fvflops.formulas import register_formula as register_formula
+from fvflops.sources.options import SourceOptions as SourceOptions
+from fvflops.sweep.count_many import count_many as count_many
+from fvflops.sweep.model_count import ModelCount as ModelCount
 from fvflops.trace import Counts as Counts
 from fvflops.trace import StopsAt as StopsAt
 from fvflops.trace import Summary as Summary

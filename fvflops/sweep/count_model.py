@@ -1,0 +1,229 @@
+"""Count one model of many: build it without weights where that is possible, and report a failure as its row's error."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.analysis import FlopCountAnalysis
+from fvflops.counting.metrics import MetricCounts
+from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.features.memory.memory import predict_memory
+from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports.terminal.op_coverage import format_locations
+from fvflops.sources.load import load_model
+from fvflops.sources.loaded_model import LoadedModel, with_input_hint
+from fvflops.sources.model_errors import describe_module, explain_input
+from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
+from fvflops.sweep.model_count import ModelCount
+from fvflops.text import printable
+from fvflops.trace import Status
+from fvflops.units import format_bytes
+
+_MAX_ERROR = 300  # characters
+_META = "meta"
+# Beginnings of the names of ops outside the dispatcher.
+_UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
+
+Build = Callable[[SourceOptions], LoadedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class CountSettings:
+    """How each of many models is counted, as values that a worker process can be sent.
+
+    `table`, `execution` and `assume` are those of FlopCountAnalysis; `train` counts models in training mode. Without
+    `peak_memory` a row lacks it: it needs a second recording. `memory` is the most bytes of weights with which a model
+    is built that cannot be counted without; None is the memory of this machine.
+    """
+
+    table: str | FormulaTable = "default"
+    execution: str = "auto"
+    assume: Mapping[str, int | float] = field(default_factory=dict)
+    train: bool = False
+    peak_memory: bool = True
+    memory: int | None = None
+
+
+DEFAULT_SETTINGS = CountSettings()
+
+
+def count_model(
+    name: str, options: SourceOptions = DEFAULT_OPTIONS, settings: CountSettings = DEFAULT_SETTINGS
+) -> ModelCount:
+    """Return the row of a model that a MODEL argument names, such as `timm:resnet50`; it never raises for a model.
+
+    Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is
+    built with random weights. An unknown table raises as in `load_table`.
+
+    >>> row = count_model("zoo:lenet5")
+    >>> row.model, row.parameters, row.flops, row.peak_memory, row.error
+    ('zoo:lenet5', 61706, 416520, 287592, '')
+    >>> count_model("zoo:lenet6").error
+    "no model 'lenet6' in the zoo: did you mean 'lenet5'?"
+    """
+    return count_built(name, lambda chosen: load_model(name, chosen), options, settings)
+
+
+def count_built(name: str, build: Build, options: SourceOptions, settings: CountSettings) -> ModelCount:
+    """Return the row of the model that `build` returns for options; `name` names the row."""
+    table = resolve_table(settings.table)
+    begun = time.perf_counter()
+    attempts = _Attempts(ModelCount(name, table=table.name), replace(settings, table=table))
+    row = attempts.run(build, options)
+    return replace(row, seconds=round(time.perf_counter() - begun, 3))
+
+
+class _Attempts:
+    """Attempts at counting one model: on the meta device, then with random weights."""
+
+    def __init__(self, row: ModelCount, settings: CountSettings) -> None:
+        self._row = row
+        self._settings = settings
+        self._weights: int | None = None  # bytes
+        self._errors: dict[str, list[str]] = {}  # error → devices
+
+    def run(self, build: Build, options: SourceOptions) -> ModelCount:
+        """Return the row of the first attempt that succeeds, or one with the errors of all."""
+        if options.device is not None:
+            devices: tuple[str | None, ...] = (options.device,)
+        else:
+            devices = (None,) if self._settings.execution == "real" else (_META, None)
+        for device in devices:
+            if device != _META and (excess := self._describe_excess()):
+                self._errors[excess] = [_name_device(device)]
+                continue
+            row, error = self._try(build, replace(options, device=device))
+            if error is None:
+                return row
+            self._errors.setdefault(describe_error(error), []).append(_name_device(device))
+            if isinstance(error, ImportError):
+                break
+        return replace(self._row, error=self._join_errors(len(devices)))
+
+    def _try(self, build: Build, options: SourceOptions) -> tuple[ModelCount, BaseException | None]:
+        loaded = None
+        try:
+            with _fixed_seed():
+                loaded = build(options)
+                self._weights = _weigh(loaded.model)
+                self._row = _describe_model(self._row, loaded.model)
+                return _count(self._row, loaded, self._settings), None
+        except (Exception, SystemExit) as error:
+            return self._row, error
+        finally:
+            del loaded
+
+    def _describe_excess(self) -> str:
+        """Return that the weights need more memory than there is, or ""."""
+        limit = _machine_memory() if self._settings.memory is None else self._settings.memory
+        if self._weights is None or limit is None or self._weights <= limit:
+            return ""
+        return f"its weights take {format_bytes(self._weights)}, more than the limit of {format_bytes(limit)}"
+
+    def _join_errors(self, attempts: int) -> str:
+        if attempts == 1 or len(self._errors) == 1:
+            return " | ".join(self._errors)
+        return " | ".join(f"{', '.join(devices)}: {error}" for error, devices in self._errors.items())
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error as one line; one that a model's forward raised begins with the module and its inputs.
+
+    >>> describe_error(ZeroDivisionError("no\\ninputs"))
+    'ZeroDivisionError: no inputs'
+    """
+    text = printable(" ".join(str(error).split()))
+    if isinstance(error, Exception) and (expected := explain_input(error)):
+        text = expected
+    elif type(error) is not ValueError:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        module = describe_module(error)
+        text = f"{module}: {text}" if module else text
+    return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + " ..."
+
+
+def _count(row: ModelCount, loaded: LoadedModel, settings: CountSettings) -> ModelCount:
+    table = resolve_table(settings.table)
+    loaded.model.train(settings.train)
+    flops = FlopCountAnalysis(
+        loaded.model,
+        loaded.inputs,
+        kwargs=loaded.kwargs,
+        table=table,
+        execution=settings.execution,
+        assume=settings.assume,
+        warn=False,
+    )
+    trace = with_input_hint(loaded, flops.trace)
+    counts = MetricCounts(trace, table, flops.counts())
+    row = replace(
+        row,
+        parameters=counts["parameters"].total(),
+        flops=counts["flops"].total(),
+        macs=counts["macs"].total(),
+        activations=counts["activations"].total(),
+        bytes=counts["bytes"].total(),
+        unsupported=_list_unsupported(flops),
+        execution=str(trace.about["execution"]),
+        inputs=str(trace.about["inputs"]),
+    )
+    return replace(row, peak_memory=predict_memory(flops).peak) if settings.peak_memory else row
+
+
+def _list_unsupported(flops: FlopCountAnalysis) -> str:
+    unsupported = flops.counts().ledger()[Status.UNSUPPORTED]
+    if not unsupported:
+        return ""
+    places = find_unsupported_locations(flops.trace(), flops.counts())
+    return "; ".join(
+        f"{op} ×{calls}" + (f" in {format_locations(places[op])}" if op.startswith(_UNSEEN) else "")
+        for op, calls in sorted(unsupported.items())
+    )
+
+
+def _describe_model(row: ModelCount, model: nn.Module) -> ModelCount:
+    """Return the row with the device and the dtype of most of the model's parameters."""
+    tensors: list[torch.Tensor] = [*model.parameters()] or [*model.buffers()]
+    dtypes: Counter[str] = Counter()
+    for tensor in tensors:
+        dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    device = str(tensors[0].device) if tensors else ""
+    return replace(row, device=device, dtype=dtypes.most_common(1)[0][0] if dtypes else "")
+
+
+def _weigh(model: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _name_device(device: str | None) -> str:
+    return "with weights" if device is None else device
+
+
+def _machine_memory() -> int | None:
+    """Return the bytes of memory of this machine, None where the system does not say."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def _fixed_seed() -> Iterator[None]:
+    """Seed the random weights and inputs of a model, so that every process counts the same, and restore the states."""
+    state: Any = random.getstate()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(state)

@@ -1,0 +1,71 @@
+"""The row of one model among many, and the columns of such rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fvflops.counting.metrics import METRICS
+from fvflops.reports.document import Column, number_column, text_column
+from fvflops.units import format_bytes, format_parameters, format_seconds, format_short
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCount:
+    """What one model costs; a model that could not be counted has an `error` of one line, and the numbers known so far.
+
+    `model` is the name as the user wrote it. `flops` are in the convention `table`, `macs` are the same in every
+    convention; `bytes` is memory traffic without cache reuse or fusion, and `peak_memory` the predicted peak memory of
+    the forward pass in bytes, None where it was not asked for. `unsupported` lists ops without a formula with their
+    calls, such as `aten::foo ×2; aten::bar ×1`, and of work outside the dispatcher the module and line.
+
+    `execution` is "shapes" or "real". `device` is where the model was built, "meta" being without weights, and `dtype`
+    that of most of its parameters. `built` is what was built instead where the named model could not be counted, such
+    as a smaller configuration. `seconds` includes building and every attempt.
+    """
+
+    model: str
+    parameters: int | None = None
+    flops: int | None = None
+    macs: int | None = None
+    activations: int | None = None
+    bytes: int | None = None
+    peak_memory: int | None = None
+    unsupported: str = ""
+    execution: str = ""
+    inputs: str = ""
+    device: str = ""
+    dtype: str = ""
+    table: str = ""
+    built: str = ""
+    seconds: float = 0.0
+    error: str = ""
+
+
+def _metric_column(name: str, form: Callable[[Any], str] = format_short) -> Column:
+    return number_column(name, METRICS[name].title, form=form)
+
+
+# The fields of ModelCount in their order. Text columns have is_text; of the others `seconds` is a float and the rest
+# are integers: bytes in `bytes` and `peak_memory`, elements in `parameters` and `activations`.
+COLUMNS = (
+    text_column("model", "Model"),
+    _metric_column("parameters", format_parameters),
+    _metric_column("flops"),
+    _metric_column("macs"),
+    _metric_column("activations"),
+    _metric_column("bytes", format_bytes),
+    number_column("peak_memory", "Peak memory", form=format_bytes),
+    text_column("unsupported", "Unsupported", shorten_last=True),
+    text_column("execution", "Execution"),
+    text_column("inputs", "Inputs"),
+    text_column("device", "Device"),
+    text_column("dtype", "Dtype"),
+    text_column("table", "Convention"),
+    text_column("built", "Built"),
+    number_column("seconds", "Time", form=format_seconds),
+    text_column("error", "Error", shorten_last=True),
+)
+# The columns of what a model costs.
+COSTS = ("parameters", "flops", "macs", "activations", "bytes", "peak_memory")
