@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 import torch
 from torch import nn
 
+from fvflops import __version__
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.counting.metrics import MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.features.memory.memory import predict_memory
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.terminal.op_coverage import format_locations
-from fvflops.sources.load import load_model
+from fvflops.sources.load import SOURCES, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.sources.model_errors import describe_module, explain_input
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
@@ -33,6 +37,11 @@ _MAX_ERROR = 300  # characters
 _META = "meta"
 # Beginnings of the names of ops outside the dispatcher.
 _UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
+
+# In the message of an allocation that failed.
+_MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory")
+# Source → distribution, where they have different names.
+_DISTRIBUTIONS = {"hf": "transformers", "open_clip": "open_clip_torch"}
 
 Build = Callable[[SourceOptions], LoadedModel]
 
@@ -78,7 +87,8 @@ def count_built(name: str, build: Build, options: SourceOptions, settings: Count
     """Return the row of the model that `build` returns for options; `name` names the row."""
     table = resolve_table(settings.table)
     begun = time.perf_counter()
-    attempts = _Attempts(ModelCount(name, table=table.name), replace(settings, table=table))
+    row = ModelCount(name, table=table.name, options=describe_options(options, settings), versions=find_versions(name))
+    attempts = _Attempts(row, replace(settings, table=table))
     row = attempts.run(build, options)
     return replace(row, seconds=round(time.perf_counter() - begun, 3))
 
@@ -108,7 +118,9 @@ class _Attempts:
             self._errors.setdefault(describe_error(error), []).append(_name_device(device))
             if isinstance(error, ImportError):
                 break
-        return replace(self._row, error=self._join_errors(len(devices)))
+        text = self._join_errors(len(devices))
+        failure = "out of memory" if any(word in text for word in _MEMORY_WORDS) else "error"
+        return replace(self._row, failure=failure, error=text)
 
     def _try(self, build: Build, options: SourceOptions) -> tuple[ModelCount, BaseException | None]:
         loaded = None
@@ -150,6 +162,38 @@ def describe_error(error: BaseException) -> str:
         module = describe_module(error)
         text = f"{module}: {text}" if module else text
     return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + " ..."
+
+
+def describe_options(options: SourceOptions, settings: CountSettings) -> str:
+    """Return what differs from the defaults in how a model is built and counted, as JSON, "" for nothing.
+
+    >>> describe_options(SourceOptions(inputs=("1,3,64,64",)), CountSettings(train=True, memory=1 << 30))
+    '{"inputs": ["1,3,64,64"], "train": true}'
+    """
+    chosen = {**asdict(options), "execution": settings.execution, "assume": dict(settings.assume)}
+    chosen |= {"train": settings.train}
+    defaults = {**asdict(DEFAULT_OPTIONS), "execution": "auto", "assume": {}, "train": False}
+    changed = {name: value for name, value in chosen.items() if value != defaults[name]}
+    return json.dumps(changed) if changed else ""
+
+
+def find_versions(name: str) -> str:
+    """Return the versions of fvflops, torch and the library of a model's source.
+
+    >>> find_versions("zoo:lenet5") == f"fvflops {__version__}, torch {torch.__version__}"
+    True
+    """
+    return _find_versions(name.partition(":")[0])
+
+
+@cache
+def _find_versions(source: str) -> str:
+    versions = [f"fvflops {__version__}", f"torch {torch.__version__}"]
+    distribution = _DISTRIBUTIONS.get(source, source)
+    if source in SOURCES and source != "zoo":
+        with suppress(metadata.PackageNotFoundError):  # the row's error says that it is not installed
+            versions.append(f"{distribution} {metadata.version(distribution)}")
+    return ", ".join(versions)
 
 
 def _count(row: ModelCount, loaded: LoadedModel, settings: CountSettings) -> ModelCount:

@@ -22,7 +22,9 @@ class ModelCount:
 
     `execution` is "shapes" or "real". `device` is where the model was built, "meta" being without weights, and `dtype`
     that of most of its parameters. `built` is what was built instead where the named model could not be counted, such
-    as a smaller configuration. `seconds` includes building and every attempt.
+    as a smaller configuration. `options` are those with which the model was built and counted, where they are not the
+    defaults, and `versions` those of the libraries. `seconds` includes building and every attempt. `failure` is the
+    kind of an error, one of FAILURES.
     """
 
     model: str
@@ -39,8 +41,15 @@ class ModelCount:
     dtype: str = ""
     table: str = ""
     built: str = ""
+    options: str = ""
+    versions: str = ""
     seconds: float = 0.0
+    failure: str = ""
     error: str = ""
+
+
+# Why a model has no row of numbers. A killed worker may have been out of memory: the system does not say.
+FAILURES = ("error", "timeout", "out of memory", "killed")
 
 
 def _metric_column(name: str, form: Callable[[Any], str] = format_short) -> Column:
@@ -64,7 +73,10 @@ COLUMNS = (
     text_column("dtype", "Dtype"),
     text_column("table", "Convention"),
     text_column("built", "Built"),
+    text_column("options", "Options"),
+    text_column("versions", "Versions"),
     number_column("seconds", "Time", form=format_seconds),
+    text_column("failure", "Failure"),
     text_column("error", "Error", shorten_last=True),
 )
 # The columns of what a model costs.

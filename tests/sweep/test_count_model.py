@@ -67,7 +67,7 @@ def make_needs_values():
 def test_a_wrong_input_is_an_error_that_names_the_module():
     row = count_model("zoo:lenet5", SourceOptions(inputs=("1,3,28,28",)))
     assert "Conv2d 'features.0' expects 1 input channel, got float32[1, 3, 28, 28]" in row.error
-    assert row.flops is None
+    assert (row.flops, row.failure, row.options) == (None, "error", '{"inputs": ["1,3,28,28"]}')
 
 
 def test_a_factory_is_called_for_each_row_and_its_errors_do_not_stop_the_others():
