@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from fvflops.capture.instrument.autograd_functions import function_regions
 from fvflops.capture.instrument.backward import backward_hooks
 from fvflops.capture.instrument.control_flow import run_control_flow
+from fvflops.capture.instrument.graph_scopes import graph_scopes
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
@@ -63,6 +64,7 @@ def instrument(
         *resized_storages(recorder),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),
+        *graph_scopes(recorder, model_index),
     ]
     if isinstance(mode, ShapeMode) and mode.device.type != "cpu":
         wrappers += offloaded_activations()

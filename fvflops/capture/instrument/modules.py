@@ -87,6 +87,10 @@ def _around(
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
     regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
+    if model_index.graphs is not None:
+        for module, name in model_index.names.items():
+            if model_index.graphs.is_hidden(name):
+                del regions[id(module)]
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
             del regions[id(module)]

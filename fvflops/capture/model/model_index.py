@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
 from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.signature import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
@@ -39,7 +40,8 @@ class ModelIndex:
     values of mutable types. `tensors` are the strided parameters and buffers, tied ones under their first name;
     `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device,
     "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a DTensor, has no memory: that of
-    its inner tensors is in `inner_storages` and `inner_rows`. `devices` are the tensors' devices, `unstrided` the other
+    its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules that fx graphs name, None without
+    graphs. `devices` are the tensors' devices, `unstrided` the other
     tensors; `is_fake`: some are FakeTensors. Uninitialised lazy parameters raise ValueError.
     """
 
@@ -98,11 +100,16 @@ class ModelIndex:
         self.metadata: list[Metadata] = layout.metadata
         self.rows = layout.rows
         self.regions = layout.regions
+        self.graphs: GraphModules | None = None
+        if layout.graph_positions:
+            self.graphs = read_graphs(self.modules, self.names, layout.graph_positions)
         if self.owner is None:
             self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
         else:
             if layout.tree is None or self.unstrided:
                 layout.tree = read_tree(self.owner, self.names)
+                if self.graphs is not None:
+                    layout.tree = with_graph_modules(layout.tree, self.graphs)
             self.tree = layout.tree
 
     def _read_inner_storages(self, labels: Sequence[tuple[str, str]]) -> None:
@@ -176,6 +183,7 @@ class _ModuleLayout:
         names = IdentityMapping((module, path) for path, module in module_list)
         self.paths = list(names.values())
         self.regions = [Region("module", path) for path in self.paths]
+        self.graph_positions = [position for position, module in enumerate(names) if is_graph(type(module))]
         self._steps, nodes = _steps_to(names)
         self._classes = list(map(type, nodes))
         positions = {id(node): position for position, node in enumerate(nodes)}

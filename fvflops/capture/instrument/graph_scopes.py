@@ -1,0 +1,185 @@
+"""Run exported and traced graphs with a region for each module call that the metadata of their nodes names."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import fx
+
+from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.model.graph_modules import NodeScope, prefix_path, runs_ops, scopes_of
+from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.trace import Region
+
+# Each GraphModule has a class of its own, whose forward is generated from its graph.
+_FORWARDS: WeakKeyDictionary[type, Patch] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A running graph: the keys of the module calls that are open in it, and their tokens; None: opened outside it."""
+
+    inherited: Sequence[str] = ()
+    opened: list[tuple[str, int | None]] = field(default_factory=list)
+
+
+class GraphScopes:
+    """Opens and closes the regions of module calls in graphs; each thread has its own running graphs."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._frames: dict[int, list[_Frame]] = {}
+
+    def run(self, forward: Callable[..., Any], is_body: bool, *args: Any, **kwargs: Any) -> Any:
+        """Run a graph's instrumented forward; a body of an op, such as torch.cond, runs inside the op's module calls."""
+        frames = self._frames.setdefault(get_ident(), [])
+        keys = [key for key, _ in frames[-1].opened] if is_body and frames else ()
+        frames.append(_Frame(keys))
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            frames.pop()
+
+    def enter(self, key: str, region: int, *values: Any) -> None:
+        """Open the region of a module call."""
+        frame = self._frames[get_ident()][-1]
+        depth = len(frame.opened)
+        is_open = frame.inherited[depth : depth + 1] == [key] and all(token is None for _, token in frame.opened)
+        frame.opened.append((key, None if is_open else self._recorder.enter(region, values)))
+
+    def leave(self, *values: Any) -> None:
+        """Close the innermost region."""
+        _, token = self._frames[get_ident()][-1].opened.pop()
+        if token is not None:
+            self._recorder.leave(token, values)
+
+
+def graph_scopes(recorder: Recorder, model_index: ModelIndex) -> list[Wrapper]:
+    """Return the wrappers that run a model's graphs with regions."""
+    scopes = GraphScopes(recorder)
+    graphs = model_index.graphs
+    found: list[Wrapper] = []
+    if graphs is None:
+        return found
+    for position, prefix in graphs.prefixes.items():
+        module: Any = model_index.modules[position]
+        region_of = partial(_region, recorder, prefix, graphs.aliases)
+        forward = _instrument(module, scopes, region_of)
+        if forward is not None and "forward" not in vars(module):
+            found.append((_patch(type(module)), partial(_around, recorder, scopes, forward, position in graphs.bodies)))
+    return found
+
+
+def _patch(cls: type) -> Patch:
+    patch = _FORWARDS.get(cls)
+    if patch is None:
+        patch = _FORWARDS[cls] = Patch(cls, "forward")
+    return patch
+
+
+def _around(
+    recorder: Recorder,
+    scopes: GraphScopes,
+    forward: Callable[..., Any],
+    is_body: bool,
+    original: Callable[..., Any],
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() != recorder.thread and not recorder.is_recording_thread():
+            return original(*args, **kwargs)
+        return scopes.run(forward, is_body, *args, **kwargs)
+
+    return call
+
+
+def _region(recorder: Recorder, prefix: str, aliases: dict[str, str], path: str) -> int:
+    full = prefix_path(prefix, path)
+    return recorder.region(Region("module", aliases.get(full, full)))
+
+
+def _instrument(
+    module: fx.GraphModule, scopes: GraphScopes, region_of: Callable[[str], int]
+) -> Callable[..., Any] | None:
+    """Return the forward of a graph that also enters and leaves regions, or None if its nodes name no modules."""
+    graph = copy.deepcopy(module.graph)
+    calls = _find_calls(list(graph.nodes))
+    if not calls:
+        return None
+    begins, ends = defaultdict[fx.Node, list[_Call]](list), defaultdict[fx.Node, list[_Call]](list)
+    for call in calls:
+        begins[call.first].append(call)
+        ends[call.after].insert(0, call)  # inner calls end first
+    for node in {**begins, **ends}:
+        with graph.inserting_before(node):
+            for call in ends[node]:
+                graph.call_function(scopes.leave, tuple(call.outputs))
+            for call in begins[node]:
+                graph.call_function(scopes.enter, (call.scope.key, region_of(call.scope.path), *call.inputs))
+    code = graph.python_code(root_module="self")
+    namespace = dict(code.globals)
+    exec(compile(code.src, "<fvflops graph>", "exec"), namespace)
+    forward: Callable[..., Any] = namespace["forward"]
+    return forward
+
+
+@dataclass(slots=True)
+class _Call:
+    """A module call: the nodes before which it begins and ends, the values that it takes, and those it returns."""
+
+    scope: NodeScope
+    first: fx.Node
+    start: int
+    after: fx.Node
+    inputs: dict[fx.Node, None] = field(default_factory=dict)
+    end: int = 0
+    outputs: list[fx.Node] = field(default_factory=list)
+
+
+def _find_calls(nodes: Sequence[fx.Node]) -> list[_Call]:
+    """Return the module calls of a graph, in the order in which they begin."""
+    positions = {node: position for position, node in enumerate(nodes)}
+    calls: list[_Call] = []
+    opened: list[_Call] = []
+
+    def close(depth: int, node: fx.Node, position: int) -> None:
+        for call in reversed(opened[depth:]):
+            call.end, call.after = position, node
+        del opened[depth:]
+
+    for position, node in enumerate(nodes):
+        if node.op == "output":
+            close(0, node, position)
+        elif runs_ops(node):
+            around = scopes_of(node)
+            if node.op == "call_module" and around and around[-1].path == node.target:
+                around = around[:-1]  # the module itself is called
+            common = 0
+            while common < min(len(opened), len(around)) and opened[common].scope.key == around[common].key:
+                common += 1
+            close(common, node, position)
+            new = [_Call(scope, node, position, nodes[-1]) for scope in around[common:]]
+            calls += new
+            opened += new
+        for call in opened:
+            call.inputs.update(
+                dict.fromkeys(
+                    source
+                    for source in node.all_input_nodes
+                    if positions[source] < call.start and source.op != "get_attr"
+                )
+            )
+    for call in calls:
+        call.outputs = [
+            node
+            for node in nodes[call.start : call.end]
+            if node.op != "get_attr" and any(positions[user] >= call.end for user in node.users)
+        ]
+    return calls

@@ -1,0 +1,221 @@
+"""Modules of a `torch.fx` graph that was exported or traced, from the metadata that its nodes have."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from fvflops.trace import ModuleInfo, ModuleTree
+from fvflops.trace.module_tree import modules_above
+
+# Where dynamo and torch.export name the exported model itself.
+_ROOTS = re.compile(r"^(L\['self'\]|L__self__|_export_root)(\.|$)")
+_SUBSCRIPT = re.compile(r"\['?([^\]']*)'?\]")
+# A further call of a module, in keys of `nn_module_stack` and in names of unflattened modules.
+_CALL = re.compile(r"@\d+")
+# torch.nn's own modules are defined in torch.nn.modules.
+_NN_CLASS = re.compile(r"^torch\.nn\.modules\.\w+\.")
+
+
+class NodeScope(NamedTuple):
+    """A module call around a node: `key` differs between calls, `path` is the module's, `class_name` is qualified."""
+
+    key: str
+    path: str
+    class_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphModules:
+    """The graphs of a model, and the modules that their nodes name.
+
+    `prefixes` maps the position of each GraphModule with such metadata, in the model's modules, to the path of the
+    module that was exported. `bodies` are the positions of those that another graph passes to an op, such as the
+    branches of torch.cond. `added` maps paths to the modules that no longer exist as such, or only as a container of
+    their parameters; `aliases` maps further paths of a module to its first. `hidden` are paths that tracing added.
+    """
+
+    prefixes: Mapping[int, str]
+    bodies: frozenset[int]
+    added: Mapping[str, str]
+    aliases: Mapping[str, str]
+    hidden: frozenset[str]
+
+    def is_hidden(self, path: str) -> bool:
+        """Return whether a path is one that tracing added, or inside one."""
+        return bool(self.hidden) and (path in self.hidden or not self.hidden.isdisjoint(modules_above(path)))
+
+
+def is_graph(cls: type) -> bool:
+    """Return whether a class is that of graph modules."""
+    return issubclass(cls, fx.GraphModule)
+
+
+def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], positions: Iterable[int]) -> GraphModules:
+    """Return the modules that the graphs at `positions` of a model's modules name; `names` maps modules to paths.
+
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.norm = nn.LayerNorm(4)
+    ...
+    ...     def forward(self, x):
+    ...         return self.norm(x)
+    >>> graph = torch.export.export(Net(), (torch.ones(2, 4),)).module()
+    >>> read_graphs([graph], {graph: ""}, [0]).added
+    {'': 'Net', 'norm': 'torch.nn.LayerNorm'}
+    """
+    prefixes: dict[int, str] = {}
+    bodies: set[int] = set()
+    added: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    hidden: set[str] = set()
+    by_id = {id(module): position for position, module in enumerate(modules)}
+    for position in positions:
+        module: Any = modules[position]
+        path = names[module]
+        children = {prefix_path(path, name): child for name, child in module.named_children()}
+        passed = _passed_bodies(module)
+        hidden |= {name for name, child in children.items() if _is_guard(child)}
+        hidden |= {prefix_path(path, name) for name in passed if _has_no_tensors(module.get_submodule(name))}
+        inner = [by_id[id(module.get_submodule(name))] for name in passed]
+        bodies.update(inner)
+        prefix = prefixes.get(position, path) if position in bodies else path
+        scopes = [scope for node in module.graph.nodes for scope in scopes_of(node)]
+        if not scopes and not _names_root(module):
+            continue
+        prefixes[position] = prefix
+        prefixes.update(dict.fromkeys(inner, prefix))
+        root = next((kind for node in module.graph.nodes if (kind := _root_class(node))), "")
+        if root and position not in bodies:
+            added.setdefault(prefix, root)
+        by_key: dict[str, str] = {}
+        for scope in scopes:
+            full = prefix_path(prefix, scope.path)
+            added.setdefault(full, scope.class_name)
+            identity = _CALL.sub("", scope.key)
+            if identity.isdecimal():  # the module's address when it was traced by dynamo
+                first = by_key.setdefault(identity, full)
+                if first != full:
+                    aliases[full] = first
+    return GraphModules(prefixes, frozenset(bodies), added, aliases, frozenset(hidden))
+
+
+def scopes_of(node: fx.Node) -> tuple[NodeScope, ...]:
+    """Return the module calls around a node, outermost first, without the root."""
+    return tuple(scope for scope in _all_scopes(node) if scope.path)
+
+
+def prefix_path(prefix: str, path: str) -> str:
+    """Return a path inside a module, from the model's root.
+
+    >>> prefix_path("", "fc"), prefix_path("net", ""), prefix_path("net", "fc")
+    ('fc', 'net', 'net.fc')
+    """
+    return f"{prefix}.{path}" if prefix and path else prefix or path
+
+
+def runs_ops(node: fx.Node) -> bool:
+    """Return whether a node may run ops; one that only reads an attribute, an element or a size does not."""
+    if node.op == "call_function":
+        value = node.meta.get("val")
+        return node.target is not operator.getitem and not isinstance(value, (torch.SymInt, torch.SymFloat, int))
+    return node.op == "call_method" or (node.op == "call_module" and "guards" not in str(node.target))
+
+
+def with_graph_modules(tree: ModuleTree, graphs: GraphModules) -> ModuleTree:
+    """Return a module tree with the modules that graphs name, and without those that tracing added."""
+    modules = {name: info for name, info in tree.by_name.items() if not graphs.is_hidden(name)}
+    for path, class_name in graphs.added.items():
+        short = class_name.rpartition(".")[2]
+        canonical = graphs.aliases.get(path, path)
+        info = modules.get(path)
+        if info is None:
+            for ancestor in (*modules_above(path)[1:], path):
+                if ancestor not in modules:
+                    modules[ancestor] = ModuleInfo(ancestor, ancestor, "Module", has_forward=False)
+            modules[path] = ModuleInfo(path, canonical, short, (class_name,))
+        else:
+            # A container of parameters has no forward of its own.
+            classes = (class_name,) if info.class_name in ("Module", "GraphModule") else info.classes
+            modules[path] = replace(info, class_name=short, classes=classes, has_forward=True)
+    return ModuleTree(_in_tree_order(modules))
+
+
+def _in_tree_order(modules: Mapping[str, ModuleInfo]) -> dict[str, ModuleInfo]:
+    """Return modules parents before children, with the children that they have now."""
+    children: dict[str, list[str]] = {}
+    for path in modules:
+        if path:
+            children.setdefault(path.rpartition(".")[0], []).append(path)
+    ordered: dict[str, ModuleInfo] = {}
+    pending = [""]
+    while pending:
+        path = pending.pop()
+        found = children.get(path, [])
+        absent = [(key, child) for key, child in modules[path].children if child is None]
+        ordered[path] = replace(
+            modules[path], children=(*((child.rpartition(".")[2], child) for child in found), *absent)
+        )
+        pending += reversed(found)
+    return ordered
+
+
+def _all_scopes(node: fx.Node) -> Iterator[NodeScope]:
+    stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+    for key, (path, kind) in stack.items():
+        yield NodeScope(str(key), _clean(path), _qualify(kind))
+
+
+def _clean(path: str) -> str:
+    """Return a module's path as `named_modules` writes it.
+
+    >>> _clean("L['self'].layers['0'].fc"), _clean("_export_root.b"), _clean("fc@1")
+    ('layers.0.fc', 'b', 'fc')
+    """
+    return _SUBSCRIPT.sub(r".\1", _CALL.sub("", _ROOTS.sub("", path))).lstrip(".")
+
+
+def _qualify(kind: Any) -> str:
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    # Where a class was defined in __main__ or in a function, its own name is what a reader knows.
+    return _NN_CLASS.sub("torch.nn.", name.rpartition("<locals>.")[2]).removeprefix("__main__.")
+
+
+def _root_class(node: fx.Node) -> str:
+    return next((scope.class_name for scope in _all_scopes(node) if not scope.path), "")
+
+
+def _names_root(module: fx.GraphModule) -> bool:
+    return any(_root_class(node) for node in module.graph.nodes)
+
+
+def _passed_bodies(module: fx.GraphModule) -> list[str]:
+    """Return the names of the graphs that a graph passes to ops, such as the branches of torch.cond."""
+    return [
+        str(node.target)
+        for node in module.graph.nodes
+        if node.op == "get_attr" and isinstance(_attribute(module, str(node.target)), fx.GraphModule)
+    ]
+
+
+def _attribute(module: nn.Module, path: str) -> object:
+    value: object = module
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _is_guard(module: nn.Module) -> bool:
+    """Return whether a module is the one with which torch.export checks its inputs."""
+    return type(module).__name__ == "GuardsFn"
+
+
+def _has_no_tensors(module: nn.Module) -> bool:
+    return not [*module.parameters(), *module.buffers()]
