@@ -1,20 +1,14 @@
-"""Load and record programs exported by `torch.export`, with the modules of the original model."""
+"""Programs that `torch.export` exported: load them, and run them as modules."""
 
 from __future__ import annotations
 
 import os
 import warnings
 import zipfile
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-
-from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.formulas import FormulaTable
-from fvflops.trace import ModuleTree, Trace
 
 
 def is_program(source: object) -> bool:
@@ -42,44 +36,9 @@ def load_program(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{name}: not a program of torch.export: {reason}") from error
 
 
-def record_program(
-    program: Any,
-    inputs: Any = None,
-    *,
-    kwargs: Mapping[str, Any] | None = None,
-    table: str | FormulaTable = "default",
-    **options: Any,
-) -> Trace:
-    """Return the Trace of a program, with the module names and classes of the model that was exported.
-
-    Without `inputs` it runs on its example inputs; a program that has none raises ValueError. The other arguments are
-    those of FlopCountAnalysis.
-    """
-    if inputs is None and kwargs is None:
-        if program.example_inputs is None:
-            raise ValueError("the exported program has no example inputs: pass inputs")
-        inputs, kwargs = program.example_inputs
-    module, classes = _unflatten(program)
-    flops = FlopCountAnalysis(module, inputs, kwargs=kwargs, table=table, **options)
-    trace = flops.trace()
-    by_name = {
-        name: replace(module_info, class_name=classes.get(name, module_info.class_name))
-        for name, module_info in trace.modules.by_name.items()
-    }
-    return replace(trace, modules=ModuleTree(by_name))
-
-
-def _unflatten(program: Any) -> tuple[nn.Module, dict[str, str]]:
-    """Return a module that runs the program, and name → class of the original modules."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module = torch.export.unflatten(program)
-    except Exception:  # a program without module hierarchy runs as one module
-        return program.module(), {}
-    classes = {}
-    for name, part in module.named_modules(remove_duplicate=False):
-        kind = part.type_name() if hasattr(part, "type_name") else None
-        if isinstance(kind, str):
-            classes[name] = kind.rpartition(".")[2]
-    return module, classes
+def program_module(program: Any) -> nn.Module:
+    """Return the module that runs a program; it has the modules' names and classes of the model that was exported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module: nn.Module = program.module()
+    return module

@@ -16,6 +16,7 @@ from fvflops import __version__, paths
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.analysis.model_run import ModelRun
 from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.recorder.signature import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
 from fvflops.counting.unsupported_locations import find_unsupported_locations
@@ -253,6 +254,8 @@ class ModelAnalysis:
         """
         missing = [] if self._trace is None else self._missing_stops(self._trace)
         if self._trace is not None and not missing:
+            if self._is_loaded:
+                self._check_whole_ops(self._trace)
             return self._trace
         if self._is_loaded:
             raise TraceError(
@@ -380,6 +383,19 @@ class ModelAnalysis:
         """Return the composite ops that this analysis counts as a whole and a trace has decomposed."""
         stops = self._cost_model().stops_at
         return sorted({packet_of(name) for name in trace.decomposed if name in stops})
+
+    def _check_whole_ops(self, trace: Trace) -> None:
+        """Raise TraceError for a loaded Trace with composite ops of which the table counts the ops inside."""
+        if self._table is None:
+            return
+        stops = self._cost_model().stops_at
+        recorded = {signature.op for signature in trace.signatures if signature.op in trace.stops_at}
+        whole = sorted({packet_of(op) for op in recorded if op not in stops and is_composite(op)})
+        if whole:
+            raise TraceError(
+                f"this trace has {', '.join(whole)} as a whole, and the convention {self._table.name} counts the ops "
+                "inside: record the model again, by this convention"
+            )
 
     def _counts_by_module(self) -> dict[str, Counter[str]]:
         if self._by_module_and_operator is None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.analysis.exported_program import is_program, program_module
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call
@@ -17,7 +18,10 @@ from fvflops.trace import StopsAt, Trace, TraceError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelRun:
-    """A model with its inputs and the settings of `record_call`; `model` is None for an analysis of a Trace."""
+    """A model with its inputs and the settings of `record_call`; `model` is None for an analysis of a Trace.
+
+    A program of torch.export becomes its module; without `inputs` and `kwargs` it runs on its example inputs.
+    """
 
     model: Model | None
     inputs: Any = None
@@ -30,6 +34,15 @@ class ModelRun:
     def __post_init__(self) -> None:
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {self.execution!r}")
+        if is_program(self.model):
+            program: Any = self.model
+            if self.inputs is None and self.kwargs is None:
+                if program.example_inputs is None:
+                    raise ValueError("the exported program has no example inputs: pass inputs")
+                args, kwargs = program.example_inputs
+                object.__setattr__(self, "inputs", args)
+                object.__setattr__(self, "kwargs", kwargs)
+            object.__setattr__(self, "model", program_module(program))
         if isinstance(self.model, nn.Module):
             object.__setattr__(self, "model", unwrap_compiled(self.model))
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from fvflops.analysis.trace_file import ENDINGS
 from fvflops.reports.formats import FORMATS, check_format
 from fvflops.sources.options import SourceOptions
 from fvflops.zoo import ZOO
@@ -25,7 +26,8 @@ def add_model_source(
         "model",
         nargs=nargs,
         metavar="MODEL",
-        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY; "
+        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY, file.py:FACTORY, or a "
+        "file: a torch.export program, TorchScript, ONNX, a pickled module or (where nothing runs) a saved Trace; "
         f"the zoo: {', '.join(ZOO)}",
     )
     add_inputs(parser, shape=shape)
@@ -41,13 +43,30 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
     parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
+    parser.add_argument(
+        "--unpickle",
+        action="store_true",
+        help="load a pickled module (torch.save(model)), which runs code that the file names: only if you trust it",
+    )
 
 
 def model_options(
-    arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
+    arguments: argparse.Namespace,
+    *,
+    inputs: Sequence[str] | None = None,
+    config: str | None = None,
+    device: str | None = None,
 ) -> SourceOptions:
-    """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to those of the arguments."""
-    return SourceOptions(tuple(arguments.input if inputs is None else inputs), arguments.config, device)
+    """Return how the MODEL of the arguments is built, on a device.
+
+    `inputs` and `config` default to those of the arguments.
+    """
+    return SourceOptions(
+        inputs=tuple(arguments.input if inputs is None else inputs),
+        config=arguments.config if config is None else config or None,
+        device=device,
+        unpickle=getattr(arguments, "unpickle", False),
+    )
 
 
 def add_assume(parser: argparse.ArgumentParser) -> None:
@@ -146,6 +165,16 @@ def add_output(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--output", metavar="PATH", help="file for the report; default: the terminal")
 
 
+def add_save_trace(files: argparse._ActionsContainer) -> None:
+    """Add the path of the recorded Trace."""
+    files.add_argument(
+        "--save-trace",
+        type=parse_trace_name,
+        metavar="FILE",
+        help="save the Trace as .json or .json.gz, for use as MODEL of count, compare, roofline, diff and check",
+    )
+
+
 def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:
     """Add the paths of files for Perfetto, speedscope and flame graphs."""
     files.add_argument(
@@ -180,6 +209,13 @@ def parse_top(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
     return int(text)
+
+
+def parse_trace_name(text: str) -> str:
+    """Return the file name of a saved Trace, as argparse's `type`."""
+    if not text.endswith(ENDINGS):
+        raise argparse.ArgumentTypeError(f"the name of a saved Trace ends in {' or '.join(ENDINGS)}; got {text!r}")
+    return text
 
 
 def parse_format(formats: Mapping[str, str], text: str) -> str:

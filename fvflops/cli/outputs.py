@@ -11,7 +11,7 @@ from fvflops.cli.terminal import find_width
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 
-_OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "html")
+_OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "html", "save_trace")
 # Arguments that may be the path of an input file, or FILE:NAME.
 _INPUTS = ("model", "other", "budget", "table", "config", "config_b", "peaks", "device", "shard")
 
@@ -27,9 +27,9 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     inputs, written = _find_inputs(arguments), set[str]()
     for option, path in outputs:
         if (location := _resolve(path)) in inputs:
-            raise ValueError(f"--{option} {path}: this run reads that file: choose another path")
+            raise ValueError(f"--{option.replace('_', '-')} {path}: this run reads that file: choose another path")
         if location in written:
-            raise ValueError(f"--{option} {path}: another file of this run has that path")
+            raise ValueError(f"--{option.replace('_', '-')} {path}: another file of this run has that path")
         written.add(location)
     for _, path in outputs:
         paths.check_writable(path)

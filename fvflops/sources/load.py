@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from fvflops.sources.factory import build_from_factory
-from fvflops.sources.input_specs import make_arguments, parse_input
+from fvflops.sources.files import is_file, load_file
+from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 
@@ -45,6 +46,11 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
 
     A missing or misspelt name or value raises ValueError.
     """
+    specs = tuple(parse_input(text) for text in options.inputs)
+    if is_file(name):
+        if options.device is not None:
+            _check_device(options.device)
+        return _with_inputs(name, load_file(name, options), specs)
     source, separator, rest = name.rpartition(":")
     if name == "zoo:":
         names = ", ".join(load_source("zoo").list_names())
@@ -52,11 +58,10 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
     if not separator or not rest or not source:
         raise ValueError(
             f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
-            "transformers:CLASS, package.module:factory or file.py:factory"
+            "transformers:CLASS, package.module:factory, file.py:factory or a file (.pt2, TorchScript, ONNX)"
         )
     if options.config is not None and source != "transformers":
         raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
-    specs = tuple(parse_input(text) for text in options.inputs)
     if options.device is not None:
         _check_device(options.device)
     with torch.device(options.device) if options.device is not None else nullcontext():
@@ -64,13 +69,18 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
             built = load_source(source).build(rest, options)
         else:
             built = build_from_factory(source, rest, options)
-    device_of_model = _device_of(built.model)
-    if not specs and built.inputs is not None:
-        return LoadedModel(built.model, built.inputs, {}, assumed=False)
+    return _with_inputs(name, built, specs)
+
+
+def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...]) -> LoadedModel:
+    """Return a model on the inputs that the options name, else on its own, else on those of its source."""
+    state: dict[str, Any] = {"is_program": built.is_program, "accepts": built.accepts}
+    if not specs and (built.inputs is not None or built.kwargs):
+        return LoadedModel(built.model, built.inputs, built.kwargs, assumed=False, **state)
     if not specs and not built.specs:
         raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
-    args, kwargs = make_arguments(specs or built.specs, device_of_model)
-    return LoadedModel(built.model, args, kwargs, assumed=not specs)
+    args, kwargs = make_arguments(specs or built.specs, _device_of(built.model))
+    return LoadedModel(built.model, args, kwargs, assumed=not specs, **state)
 
 
 def _check_device(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,21 +21,40 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model to count with its inputs; `assumed` is whether these are defaults."""
+    """A model to count with its inputs; `assumed` is whether these are defaults.
+
+    `is_program`: it was exported in training or eval mode, and keeps that. `accepts` describes the inputs that it takes
+    where that is known.
+    """
 
     model: nn.Module
     inputs: Any
     kwargs: Mapping[str, Any]
     assumed: bool
+    is_program: bool = False
+    accepts: str = ""
+
+    def train(self, mode: bool, *, option: str = "") -> None:
+        """Set training or eval mode; `option` asked for it, which raises ValueError for an exported program."""
+        if not self.is_program:
+            self.model.train(mode)
+        elif mode and option:
+            raise ValueError(f"an exported program keeps the mode in which it was exported: omit {option}")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """What a source returns: a model with its library's input shapes, or with inputs of its own."""
+    """What a source returns: a model with its library's input shapes, or with inputs of its own.
+
+    `is_program` and `accepts` are those of LoadedModel.
+    """
 
     model: nn.Module
     specs: tuple[InputSpec, ...] = ()
     inputs: Any = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_program: bool = False
+    accepts: str = ""
 
 
 def parse_dtype(text: str) -> str:
@@ -57,11 +76,16 @@ def cast_model(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
 
 
 def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
-    """Return the result of `analyse`; if the inputs are defaults, an error of the model's forward includes them."""
+    """Return the result of `analyse`; an error of the model's forward includes inputs that are defaults.
+
+    That of an exported program includes the inputs that it accepts.
+    """
     try:
         return analyse()
     except Exception as error:
-        if subject.assumed and error.args and describe_module(error):
+        if subject.accepts and error.args and describe_module(error):
+            error.args = (f"{error.args[0]} (the program accepts {subject.accepts})", *error.args[1:])
+        elif subject.assumed and error.args and describe_module(error):
             shapes = ", ".join(describe_inputs(subject.inputs, subject.kwargs))
             error.args = (
                 f"{error.args[0]} (default inputs: {shapes}; pass others by --input)",

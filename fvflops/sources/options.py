@@ -11,12 +11,13 @@ class SourceOptions:
 
     `inputs` are texts such as `1,3,224,224` or `ids=1,128:int64`; without them the source's default inputs are used.
     `config` is JSON, or the path of a JSON file, for transformers. `device` is where the model is built, such as
-    `meta`.
+    `meta`. `unpickle` allows to load a pickled module, which runs code that the file names.
     """
 
     inputs: tuple[str, ...] = ()
     config: str | None = None
     device: str | None = None
+    unpickle: bool = False
 
 
 DEFAULT_OPTIONS = SourceOptions()

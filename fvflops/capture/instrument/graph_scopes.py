@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,9 @@ def _instrument(
     module: fx.GraphModule, scopes: GraphScopes, region_of: Callable[[str], int]
 ) -> Callable[..., Any] | None:
     """Return the forward of a graph that also enters and leaves regions, or None if its nodes name no modules."""
-    graph = copy.deepcopy(module.graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch copies the structure of the inputs by a way that it deprecates
+        graph = copy.deepcopy(module.graph)
     calls = _find_calls(list(graph.nodes))
     if not calls:
         return None

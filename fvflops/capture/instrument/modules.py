@@ -86,11 +86,12 @@ def _around(
     unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
-    regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
-    if model_index.graphs is not None:
-        for module, name in model_index.names.items():
-            if model_index.graphs.is_hidden(name):
-                del regions[id(module)]
+    graphs = model_index.graphs
+    regions = {
+        id(module): recorder.region(region)
+        for module, region in zip(model_index.modules, model_index.regions, strict=True)
+        if graphs is None or not graphs.is_hidden(region.name)
+    }
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
             del regions[id(module)]

@@ -110,6 +110,15 @@ def describe_op(op: Any) -> OpSchema:
     )
 
 
+def is_composite(op: str) -> bool:
+    """Return whether torch can decompose an op, by its name; False for one that this process does not know.
+
+    >>> is_composite("aten::linear"), is_composite("aten::mm"), is_composite("mylib::scan")
+    (True, False, False)
+    """
+    return bool(has_kernel(op) and has_kernel_for_key(op, "CompositeImplicitAutograd"))
+
+
 def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
     """Return one value for each argument of the schema, with defaults.
 

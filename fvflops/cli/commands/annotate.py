@@ -136,7 +136,7 @@ def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Calla
     """Return the Trace of one step of the model."""
     device = arguments.device or find_device(arguments.traces)
     subject = load_model(arguments.model, model_options(arguments))
-    subject.model.train(arguments.train)
+    subject.train(arguments.train, option="--train")
     options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
     options["assume"] = parse_assumptions(arguments.assume)
     analysis: FlopCountAnalysis

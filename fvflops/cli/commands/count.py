@@ -11,16 +11,17 @@ from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.call_report import call_report
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.arguments import (
     add_depth,
     add_exports,
     add_model,
     add_report,
     add_run,
-    model_options,
-    parse_assumptions,
+    add_save_trace,
 )
 from fvflops.cli.exports import check_exports
+from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
 from fvflops.counting.unsupported_locations import find_unsupported_locations
@@ -30,8 +31,6 @@ from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_locations
-from fvflops.sources.load import load_model
-from fvflops.sources.loaded_model import with_input_hint
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
 from fvflops.views.breakdown import read_breakdown
@@ -71,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="fail if there are unsupported ops")
     files = parser.add_argument_group("additional files")
     add_exports(files, weights="flops (default), macs, bytes, memory")
+    add_save_trace(files)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     flops = _analyse(arguments)
     if arguments.strict:
         _raise_for_unsupported(flops, arguments.table)
+    if arguments.save_trace is not None:
+        save_trace(flops.trace(), arguments.save_trace)
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)
     if arguments.by in CALL_VIEWS:
@@ -123,20 +125,8 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
 
 def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
     table = load_table(arguments.table)
-    subject = load_model(arguments.model, model_options(arguments, device=arguments.device))
-    subject.model.train(arguments.train)
-    flops = FlopCountAnalysis(
-        subject.model,
-        subject.inputs,
-        kwargs=subject.kwargs,
-        table=table,
-        execution=arguments.execution,
-        assume=parse_assumptions(arguments.assume),
-        lines=arguments.by in ("op", "line") or arguments.format == "model-explorer",
-        warn=False,
-    )
-    with_input_hint(subject, flops.trace)
-    return flops
+    lines = arguments.by in ("op", "line") or arguments.format == "model-explorer"
+    return open_analysis(arguments.model, arguments, table, lines=lines)
 
 
 def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:

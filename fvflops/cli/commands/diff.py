@@ -6,7 +6,7 @@ import argparse
 import os
 
 from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run
-from fvflops.cli.open_analysis import FILES, open_analysis
+from fvflops.cli.open_analysis import contains_inputs, open_analysis
 from fvflops.cli.outputs import write_report
 from fvflops.features.diff.diff import diff_traces
 from fvflops.features.diff.model import MEASURES
@@ -19,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="A",
-        help="a MODEL as for count, a Trace (.json, from count --format trace), a torch.export program (.pt2), or "
-        "REV:file.py:FACTORY of a git revision",
+        help="a MODEL as for count, a Trace (from count --save-trace), or REV:file.py:FACTORY of a git revision",
     )
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)
@@ -43,14 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
     table = load_table(arguments.table)
     first = open_analysis(arguments.model, arguments, table)
-    # A saved trace or program contains its inputs, so those of A do not apply.
-    is_file = arguments.other.endswith(FILES)
+    # A saved Trace or program contains its inputs, so those of A do not apply.
+    has_inputs = contains_inputs(arguments.other)
     second = open_analysis(
         arguments.other,
         arguments,
         table,
-        inputs=arguments.input_b or ([] if is_file else None),
-        config=arguments.config_b or ("" if is_file else None),
+        inputs=arguments.input_b or ([] if has_inputs else None),
+        config=arguments.config_b or ("" if has_inputs else None),
         in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     loss = _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
     subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    subject.model.train(not arguments.inference)
+    subject.train(not arguments.inference)
     subject = subject if dtype is None else cast_model(subject, dtype)
     checkpoint = _find_modules(subject, arguments.checkpoint)
     step: dict[str, Any] = {

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     subject = load_model(arguments.model, model_options(arguments, device="meta"))
     if arguments.dtype is not None:
         subject.model.to(_dtype(arguments.dtype))
-    subject.model.train()
+    subject.train(True)
     shard_by: Callable[[nn.Module, Any], Any] | None = None
     if arguments.shard is not None:
         shard_by = load_function(arguments.shard, "--shard")

@@ -12,8 +12,17 @@ import torch
 
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
+from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_backward, add_depth, add_exports, add_model_source, add_report, model_options
+from fvflops.cli.arguments import (
+    add_backward,
+    add_depth,
+    add_exports,
+    add_model_source,
+    add_report,
+    add_save_trace,
+    model_options,
+)
 from fvflops.cli.exports import check_exports
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.progress import Progress
@@ -89,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
     files = parser.add_argument_group("additional files")
     add_exports(files, weights="time (default), flops, macs, bytes, memory")
+    add_save_trace(files)
     files.add_argument("--html", metavar="PATH", help="interactive page of the modules; --format html is the report")
 
 
@@ -101,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = _read_runs(arguments)
     device = _choose_device(arguments.device)
     subject = load_model(arguments.model, model_options(arguments, device=device))
-    subject.model.train(arguments.train)
+    subject.train(arguments.train, option="--train")
     _check_ignored(arguments.ignore, checked.table)
     progress = Progress()
     profile = ProfileAnalysis(
@@ -175,6 +185,8 @@ def _check_files(arguments: argparse.Namespace) -> dict[str, str]:
     files = check_exports(arguments)
     if arguments.html is not None:
         files[arguments.html] = "html"
+    if arguments.save_trace is not None:
+        files[arguments.save_trace] = "trace"
     return files
 
 
@@ -239,6 +251,8 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: Che
                 _write_report(profile, arguments, checked)
             elif format == "html":
                 profile.to_html(path)
+            elif format == "trace":
+                save_trace(profile.trace(), path)
             else:
                 profile.export(path, format=format, weight=arguments.weight)
         except BrokenPipeError:

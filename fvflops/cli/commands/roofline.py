@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
-from fvflops.analysis.training_step import sum_results
+from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.arguments import (
     add_backward,
     add_depth,
@@ -13,20 +12,19 @@ from fvflops.cli.arguments import (
     add_plot,
     add_report,
     add_run,
-    model_options,
-    parse_assumptions,
+    add_save_trace,
 )
+from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.roofline.report import SHOWN, VIEWS, roofline_report
 from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
 from fvflops.features.utilisation.devices import load_peaks
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
-from fvflops.sources.load import load_model
-from fvflops.sources.loaded_model import LoadedModel, cast_model, parse_dtype, with_input_hint
+from fvflops.sources.loaded_model import parse_dtype
 
 DEFAULT_TABLE = "exact"
 
@@ -50,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_depth(parser)
     add_report(parser)
     add_plot(parser)
+    add_save_trace(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,12 +68,18 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.device is None:
             raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
         device = load_peaks(arguments.device, "--device")
-    subject = load_model(arguments.model, model_options(arguments, device=arguments.build))
-    subject.model.train(arguments.train)
-    if dtype is not None:
-        subject = cast_model(subject, PRODUCTS[dtype])
-    analysis = _analyse(subject, table, arguments)
-    with_input_hint(subject, analysis.trace)
+    if arguments.backward and arguments.execution == "real":
+        raise ValueError("--backward uses shape execution: omit --execution real")
+    analysis = open_analysis(
+        arguments.model,
+        arguments,
+        table,
+        build_on=arguments.build or "",
+        dtype=None if dtype is None else PRODUCTS[dtype],
+        backward=arguments.backward,
+    )
+    if arguments.save_trace is not None:
+        save_trace(analysis.trace(), arguments.save_trace)
     if arguments.measure:
         device = measure_device(arguments.device)
     result = roofline(analysis, device=device, table=table, float32_matmul="tf32" if dtype == "tf32" else None)
@@ -86,21 +91,3 @@ def run(arguments: argparse.Namespace) -> int:
         report = report.ranked(sort=arguments.sort, top=SHOWN)
     write_report(report, arguments)
     return 0
-
-
-def _analyse(subject: LoadedModel, table: FormulaTable, arguments: argparse.Namespace) -> FlopCountAnalysis:
-    assume = parse_assumptions(arguments.assume)
-    if not arguments.backward:
-        return FlopCountAnalysis(
-            subject.model,
-            subject.inputs,
-            kwargs=subject.kwargs,
-            table=table,
-            execution=arguments.execution,
-            assume=assume,
-        )
-    if arguments.execution == "real":
-        raise ValueError("--backward uses shape execution: omit --execution real")
-    return TrainingStepAnalysis(
-        subject.model, subject.inputs, kwargs=subject.kwargs, loss=sum_results, table=table, assume=assume
-    )

@@ -131,7 +131,7 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Docum
     sizes = parse_generation(arguments.generate)
     subject = load_model(arguments.model, model_options(arguments, inputs=["1,1:int64"], device=arguments.device))
     cost = generation_cost(
-        subject.model.train(arguments.train),
+        _in_mode(subject, arguments).model,
         prompt=sizes["prompt"],
         new=sizes["new"],
         batch=sizes.get("batch", 1),
@@ -255,7 +255,7 @@ def _load(
     smallest = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(smallest)) for template in templates]
     subject = load_model(arguments.model, model_options(arguments, inputs=texts, device=arguments.device))
-    subject.model.train(arguments.train)
+    _in_mode(subject, arguments)
     if not templates:
         args = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)
         inputs = [*((None, value) for value in args), *subject.kwargs.items()]
@@ -313,6 +313,11 @@ def _fill_functions(templates: Sequence[Template], device: torch.device) -> tupl
 def _write_spec(spec: InputSpec) -> str:
     name = f"{spec.name}=" if spec.name else ""
     return f"{name}{','.join(map(str, spec.shape))}:{spec.dtype}"
+
+
+def _in_mode(subject: LoadedModel, arguments: argparse.Namespace) -> LoadedModel:
+    subject.train(arguments.train, option="--train")
+    return subject
 
 
 def _device_of(subject: LoadedModel) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from fvflops.capture.run import Model
 from fvflops.features.conventions.compute import explain_differences
 from fvflops.features.conventions.model import Comparison, ConventionTotal
 from fvflops.formulas import FormulaTable, resolve_table, shipped_tables
-from fvflops.trace import Counts, Status
+from fvflops.trace import Counts, Status, TraceError
 
 
 def compare(
@@ -42,24 +42,46 @@ def compare(
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ValueError(f"compare: duplicate tables: {', '.join(duplicates)}")
+    options: dict[str, Any] = {"kwargs": kwargs, "execution": execution, "device": device, "assume": assume}
+    return compare_by(resolved, lambda table: FlopCountAnalysis(model, inputs, table=table, warn=False, **options))
+
+
+def compare_by(
+    tables: Sequence[FormulaTable],
+    analyse: Callable[[FormulaTable], FlopCountAnalysis],
+    *,
+    may_leave_out: bool = False,
+) -> Comparison:
+    """Return the counts of one model by several conventions; `analyse` returns its analysis by one of them.
+
+    A loaded Trace cannot be counted by every convention. TraceError is raised then, or with `may_leave_out` those after
+    the first are left out.
+    """
     counts: dict[str, Counts] = {}
+    left_out: list[str] = []
     inputs_text = ""
-    for table in resolved:
-        analysis = FlopCountAnalysis(
-            model, inputs, kwargs=kwargs, table=table, execution=execution, device=device, assume=assume, warn=False
-        )
-        counts[table.name] = analysis.counts()
+    for table in tables:
+        analysis = analyse(table)
+        try:
+            counts[table.name] = analysis.counts()
+        except TraceError:
+            if not may_leave_out or not counts:
+                raise
+            left_out.append(table.name)
+            continue
         inputs_text = analysis.trace().info.inputs
-    units = {table.name: table.multiply_add for table in resolved}
+    tables = [table for table in tables if table.name in counts]
+    units = {table.name: table.multiply_add for table in tables}
     return Comparison(
         inputs_text,
-        {table.name: _convention_total(table, counts[table.name]) for table in resolved},
+        {table.name: _convention_total(table, counts[table.name]) for table in tables},
         {
             (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
             for first in counts
             for second in counts
             if first != second
         },
+        tuple(left_out),
     )
 
 

@@ -51,12 +51,14 @@ class Comparison:
     """The totals of one model by several conventions, and the differences of each pair.
 
     `subject` describes the inputs. `differences` maps the names of a first and a second convention to the reasons,
-    largest first; they add up to the second's total minus the first's.
+    largest first; they add up to the second's total minus the first's. `left_out` are conventions by which a loaded
+    Trace cannot be counted.
     """
 
     subject: str
     totals: Mapping[str, ConventionTotal]
     differences: Mapping[tuple[str, str], tuple[Difference, ...]]
+    left_out: tuple[str, ...] = ()
 
     def between(self, first: str, second: str) -> tuple[Difference, ...]:
         """Return the reasons why a second convention differs from a first; a name not compared raises KeyError."""

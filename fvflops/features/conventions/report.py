@@ -48,6 +48,8 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     # One that counts FLOPs only, where others count multiply-adds too.
     without_macs = [count.name for count in counts if not count.macs and count.flops and any(c.macs for c in counts)]
     notes = [f"{', '.join(without_macs)}: multiply-adds are among the other FLOPs."] if without_macs else []
+    if comparison.left_out:
+        notes.append(f"Not by {', '.join(comparison.left_out)}: the Trace was recorded by another convention.")
     reasons: list[tuple[Value, ...]] = []
     for name, convention in comparison.totals.items():
         if name != against:

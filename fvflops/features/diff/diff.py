@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.analysis.exported_program import is_program, load_program, record_program
+from fvflops.analysis.exported_program import is_program, load_program
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
@@ -103,9 +103,7 @@ def _read_trace(
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], nn.Module):
         source, inputs = source
         kwargs = None
-    if is_program(source):
-        return record_program(source, inputs, kwargs=kwargs, table=table, **options)
-    if not callable(source):
+    if not callable(source) and not is_program(source):
         raise TypeError(
             "diff compares two of: Trace, analysis, model, (model, inputs), exported program, path; "
             f"got {type(source).__name__}"

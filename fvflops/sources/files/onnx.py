@@ -1,0 +1,1 @@
+"""ONNX models, turned into torch by onnx2torch."""

@@ -1,0 +1,102 @@
+"""Modules that torch.save pickled whole; to load one runs code that the file names."""
+
+from __future__ import annotations
+
+import os
+import pickletools
+import sys
+import zipfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from fvflops.sources.loaded_model import BuiltModel
+from fvflops.sources.options import SourceOptions
+
+# What pickled weights consist of: tensors in containers.
+_WEIGHTS = ("collections.", "torch._utils.", "torch.storage.", "torch._tensor.", "torch.nn.parameter.", "numpy.")
+_MAX_SHOWN = 3
+
+
+def build(path: str, options: SourceOptions) -> BuiltModel:
+    """Return the pickled module, if the options allow to unpickle; weights and other objects raise ValueError."""
+    names = read_globals(path)
+    classes = [name for name in names if not _belongs_to_weights(name)]
+    if not classes:
+        raise ValueError(
+            f"{path} has weights (a state_dict) and no architecture: name the model, such as timm:NAME or file.py:factory"
+        )
+    if not options.unpickle:
+        listed = ", ".join(classes[:_MAX_SHOWN]) + (" ..." if len(classes) > _MAX_SHOWN else "")
+        raise ValueError(
+            f"{path} is a pickle ({listed}), and to load one runs code that the file names: "
+            "if you trust the file, add --unpickle"
+        )
+    return BuiltModel(_find_module(path, _unpickle(path, options)))
+
+
+def read_globals(path: str) -> list[str]:
+    """Return the full names that a pickle imports, in order and each once, without running it.
+
+    A file that is no pickle raises ValueError.
+    """
+    found: dict[str, None] = {}
+    try:
+        with open(path, "rb") as file:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+                    with archive.open(name) as inner:
+                        found.update(dict.fromkeys(_read_globals(inner)))
+            else:
+                file.seek(0)
+                # torch's format before 1.6 is several pickles: two numbers, a dict, then the object.
+                while file.peek(1)[:1] == b"\x80":
+                    found.update(dict.fromkeys(_read_globals(file)))
+    except (ValueError, IndexError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is a damaged pickle: {error}") from error
+    return list(found)
+
+
+def _read_globals(file: IO[bytes]) -> Iterator[str]:
+    texts: list[str] = []  # STACK_GLOBAL takes the two texts before it
+    memo: dict[int, str] = {}
+    for opcode, value, _ in pickletools.genops(file):
+        if opcode.name == "GLOBAL":
+            yield str(value).replace(" ", ".")
+        elif opcode.name == "STACK_GLOBAL":
+            yield ".".join(texts[-2:])
+        elif opcode.name == "MEMOIZE":
+            memo[len(memo)] = texts[-1] if texts else ""
+        elif opcode.name in ("BINGET", "LONG_BINGET") and value in memo:
+            texts.append(memo[value])
+        elif isinstance(value, str):
+            texts.append(value)
+
+
+def _belongs_to_weights(name: str) -> bool:
+    module, _, attribute = name.rpartition(".")
+    is_torch_value = module == "torch" and (attribute.endswith("Storage") or not isinstance(getattr(torch, attribute, None), type))
+    return name.startswith(_WEIGHTS) or is_torch_value or name in ("torch.Size", "torch.Tensor")
+
+
+def _unpickle(path: str, options: SourceOptions) -> Any:
+    if os.getcwd() not in sys.path:  # as for package.module:factory
+        sys.path.insert(0, os.getcwd())
+    try:
+        return torch.load(path, map_location=options.device or "cpu", weights_only=False)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{path}: a class of the pickle cannot be imported: {error}: run where it can") from error
+
+
+def _find_module(path: str, value: Any) -> nn.Module:
+    """Return a pickled module, or the only one in a pickled dict, as checkpoints of training loops are."""
+    if isinstance(value, nn.Module):
+        return value
+    found = {key: item for key, item in value.items() if isinstance(item, nn.Module)} if isinstance(value, dict) else {}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    what = f"{len(found)} modules ({', '.join(map(str, found))})" if found else f"a {type(value).__name__}"
+    raise ValueError(f"{path} contains {what}, not one torch.nn.Module: write a factory that returns the model")
