@@ -116,6 +116,7 @@ class Missing:
 
 
 _SHAPE_EXECUTION = "shape execution; execution='real' still works"
+_SCRIPT = "counting of TorchScript's submodules"
 _MODULES = "attribution to modules; counts by operator still work"
 _BACKWARD_OWNERS = "attribution of backward ops to modules; counts by operator still work"
 _NODES = "phases and modules of backward ops"
@@ -301,6 +302,10 @@ ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch._ops", "OpOverload._schema", _MODES),
     Internal("torch._ops", "OpOverload._op", _MODES),
     Internal("torch._ops", "OpOverload._op_dk", "choice of kernels in shape execution"),
+    Internal("torch.jit", "RecursiveScriptModule._c", _SCRIPT),
+    Internal("torch._C", "ScriptModule._type", _SCRIPT),
+    Internal("torch._C", "ScriptModule._method_names", _SCRIPT),
+    Internal("torch._C", "ScriptModule._get_method", _SCRIPT),
     Internal("torch", "ScriptObject._type", "packed weights of quantised modules"),
     Internal("torch", "ScriptObject._has_method", "packed weights of quantised modules"),
     Internal("torch", "ScriptObject._get_method", "packed weights of quantised modules"),

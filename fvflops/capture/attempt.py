@@ -109,6 +109,7 @@ class Attempt:
                     self._wrappers(undo_log),
                     training=self._loss is not None,
                     grad_mode=self._grad_mode,
+                    copies_scripts=self._recorder.probe is None,
                 ),
                 model_runs(),
             ):
@@ -136,6 +137,7 @@ class Attempt:
                         *(self._recorder, self._model_index, mode, self._wrappers(undo_log)),
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
+                        copies_scripts=True,
                     ),
                     nullcontext()
                     if is_available(device)

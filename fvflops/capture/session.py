@@ -167,7 +167,11 @@ class Session:
         stack.callback(states.restore)
         stack.enter_context(undone_in_child(states.restore))
         stack.enter_context(
-            instrument(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh), prepare=states.prepare)
+            instrument(
+                *(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh)),
+                prepare=states.prepare,
+                copies_scripts=True,
+            )
         )
         if not is_available(device):
             missing_device = MissingDeviceMode(device)

@@ -43,12 +43,13 @@ def instrument(
     training: bool = True,
     prepare: Callable[[Optimizer], None] | None = None,
     grad_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    copies_scripts: bool = False,
 ) -> Iterator[None]:
     """Record everything that runs in this thread while the context lasts; `wrappers` are added to the standard ones.
 
     `training`: record backward passes, including autograd's threads, and optimizer steps as separate phases. `prepare`
     is called with an optimizer before each of its steps. `grad_mode` creates a context with this thread's grad mode for
-    threads that the model starts.
+    threads that the model starts. `copies_scripts` is that of `module_scopes`.
     """
 
     @contextmanager
@@ -71,7 +72,7 @@ def instrument(
     if training:
         wrappers += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (
-        module_scopes(recorder, model_index),
+        module_scopes(recorder, model_index, copies_scripts=copies_scripts),
         wrapped(wrappers),
         optimizer_phase(recorder, prepare) if training else nullcontext(),
         dispatch_mode_active(mode),

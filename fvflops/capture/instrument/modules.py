@@ -14,7 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.script_copy import copy_script
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.torch_internals import function_mode_stack, module_call
@@ -43,14 +45,21 @@ class _Unfused(TorchFunctionMode):
 
 
 @contextmanager
-def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]:
-    """Record calls of a model's modules, except submodules of a ScriptModule, as regions while the context lasts.
+def module_scopes(recorder: Recorder, model_index: ModelIndex, *, copies_scripts: bool = False) -> Iterator[None]:
+    """Record calls of a model's modules as regions while the context lasts.
+
+    TorchScript runs its submodules out of sight: with `copies_scripts` a copy runs that reports them, else they are
+    none. What the code of a copy assigns is not assigned in the model.
 
     Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
     no keyword arguments before the call, and do not run after exceptions such as KeyboardInterrupt.
     """
     compiled = [(module, call) for module in model_index.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
+    scripts = _copy_scripts(model_index) if copies_scripts else {}
+    if scripts:
+        tree = model_index.tree
+        recorder.scripts = ScriptCalls(recorder, lambda path: tree.canonical(path) if path in tree.by_name else path)
     # `module.compile()` is deferred until the context ends: it would bind the wrapped method.
     compile_calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -63,7 +72,7 @@ def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]
 
     try:
         with (
-            wrapped([(CALLS, partial(_around, recorder, model_index, unfused)), (_COMPILES, defer_compile)]),
+            wrapped([(CALLS, partial(_around, recorder, model_index, unfused, scripts)), (_COMPILES, defer_compile)]),
             function_mode_removed(unfused),
             undone_in_child(restore_compiled),
         ):
@@ -79,7 +88,11 @@ def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]
 
 
 def _around(
-    recorder: Recorder, model_index: ModelIndex, unfused: _Unfused, original: Callable[..., Any]
+    recorder: Recorder,
+    model_index: ModelIndex,
+    unfused: _Unfused,
+    copies: Mapping[int, tuple[str, nn.Module]],
+    original: Callable[..., Any],
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
     hidden_ops = {id(module): ops for module in scripts.values() if (ops := _hidden_ops(module))}
@@ -107,6 +120,8 @@ def _around(
             if id(module) in with_fused_path:
                 with unfused:
                     result = original(module, *args, **kwargs)
+            elif id(module) in copies and recorder.scripts is not None:
+                result = recorder.scripts.run(*copies[id(module)], *args, **kwargs)
             else:
                 result = original(module, *args, **kwargs)
         except BaseException as error:
@@ -125,6 +140,17 @@ def _around(
     return call
 
 
+def _copy_scripts(model_index: ModelIndex) -> dict[int, tuple[str, nn.Module]]:
+    """Return id of each outermost ScriptModule that can be copied → its path and a copy that reports module calls."""
+    paths = {name for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
+    copies: dict[int, tuple[str, nn.Module]] = {}
+    for module, path in model_index.names.items():
+        is_outermost = path in paths and (not path or path.rpartition(".")[0] not in paths)
+        if is_outermost and (script := copy_script(module)) is not None:
+            copies[id(module)] = path, script
+    return copies
+
+
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:
     """Return the ops that `torch.jit.optimize_for_inference` hides from dispatch.
 
@@ -138,4 +164,6 @@ def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:
             for inner in node.blocks():
                 yield from kinds(inner)
 
-    return list(kinds(module.inlined_graph)) if hasattr(module, "forward") else []
+    # A module that is never called, such as a ModuleList, has no graph.
+    graph = getattr(module, "inlined_graph", None) if hasattr(module, "forward") else None
+    return [] if graph is None else list(kinds(graph))

@@ -121,6 +121,15 @@ def prefix_path(prefix: str, path: str) -> str:
     return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
+def public_class(name: str) -> str:
+    """Return the name of a class as its users write it.
+
+    >>> public_class("torch.nn.modules.linear.Linear"), public_class("__main__.build.<locals>.Net")
+    ('torch.nn.Linear', 'Net')
+    """
+    return _NN_CLASS.sub("torch.nn.", name.rpartition("<locals>.")[2]).removeprefix("__main__.")
+
+
 def runs_ops(node: fx.Node) -> bool:
     """Return whether a node may run ops; one that only reads an attribute, an element or a size does not."""
     if node.op == "call_function":
@@ -183,9 +192,7 @@ def _clean(path: str) -> str:
 
 
 def _qualify(kind: Any) -> str:
-    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-    # Where a class was defined in __main__ or in a function, its own name is what a reader knows.
-    return _NN_CLASS.sub("torch.nn.", name.rpartition("<locals>.")[2]).removeprefix("__main__.")
+    return public_class(kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _root_class(node: fx.Node) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.capture.model.graph_modules import public_class
 from fvflops.capture.model.packed_parameters import logical_spec, packed_tensors
+from fvflops.capture.model.script_copy import script_class
 from fvflops.capture.recorder.signature import describe, describe_tensor
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
@@ -101,10 +103,13 @@ def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[
         for name, key, tensor in packed_tensors(module)
     ]
     classes, has_forward = _classes(type(module))  # type: ignore[arg-type]
+    class_name = _original_class(module)
+    if class_name:
+        classes = (public_class(class_name),)
     return ModuleInfo(
         name=path,
         canonical=canonical,
-        class_name=module._get_name(),
+        class_name=class_name.rpartition(".")[2] or module._get_name(),
         classes=classes,
         extra_repr=_extra_repr(module),
         has_forward=has_forward,
@@ -121,6 +126,14 @@ def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[
         },
         children=tuple((key, None if child is None else prefix + key) for key, child in module._modules.items()),
     )
+
+
+def _original_class(module: Any) -> str:
+    """Return the qualified name of the class that a module was compiled or exported from, "" for an ordinary one."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return script_class(module)
+    read_name = getattr(type(module), "type_name", None)  # a module that torch.export.unflatten made
+    return str(read_name(module) or "") if type(module).__module__ == "torch.export.unflatten" and read_name else ""
 
 
 def _extra_repr(module: nn.Module) -> str:

@@ -10,6 +10,7 @@ import torch
 from fvflops.capture.real.signature_cache import SignatureCache, have_values
 from fvflops.capture.recorder.op_calls import OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import UndoLog
@@ -114,7 +115,8 @@ class RecordingMode(SubclassAwareMode):
         """Return an op whose calls are recorded without further checks, or None for another."""
         op = op_calls(func)
         is_decomposed = op.schema.composite and op.schema.name not in self.recorder.stops_at
-        if is_decomposed or op.schema.name in _QUERIES or func is _LIFT:
+        is_marker = op.schema.name in _QUERIES or is_module_call(op.schema.name)
+        if is_decomposed or is_marker or func is _LIFT:
             return None
         self._direct[id(func)] = op
         return op
@@ -133,6 +135,8 @@ class RecordingMode(SubclassAwareMode):
             return func(*args, **kwargs)
         op = op_calls(func)
         schema = op.schema
+        if recorder.scripts is not None and is_module_call(schema.name):
+            return recorder.scripts.dispatch(schema.name, args)
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at

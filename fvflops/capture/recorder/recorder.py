@@ -22,6 +22,7 @@ from fvflops.capture.recorder.signature import (
     intern_signature,
     tensors_of,
 )
+from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -73,7 +74,7 @@ class Recorder(ThreadState):
     `backward`: ops can run inside a backward pass. `events` and `storages` are rows of the Trace's columns of these
     names; `describe` returns a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
     `estimate_cost` returns the cost of a call, by which alternative branches are compared. `unseen` detects work that
-    bypasses dispatch modes. `has_threads`: other threads than the first were recorded. `module_of_tensor` maps ids of
+    bypasses dispatch modes, `scripts` has the module calls inside TorchScript. `has_threads`: other threads than the first were recorded. `module_of_tensor` maps ids of
     parameters and buffers to module names. Beyond `limit` events only call counts are retained, not the order. With
     `lines` each op has the source line that called it.
     """
@@ -135,6 +136,7 @@ class Recorder(ThreadState):
         self.has_modules = False
         self.is_after_pass = False
         self.unseen: UnseenWork | None = None
+        self.scripts: ScriptCalls | None = None
 
     @property
     def length(self) -> int:

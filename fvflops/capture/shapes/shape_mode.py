@@ -9,6 +9,7 @@ import torch
 
 from fvflops.capture.real.real_mode import SubclassAwareMode, has_wrapper_subclass
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.signature import (
     OpSchema,
     describe,
@@ -169,6 +170,8 @@ class ShapeMode(SubclassAwareMode):
             return self._run_traced(func, types, args, kwargs or {})
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
+            if self.recorder.scripts is not None and is_module_call(func.name()):
+                return self.recorder.scripts.dispatch(func.name(), args)
             plan = self._plan(func)
         outcomes, op, handle_miss, _ = plan
         if types != _SHAPE_TENSOR_ONLY:

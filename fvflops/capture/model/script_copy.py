@@ -1,0 +1,100 @@
+"""Copy a TorchScript module, with ops that report the calls of its submodules."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.recorder.script_calls import ENTER, LEAVE, define_ops
+
+# Methods that call a module: a traced one has a further method for each further call.
+_FORWARD = re.compile(r"forward\d*")
+_QUALIFIER = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
+
+
+def script_class(module: Any) -> str:
+    """Return the qualified name of the class that a TorchScript module was compiled from."""
+    return _QUALIFIER.sub("", module._c._type().qualified_name())
+
+
+def copy_script(module: Any) -> nn.Module | None:
+    """Return a copy of a TorchScript module that reports module calls and shares its tensors.
+
+    None for one without submodules that it calls, and for one that cannot be saved, such as one frozen for inference:
+    its ops belong to it as a whole.
+    """
+    if not any(True for _ in module.children()):
+        return None
+    try:
+        copy: Any = torch.jit.load(io.BytesIO(module._c.save_to_buffer()))
+    except RuntimeError:
+        return None
+    originals = dict(module.named_modules(remove_duplicate=False))
+    instrumented: set[tuple[str, str]] = set()
+    for path, part in copy.named_modules(remove_duplicate=False):
+        original: Any = originals.get(path)
+        if original is None:
+            return None
+        for tensors in (original._parameters, original._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    part._c.setattr(name, tensor)
+        for method in part._c._method_names():
+            key = part._c._type().qualified_name(), method
+            if key not in instrumented:  # modules of one type share their graphs
+                instrumented.add(key)
+                graph = part._c._get_method(method).graph
+                _instrument(graph, graph, next(iter(graph.inputs())).debugName())
+    return copy if instrumented else None
+
+
+def _instrument(graph: Any, block: Any, self_name: str) -> None:
+    """Insert ops around the calls of submodules in a block of a graph."""
+    for node in list(block.nodes()):
+        for inner in node.blocks():
+            _instrument(graph, inner, self_name)
+        if node.kind() != "prim::CallMethod" or not _FORWARD.fullmatch(node.s("name")):
+            continue
+        path = _read_path(node.inputsAt(0), self_name)
+        if not path:  # another method of the module itself, or a module chosen at run time
+            continue
+        enter, leave = define_ops()
+        with graph.insert_point_guard(node):
+            name = graph.insertConstant(".".join(path))
+        inputs = _make_list(graph, list(node.inputs())[1:], enter)
+        inputs.insertBefore(node)
+        before = graph.create(ENTER, 0)
+        before.addInput(name)
+        before.addInput(inputs.output())
+        before.insertBefore(node)
+        outputs = _make_list(graph, list(node.outputs()), leave)
+        outputs.insertAfter(node)
+        after = graph.create(LEAVE, 0)
+        after.addInput(outputs.output())
+        after.insertAfter(outputs)
+
+
+def _read_path(value: Any, self_name: str) -> list[str] | None:
+    """Return the attributes that lead from the module to a value, or None for a value from elsewhere."""
+    names: list[str] = []
+    while value.debugName() != self_name:
+        node = value.node()
+        if node.kind() != "prim::GetAttr":
+            return None
+        names.insert(0, node.s("name"))
+        value = node.inputsAt(0)
+    return names
+
+
+def _make_list(graph: Any, values: list[Any], op: Any) -> Any:
+    """Return a node that makes a list of the tensors among values, as an argument of an op."""
+    node = graph.create("prim::ListConstruct", 1)
+    for value in values:
+        if value.type().kind() == "TensorType":
+            node.addInput(value)
+    node.output().setType(op._schema.arguments[-1].type)
+    return node
