@@ -1,1 +1,183 @@
-"""ONNX models, turned into torch by onnx2torch."""
+"""ONNX models, turned into torch by onnx2torch.
+
+onnx2torch (extra `onnx`) has converters for the ops up to opset 17; models of later opsets are first converted to that
+by the version converter of onnx. Its modules get the names of the modules that PyTorch's exporters wrote.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import count
+from typing import Any
+
+from torch import fx, nn
+
+from fvflops.sources.input_specs import InputSpec
+from fvflops.sources.loaded_model import BuiltModel
+from fvflops.sources.options import SourceOptions
+
+_NEWEST_OPSET = 17  # of which onnx2torch has most converters
+_DOMAIN = "fvflops"  # of ops that are converted here
+# Where PyTorch's exporter writes the names and the classes of the modules around a node.
+_SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
+
+
+def build(path: str, options: SourceOptions) -> BuiltModel:
+    """Return the module of an ONNX model; without the extra `onnx`, or for an op that it lacks, raise ValueError."""
+    onnx, onnx2torch = _import_libraries(path)
+    try:
+        model = onnx.load(path)
+    except Exception as error:
+        raise ValueError(f"{path} is not an ONNX model: {type(error).__name__}: {_first_line(error)}") from error
+    scopes = {_key(node.name): _read_scopes(node) for node in model.graph.node if node.name}
+    try:
+        converted = onnx2torch.convert(_lower(model, onnx), save_input_names=_has_usable_names(model))
+    except (NotImplementedError, RuntimeError) as error:
+        raise ValueError(
+            f"{path}: onnx2torch cannot convert it: {_first_line(error)}; export it with opset_version={_NEWEST_OPSET} "
+            "or lower, or count the PyTorch model"
+        ) from error
+    module = _name_modules(converted, scopes)
+    if options.device is not None:
+        module.to(options.device)
+    return BuiltModel(module, _read_inputs(model, onnx))
+
+
+def _import_libraries(path: str) -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnx2torch
+        import onnx.inliner
+        import onnx.version_converter
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f'{path} is an ONNX model, which needs {error.name}: install it with pip install "fvflops[onnx]"'
+        ) from error
+    except (ImportError, RuntimeError) as error:  # torchvision of another build than torch
+        raise ValueError(f"{path} is an ONNX model, and onnx2torch cannot be imported: {_first_line(error)}") from error
+    _add_converters()
+    return onnx, onnx2torch
+
+
+def _lower(model: Any, onnx: Any) -> Any:
+    """Return a model of an opset that onnx2torch knows."""
+    model = onnx.inliner.inline_local_functions(model)
+    opsets = {opset.domain: opset for opset in model.opset_import}
+    if "" not in opsets or opsets[""].version <= _NEWEST_OPSET:
+        return model
+    shapes = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer if item.data_type == 7}
+    for node in model.graph.node:
+        if node.op_type == "Gelu" and not node.domain:  # no earlier version exists
+            node.domain = _DOMAIN
+        if node.op_type == "Reshape" and node.input[1] in shapes and 0 not in shapes[node.input[1]]:
+            kept = [item for item in node.attribute if item.name != "allowzero"]  # it concerns sizes of 0 only
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    if any(node.domain == _DOMAIN for node in model.graph.node):
+        model.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
+    return onnx.version_converter.convert_version(model, _NEWEST_OPSET)
+
+
+@cache
+def _add_converters() -> None:
+    """Add the converters of `_DOMAIN`."""
+    from onnx2torch.node_converters.registry import add_converter
+    from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
+
+    def convert_gelu(node: Any, graph: Any) -> Any:
+        approximate = node.attributes.get("approximate", "none")
+        return OperationConverterResult(nn.GELU(approximate=approximate), onnx_mapping_from_node(node))
+
+    add_converter(operation_type="Gelu", version=1, domain=_DOMAIN)(convert_gelu)
+
+
+def _read_scopes(node: Any) -> list[tuple[str, str]]:
+    """Return (path, class name) of the modules around a node, as PyTorch's exporters wrote them; "" is unknown."""
+    metadata = {item.key: item.value for item in node.metadata_props}
+    if _SCOPES in metadata:
+        names = ast.literal_eval(metadata[_SCOPES])
+        classes = ast.literal_eval(metadata.get(_CLASSES, "[]"))
+        # The first is the model, the last is the op.
+        return [(name, kind) for name, kind in zip(names[:-1], classes, strict=False) if name]
+    parts = node.name.strip("/").split("/")[:-1] if node.name.startswith("/") else []
+    # The exporter that traces writes all paths in full, or relative to the module around: "/layer1/layer1.0/conv1/Conv".
+    paths: list[str] = []
+    for part in parts:
+        outer = paths[-1] if paths else ""
+        paths.append(part if not outer or part.startswith(f"{outer}.") else f"{outer}.{part}")
+    return [(path, "") for path in paths]
+
+
+def _key(name: str) -> str:
+    """Return the name of an ONNX node in the form that it has in onnx2torch's graphs and in the file alike.
+
+    >>> _key("/layer1/layer1.0/Relu"), _key("fvflops//8/Gelu")
+    ('layer1/layer1/0/Relu', '8/Gelu')
+    """
+    return name.replace(".", "/").removeprefix(f"{_DOMAIN}/").lstrip("/")
+
+
+def _name_modules(converted: fx.GraphModule, scopes: dict[str, list[tuple[str, str]]]) -> fx.GraphModule:
+    """Return a module of the same graph, with each op inside the modules around it."""
+    contents: dict[str, Any] = {}
+    taken: set[str] = {path for stack in scopes.values() for path, _ in stack}
+    graph = converted.graph
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            contents[node.target] = _attribute(converted, node.target)
+        if node.op != "call_module":
+            continue
+        module = converted.get_submodule(node.target)
+        stack = scopes.get(_key(node.target), [])
+        outer = stack[-1][0] if stack else ""
+        name = _choose_name(outer, node.target, taken)
+        taken.add(name)
+        contents[name] = module
+        if all(kind for _, kind in stack):
+            node.meta["nn_module_stack"] = {path: (path, kind) for path, kind in stack}
+        node.target = name
+    return fx.GraphModule(contents, graph, class_name="OnnxModel")
+
+
+def _choose_name(outer: str, node_name: str, taken: set[str]) -> str:
+    """Return a free path for an op's module."""
+    own = re.sub(r"\W", "_", node_name.rpartition("/")[2]) or "op"
+    free = f"{outer}.{own}" if outer else own
+    numbered: Iterator[str] = (f"{free}_{number}" for number in count(1))
+    return free if free not in taken else next(name for name in numbered if name not in taken)
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _has_usable_names(model: Any) -> bool:
+    return all(item.name.isidentifier() for item in model.graph.input)
+
+
+def _read_inputs(model: Any, onnx: Any) -> tuple[InputSpec, ...]:
+    """Return the inputs of a model, a batch of 1 where that is free; () where another size is free."""
+    initializers = {item.name for item in model.graph.initializer}
+    specs = []
+    for item in model.graph.input:
+        if item.name in initializers:
+            continue
+        kind = item.type.tensor_type
+        sizes = [size.dim_value for size in kind.shape.dim]
+        if sizes and sizes[0] == 0:
+            sizes[0] = 1
+        if 0 in sizes:
+            return ()
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+        specs.append(InputSpec(None, tuple(sizes), dtype))
+    return tuple(specs)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
