@@ -20,6 +20,7 @@ from fvflops.capture.instrument.patching import Wrapper
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import describe_inputs
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.script_copy import copy_scripts
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import tensors_of
@@ -88,6 +89,8 @@ class Attempt:
         self._recorder.register_storages(model_index.inner_storages, model_index.inner_rows)
         self._model_index = model_index
         self._modules = model_index.tree
+        # A measured run is the script's own.
+        self._scripts = copy_scripts(model_index) if probe is None else {}
         self._mode: weakref.ref[ShapeMode] | None = None
         self._detect_autograd = detect_autograd
         self.autograd = AutogradUse(self._recorder)
@@ -109,7 +112,7 @@ class Attempt:
                     self._wrappers(undo_log),
                     training=self._loss is not None,
                     grad_mode=self._grad_mode,
-                    copies_scripts=self._recorder.probe is None,
+                    scripts=self._scripts,
                 ),
                 model_runs(),
             ):
@@ -137,7 +140,7 @@ class Attempt:
                         *(self._recorder, self._model_index, mode, self._wrappers(undo_log)),
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
-                        copies_scripts=True,
+                        scripts=self._scripts,
                     ),
                     nullcontext()
                     if is_available(device)

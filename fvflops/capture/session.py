@@ -20,6 +20,7 @@ from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import unwrap_data_parallel
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.script_copy import copy_scripts
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
@@ -161,6 +162,7 @@ class Session:
         stack.callback(mode.close)
         recorder.unseen = UnseenWork(recorder, is_real=False, has_values=False)
         mode.concrete.register(model_index.tensors, model_index.metadata, model_index.storages, model_index.rows)
+        scripts = copy_scripts(model_index)
         self._shape_parameters = ShapeParameters(mode)
         self._shape_parameters.replace_in(model_index)
         states = OptimizerSnapshot(mode, self._shape_parameters)
@@ -170,7 +172,7 @@ class Session:
             instrument(
                 *(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh)),
                 prepare=states.prepare,
-                copies_scripts=True,
+                scripts=scripts,
             )
         )
         if not is_available(device):

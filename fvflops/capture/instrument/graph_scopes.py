@@ -35,8 +35,10 @@ class _Frame:
 class GraphScopes:
     """Opens and closes the regions of module calls in graphs; each thread has its own running graphs."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, model_index: ModelIndex) -> None:
         self._recorder = recorder
+        # The body of an op is passed parameters and buffers too, which are no inputs of a module.
+        self._own_tensors = {id(tensor) for tensor in model_index.tensors}
         self._frames: dict[int, list[_Frame]] = {}
 
     def run(self, forward: Callable[..., Any], is_body: bool, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +56,9 @@ class GraphScopes:
         frame = self._frames[get_ident()][-1]
         depth = len(frame.opened)
         is_open = frame.inherited[depth : depth + 1] == [key] and all(token is None for _, token in frame.opened)
-        frame.opened.append((key, None if is_open else self._recorder.enter(region, values)))
+        owners = self._recorder.module_of_tensor
+        inputs = tuple([value for value in values if id(value) not in self._own_tensors and id(value) not in owners])
+        frame.opened.append((key, None if is_open else self._recorder.enter(region, inputs)))
 
     def leave(self, *values: Any) -> None:
         """Close the innermost region."""
@@ -65,7 +69,7 @@ class GraphScopes:
 
 def graph_scopes(recorder: Recorder, model_index: ModelIndex) -> list[Wrapper]:
     """Return the wrappers that run a model's graphs with regions."""
-    scopes = GraphScopes(recorder)
+    scopes = GraphScopes(recorder, model_index)
     graphs = model_index.graphs
     found: list[Wrapper] = []
     if graphs is None:

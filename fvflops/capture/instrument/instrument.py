@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -22,6 +22,7 @@ from fvflops.capture.instrument.storages import resized_storages
 from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
@@ -43,13 +44,13 @@ def instrument(
     training: bool = True,
     prepare: Callable[[Optimizer], None] | None = None,
     grad_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    copies_scripts: bool = False,
+    scripts: Mapping[int, ScriptCopy] | None = None,
 ) -> Iterator[None]:
     """Record everything that runs in this thread while the context lasts; `wrappers` are added to the standard ones.
 
     `training`: record backward passes, including autograd's threads, and optimizer steps as separate phases. `prepare`
     is called with an optimizer before each of its steps. `grad_mode` creates a context with this thread's grad mode for
-    threads that the model starts. `copies_scripts` is that of `module_scopes`.
+    threads that the model starts. `scripts` are those of `module_scopes`.
     """
 
     @contextmanager
@@ -72,7 +73,7 @@ def instrument(
     if training:
         wrappers += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (
-        module_scopes(recorder, model_index, copies_scripts=copies_scripts),
+        module_scopes(recorder, model_index, scripts),
         wrapped(wrappers),
         optimizer_phase(recorder, prepare) if training else nullcontext(),
         dispatch_mode_active(mode),

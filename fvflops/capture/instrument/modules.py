@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.model.script_copy import copy_script
+from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.restore.forks import undone_in_child
@@ -45,18 +45,22 @@ class _Unfused(TorchFunctionMode):
 
 
 @contextmanager
-def module_scopes(recorder: Recorder, model_index: ModelIndex, *, copies_scripts: bool = False) -> Iterator[None]:
+def module_scopes(
+    recorder: Recorder, model_index: ModelIndex, scripts: Mapping[int, ScriptCopy] | None = None
+) -> Iterator[None]:
     """Record calls of a model's modules as regions while the context lasts.
 
-    TorchScript runs its submodules out of sight: with `copies_scripts` a copy runs that reports them, else they are
-    none. What the code of a copy assigns is not assigned in the model.
+    TorchScript runs its submodules out of sight: those of `scripts` run as copies that report them, by `copy_scripts`.
+    What the code of a copy assigns is not assigned in the model.
 
     Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
     no keyword arguments before the call, and do not run after exceptions such as KeyboardInterrupt.
     """
     compiled = [(module, call) for module in model_index.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
-    scripts = _copy_scripts(model_index) if copies_scripts else {}
+    scripts = scripts or {}
+    for script in scripts.values():
+        script.share_tensors()
     if scripts:
         tree = model_index.tree
         recorder.scripts = ScriptCalls(recorder, lambda path: tree.canonical(path) if path in tree.by_name else path)
@@ -91,7 +95,7 @@ def _around(
     recorder: Recorder,
     model_index: ModelIndex,
     unfused: _Unfused,
-    copies: Mapping[int, tuple[str, nn.Module]],
+    copies: Mapping[int, ScriptCopy],
     original: Callable[..., Any],
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
@@ -121,7 +125,8 @@ def _around(
                 with unfused:
                     result = original(module, *args, **kwargs)
             elif id(module) in copies and recorder.scripts is not None:
-                result = recorder.scripts.run(*copies[id(module)], *args, **kwargs)
+                script = copies[id(module)]
+                result = recorder.scripts.run(script.path, script.copy, *args, **kwargs)
             else:
                 result = original(module, *args, **kwargs)
         except BaseException as error:
@@ -138,17 +143,6 @@ def _around(
         return result
 
     return call
-
-
-def _copy_scripts(model_index: ModelIndex) -> dict[int, tuple[str, nn.Module]]:
-    """Return id of each outermost ScriptModule that can be copied → its path and a copy that reports module calls."""
-    paths = {name for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
-    copies: dict[int, tuple[str, nn.Module]] = {}
-    for module, path in model_index.names.items():
-        is_outermost = path in paths and (not path or path.rpartition(".")[0] not in paths)
-        if is_outermost and (script := copy_script(module)) is not None:
-            copies[id(module)] = path, script
-    return copies
 
 
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:

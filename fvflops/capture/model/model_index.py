@@ -60,6 +60,10 @@ class ModelIndex:
         self.inner_rows: list[tuple[int, str, str, str]] = []
         self.is_fake = False
         labels = layout.labels
+        if layout.script_positions:
+            found = _script_tensors([(self.modules[index], layout.paths[index]) for index in layout.script_positions])
+            self.tensors = (*self.tensors, *(tensor for tensor, _ in found.values()))
+            labels = [*labels, *(label for _, label in found.values())]
         if not _are_ordinary(self.tensors):
             self.is_fake = contains_fakes(self.tensors)
             is_strided = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
@@ -183,6 +187,9 @@ class _ModuleLayout:
         names = IdentityMapping((module, path) for path, module in module_list)
         self.paths = list(names.values())
         self.regions = [Region("module", path) for path in self.paths]
+        self.script_positions = [
+            position for position, module in enumerate(names) if issubclass(type(module), torch.jit.ScriptModule)
+        ]
         self.graph_positions = [position for position, module in enumerate(names) if is_graph(type(module))]
         self._steps, nodes = _steps_to(names)
         self._classes = list(map(type, nodes))
@@ -265,6 +272,18 @@ class _ModuleLayout:
         values += inner_values
         others, tensors = self._pick_others(values), self._pick_tensors(inner_values)
         return _Contents(modules, mappings, keys, values, empty, others, tensors)
+
+
+def _script_tensors(modules: Iterable[tuple[nn.Module, str]]) -> dict[int, tuple[torch.Tensor, tuple[str, str]]]:
+    """Return id → tensor, kind and name of TorchScript modules' parameters and buffers, which are in no dict."""
+    found: dict[int, tuple[torch.Tensor, tuple[str, str]]] = {}
+    for module, path in modules:
+        prefix = path + "." if path else ""
+        for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), (tensor, (kind, prefix + name)))
+    return found
 
 
 def _steps_to(modules: Iterable[nn.Module]) -> tuple[list[tuple[int, str]], list[nn.Module]]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fvflops.capture.recorder.script_calls import ENTER, LEAVE, define_ops
+
+if TYPE_CHECKING:
+    from fvflops.capture.model.model_index import ModelIndex
 
 # Methods that call a module: a traced one has a further method for each further call.
 _FORWARD = re.compile(r"forward\d*")
@@ -21,28 +26,53 @@ def script_class(module: Any) -> str:
     return _QUALIFIER.sub("", module._c._type().qualified_name())
 
 
-def copy_script(module: Any) -> nn.Module | None:
-    """Return a copy of a TorchScript module that reports module calls and shares its tensors.
+@dataclass(frozen=True, slots=True)
+class ScriptCopy:
+    """A TorchScript module of a model, its path, and a copy of it that reports module calls."""
+
+    path: str
+    original: Any
+    copy: Any
+
+    def share_tensors(self) -> None:
+        """Give the copy the parameters and buffers that the module has now."""
+        for module, part in zip(self.original.modules(), self.copy.modules(), strict=True):
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        part._c.setattr(name, tensor)
+
+
+def copy_scripts(model_index: ModelIndex) -> dict[int, ScriptCopy]:
+    """Return id → copy of each outermost TorchScript module that can be copied."""
+    paths = {name for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
+    copies: dict[int, ScriptCopy] = {}
+    for module, path in model_index.names.items():
+        is_outermost = path in paths and (not path or path.rpartition(".")[0] not in paths)
+        if is_outermost and (copy := _copy_script(module)) is not None:
+            copies[id(module)] = ScriptCopy(path, module, copy)
+    return copies
+
+
+def _copy_script(module: Any) -> nn.Module | None:
+    """Return a copy of a TorchScript module that reports module calls.
 
     None for one without submodules that it calls, and for one that cannot be saved, such as one frozen for inference:
-    its ops belong to it as a whole.
+    its ops belong to it as a whole. So do those of one with tensors of other classes, of which torch's writer crashes.
     """
-    if not any(True for _ in module.children()):
+    tensors = [*module.parameters(), *module.buffers()]
+    if not any(True for _ in module.children()) or not {*map(type, tensors)} <= {torch.Tensor, nn.Parameter}:
         return None
     try:
-        copy: Any = torch.jit.load(io.BytesIO(module._c.save_to_buffer()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated
+            copy: Any = torch.jit.load(io.BytesIO(module._c.save_to_buffer()))
     except RuntimeError:
         return None
-    originals = dict(module.named_modules(remove_duplicate=False))
+    if [name for name, _ in module.named_modules()] != [name for name, _ in copy.named_modules()]:
+        return None
     instrumented: set[tuple[str, str]] = set()
-    for path, part in copy.named_modules(remove_duplicate=False):
-        original: Any = originals.get(path)
-        if original is None:
-            return None
-        for tensors in (original._parameters, original._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    part._c.setattr(name, tensor)
+    for part in copy.modules():
         for method in part._c._method_names():
             key = part._c._type().qualified_name(), method
             if key not in instrumented:  # modules of one type share their graphs

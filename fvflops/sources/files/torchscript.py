@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from fvflops.sources.loaded_model import BuiltModel
@@ -11,7 +13,9 @@ from fvflops.sources.options import SourceOptions
 def build(path: str, options: SourceOptions) -> BuiltModel:
     """Return a TorchScript module; its file does not contain the shapes of its inputs."""
     try:
-        module = torch.jit.load(path, map_location=options.device or "cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated
+            module = torch.jit.load(path, map_location=options.device or "cpu")
     except RuntimeError as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "").strip()
         raise ValueError(f"{path}: torch.jit.load cannot read it: {reason}") from error

@@ -1,0 +1,131 @@
+"""TorchScript: its ops belong to its submodules, although its interpreter calls them."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
+
+X = torch.randn(2, 8)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.fc(x)) + x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Block(), Block()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.norm = nn.BatchNorm1d(8)
+        self.calls = 0
+
+    def helper(self, x):
+        return self.b(x)
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.a(self.helper(self.a(x)))
+        for layer in self.layers:
+            x = layer(x)
+        if x.size(0) > 1:
+            x = self.layers[0](x)
+        return self.norm(x)
+
+
+class Data(nn.Module):
+    """Control flow that depends on values."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        steps = int(x.abs().sum() > 0) + 2
+        for _ in range(steps):
+            x = self.block(x)
+        return x
+
+
+def count(model, **options):
+    return FlopCountAnalysis(model, X, table="exact", warn=False, **options)
+
+
+def rows(analysis):
+    return {name: counts for name, counts in analysis.by_module_and_operator().items() if counts}
+
+
+def compile_model(model, how):
+    if how == "script":
+        return torch.jit.script(model)
+    traced = torch.jit.trace(model, X)
+    if how == "trace":
+        return traced
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@pytest.mark.parametrize("how", ["script", "trace", "load"])
+def test_ops_belong_to_the_submodules(how, execution):
+    model = Net().eval()
+    expected, analysis = count(model, execution=execution), count(compile_model(model, how), execution=execution)
+    assert rows(analysis) == rows(expected)
+    assert analysis.uncalled_modules() <= {"layers"}
+    tree = analysis.module_tree().by_name
+    assert tree["a.fc"].class_name == "Linear" and tree["a.fc"].classes == ("torch.nn.Linear",)
+    shapes = [(call.module, call.inputs, call.outputs) for call in analysis.module_calls()]
+    assert shapes == [(call.module, call.inputs, call.outputs) for call in expected.module_calls()]
+
+
+def test_a_script_inside_a_model_has_its_path():
+    model = nn.Sequential(Net(), nn.Linear(8, 2)).eval()
+    assert rows(count(nn.Sequential(torch.jit.script(model[0]), model[1]))) == rows(count(model))
+
+
+def test_a_script_with_data_dependent_control_flow_runs_with_values(caplog):
+    analysis = count(torch.jit.script(Data()))
+    assert analysis.trace().info.execution == "real"
+    assert analysis.by_operator("block.fc")["linear"] == 3 * count(nn.Linear(8, 8)).total()
+
+
+def test_a_training_step_of_a_script_is_that_of_the_model():
+    model = nn.Sequential(Block(), nn.Linear(8, 2)).train()
+    steps = [
+        TrainingStepAnalysis(item, X, loss=lambda result: result.sum(), table="exact", warn=False)
+        for item in (model, torch.jit.script(model))
+    ]
+    assert steps[0].by_module_and_phase() == steps[1].by_module_and_phase()
+    assert steps[1].by_module_and_phase()["0.fc"]["backward"] > 0
+
+
+def test_a_count_leaves_a_script_as_it_was():
+    script = torch.jit.script(Net().train())
+    before = {name: tensor.clone() for name, tensor in script.state_dict().items()}
+    graph = str(script.graph)
+    for execution in ("shapes", "real"):
+        count(script, execution=execution).total()
+    assert script.calls == 0 and str(script.graph) == graph
+    assert all(torch.equal(tensor, before[name]) for name, tensor in script.state_dict().items())
+    with record(script) as run:  # here the script itself runs, and changes
+        script(X)
+    assert script.calls == 1 and set(+run.by_module()) == {""}
+
+
+def test_weights_of_a_script_are_the_models_and_no_inputs():
+    model = Net().eval()
+    storages = [trace.storages for trace in (count(model).trace(), count(torch.jit.script(model)).trace())]
+    assert [sorted(item.origin for item in found) for found in storages][0] == sorted(
+        item.origin for item in storages[1]
+    )
