@@ -130,7 +130,7 @@ class Attempt:
             args, kwargs = self._args, self._kwargs
             if self._op_set == "core":
                 shape_parameters = ShapeParameters(mode)
-                shape_parameters.replace_in(self._model_index)
+                shape_parameters.replace_in(self._model_index, self._scripts.values())
                 args, kwargs = shape_parameters.in_values((args, kwargs))
             try:
                 with (

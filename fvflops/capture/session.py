@@ -164,7 +164,7 @@ class Session:
         mode.concrete.register(model_index.tensors, model_index.metadata, model_index.storages, model_index.rows)
         scripts = copy_scripts(model_index)
         self._shape_parameters = ShapeParameters(mode)
-        self._shape_parameters.replace_in(model_index)
+        self._shape_parameters.replace_in(model_index, scripts.values())
         states = OptimizerSnapshot(mode, self._shape_parameters)
         stack.callback(states.restore)
         stack.enter_context(undone_in_child(states.restore))

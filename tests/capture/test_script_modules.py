@@ -123,6 +123,22 @@ def test_a_count_leaves_a_script_as_it_was():
     assert script.calls == 1 and set(+run.by_module()) == {""}
 
 
+def test_a_script_without_weights_is_counted_and_left_as_it_was():
+    script = compile_model(nn.Sequential(Block(), nn.Linear(8, 2)), "load")
+    buffer = io.BytesIO()
+    torch.jit.save(script, buffer)
+    buffer.seek(0)
+    on_meta = torch.jit.load(buffer, map_location="meta")
+    steps = [
+        TrainingStepAnalysis(item, X, loss=lambda result: result.sum(), table="exact", warn=False)
+        for item in (script, on_meta)
+    ]
+    for _ in range(2):
+        assert steps[0].by_module_and_phase() == steps[1].by_module_and_phase()
+        assert {(type(tensor), tensor.device.type) for tensor in on_meta.parameters()} == {(torch.Tensor, "meta")}
+        steps[1] = steps[1].copy(on_meta, X)
+
+
 def test_weights_of_a_script_are_the_models_and_no_inputs():
     model = Net().eval()
     storages = [trace.storages for trace in (count(model).trace(), count(torch.jit.script(model)).trace())]

@@ -59,8 +59,6 @@ def module_scopes(
     compiled = [(module, call) for module in model_index.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
     scripts = scripts or {}
-    for script in scripts.values():
-        script.share_tensors()
     if scripts:
         tree = model_index.tree
         recorder.scripts = ScriptCalls(recorder, lambda path: tree.canonical(path) if path in tree.by_name else path)

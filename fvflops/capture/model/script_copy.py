@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,13 @@ class ScriptCopy:
     original: Any
     copy: Any
 
-    def share_tensors(self) -> None:
-        """Give the copy the parameters and buffers that the module has now."""
+    def share_tensors(self, replace: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> None:
+        """Give the copy the module's parameters and buffers, or what replaces them."""
         for module, part in zip(self.original.modules(), self.copy.modules(), strict=True):
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
                     if tensor is not None:
-                        part._c.setattr(name, tensor)
+                        part._c.setattr(name, replace(tensor))
 
 
 def copy_scripts(model_index: ModelIndex) -> dict[int, ScriptCopy]:
@@ -50,18 +51,18 @@ def copy_scripts(model_index: ModelIndex) -> dict[int, ScriptCopy]:
     for module, path in model_index.names.items():
         is_outermost = path in paths and (not path or path.rpartition(".")[0] not in paths)
         if is_outermost and (copy := _copy_script(module)) is not None:
-            copies[id(module)] = ScriptCopy(path, module, copy)
+            script = copies[id(module)] = ScriptCopy(path, module, copy)
+            script.share_tensors()
     return copies
 
 
 def _copy_script(module: Any) -> nn.Module | None:
     """Return a copy of a TorchScript module that reports module calls.
 
-    None for one without submodules that it calls, and for one that cannot be saved, such as one frozen for inference:
-    its ops belong to it as a whole. So do those of one with tensors of other classes, of which torch's writer crashes.
+    None for one that cannot be saved, such as one frozen for inference: its ops belong to it as a whole. So do those of
+    one with tensors of other classes, on which torch's writer crashes.
     """
-    tensors = [*module.parameters(), *module.buffers()]
-    if not any(True for _ in module.children()) or not {*map(type, tensors)} <= {torch.Tensor, nn.Parameter}:
+    if not {*map(type, (*module.parameters(), *module.buffers()))} <= {torch.Tensor, nn.Parameter}:
         return None
     try:
         with warnings.catch_warnings():
@@ -79,7 +80,7 @@ def _copy_script(module: Any) -> nn.Module | None:
                 instrumented.add(key)
                 graph = part._c._get_method(method).graph
                 _instrument(graph, graph, next(iter(graph.inputs())).debugName())
-    return copy if instrumented else None
+    return copy
 
 
 def _instrument(graph: Any, block: Any, self_name: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.torch_internals import is_wrapper_subclass, pytree
 
@@ -46,9 +48,13 @@ class ShapeParameters:
         """Return nested values with tensors replaced."""
         return pytree.tree_map_only(torch.Tensor, self.of, values)
 
-    def replace_in(self, model_index: ModelIndex) -> None:
-        """Replace a model's parameters and buffers, which a snapshot restores."""
+    def replace_in(self, model_index: ModelIndex, scripts: Iterable[ScriptCopy]) -> None:
+        """Replace a model's parameters and buffers, which a snapshot restores; those of TorchScript in its copies."""
+        for script in scripts:
+            script.share_tensors(self.of)
         for module in model_index.names:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
                     if tensor is not None:
