@@ -30,6 +30,8 @@ _RUN_OPTIONS = {
     "backward": "--backward",
     "dtype": "--dtype",
     "unpickle": "--unpickle",
+    "optimizer": "--optimizer",
+    "micro_batches": "--micro-batches",
 }
 
 
@@ -62,7 +64,7 @@ def open_model(
     config = arguments.config if config is None else config
     build_on = arguments.device if build_on is None else build_on or None
     if is_saved_trace(name):
-        trace = _open_trace(name, arguments, inputs=inputs, config=config, build_on=build_on)
+        trace = open_trace(name, arguments, inputs=inputs, config=config, build_on=build_on)
         return lambda table: _analysis_of(trace, table)
     revision = find_revision(name)
     if revision is not None:
@@ -108,14 +110,17 @@ def contains_inputs(name: str) -> bool:
     return is_saved_trace(name) or (os.path.isfile(name) and recognise(name) == "program")
 
 
-def _open_trace(
+def open_trace(
     name: str, arguments: argparse.Namespace, *, inputs: Sequence[str], config: str | None, build_on: str | None
 ) -> Trace:
-    """Return a saved Trace; options that describe a run raise ValueError, unless another model runs."""
+    """Return a saved Trace; options that describe a run raise ValueError, unless another model runs.
+
+    `inputs`, `config` and `build_on` are those of `open_model`.
+    """
     given = {"--input": inputs, "--config": config}
     if "other" not in arguments:
         given |= {option: getattr(arguments, key, None) for key, option in _RUN_OPTIONS.items()}
-        given |= {"--device": build_on, "--execution real": arguments.execution == "real"}
+        given |= {"--device": build_on, "--execution real": getattr(arguments, "execution", None) == "real"}
     for option, value in given.items():
         if value:
             raise ValueError(f"{name} is a saved Trace and contains its inputs: omit {option}")

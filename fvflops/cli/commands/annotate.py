@@ -13,6 +13,7 @@ from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
 from fvflops.cli.arguments import add_assume, add_backward, add_inputs, add_table, model_options, parse_assumptions
+from fvflops.cli.open_analysis import is_saved_trace, open_trace
 from fvflops.cli.outputs import write_report
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="the model that ran, named as in fvflops count; without it events are counted by their own shapes, which "
+        help="the model that ran, or its saved Trace, named as in fvflops count; without it events are counted by their own shapes, which "
         f"needs record_shapes=True; the zoo: {', '.join(ZOO)}",
     )
     add_inputs(parser, shape="shape of an input of the traced step")
@@ -112,7 +113,7 @@ def _name_beside(path: str) -> str:
 def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
     """Return the optimizer's class; raise ValueError for options that need others."""
     if arguments.model is None:
-        for option in ("input", "config", "backward", "optimizer", "micro_batches", "train", "assume", "device"):
+        for option in ("input", "config", "backward", "optimizer", "micro_batches", "train", "assume", "device", "unpickle"):
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} describes the model's run: add --model")
         return None
@@ -134,6 +135,10 @@ def _find_optimizer(name: str) -> Callable[..., Any]:
 
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:
     """Return the Trace of one step of the model."""
+    if is_saved_trace(arguments.model):
+        return open_trace(
+            arguments.model, arguments, inputs=arguments.input, config=arguments.config, build_on=arguments.device
+        )
     device = arguments.device or find_device(arguments.traces)
     subject = load_model(arguments.model, model_options(arguments))
     subject.train(arguments.train, option="--train")

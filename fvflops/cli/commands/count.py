@@ -125,7 +125,9 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
 
 def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
     table = load_table(arguments.table)
-    lines = arguments.by in ("op", "line") or arguments.format == "model-explorer"
+    # A saved Trace has all that a report of it may show.
+    lines = arguments.by in ("op", "line") or arguments.format in ("model-explorer", "trace")
+    lines = lines or arguments.save_trace is not None
     return open_analysis(arguments.model, arguments, table, lines=lines)
 
 

@@ -65,7 +65,8 @@ def _read_globals(file: IO[bytes]) -> Iterator[str]:
     memo: dict[int, str] = {}
     for opcode, value, _ in pickletools.genops(file):
         if opcode.name == "GLOBAL":
-            yield str(value).replace(" ", ".")
+            # Names before protocol 3 are those of Python 2.
+            yield str(value).replace(" ", ".").replace("__builtin__.", "builtins.")
         elif opcode.name == "STACK_GLOBAL":
             yield ".".join(texts[-2:])
         elif opcode.name == "MEMOIZE":

@@ -1,0 +1,142 @@
+"""`--save-trace`, and commands whose MODEL is a saved Trace: their reports are those of the model."""
+
+import gzip
+import json
+
+import pytest
+
+from fvflops import FlopCountAnalysis, Trace
+from fvflops.analysis.trace_file import load_trace
+from fvflops.cli import main
+from fvflops.formulas import shipped_tables
+from fvflops.trace import TraceError
+from fvflops.zoo import build
+
+MODEL = "zoo:lenet5"
+
+
+def report(capsys, *arguments):
+    code = main([*arguments])
+    output = capsys.readouterr()
+    assert code in (0, 1), output.err
+    return output.out
+
+
+@pytest.fixture(params=["trace.json", "trace.json.gz"])
+def saved(tmp_path, request, capsys):
+    path = str(tmp_path / request.param)
+    report(capsys, "count", MODEL, "--save-trace", path)
+    return path
+
+
+def test_a_saved_trace_is_the_models(saved):
+    data = open(saved, "rb").read()
+    assert data.startswith(b"\x1f\x8b") == saved.endswith(".gz")
+    text = (gzip.decompress(data) if saved.endswith(".gz") else data).decode()
+    assert Trace.from_json(text) == load_trace(saved)
+    assert FlopCountAnalysis.from_trace(load_trace(saved)).total() == 416_520
+
+
+@pytest.mark.parametrize("by", ["module", "operator", "both", "op", "call", "line"])
+@pytest.mark.parametrize("format", ["text", "csv"])
+def test_count_reports_a_trace_as_the_model(saved, by, format, capsys):
+    options = ["--by", by, "--format", format]
+    assert report(capsys, "count", saved, *options) == report(capsys, "count", MODEL, *options)
+
+
+@pytest.mark.parametrize("format", ["json", "html", "latex", "model-explorer", "trace"])
+def test_count_writes_the_files_of_a_trace_as_of_the_model(saved, format, tmp_path, capsys):
+    for name, path in ((saved, "a"), (MODEL, "b")):
+        report(capsys, "count", name, "--format", format, "--output", str(tmp_path / path))
+    assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()
+
+
+def test_other_commands_report_a_trace_as_the_model(saved, tmp_path, capsys):
+    budget = tmp_path / "budget.yaml"
+    budget.write_text("models:\n  lenet: {flops: 400K, parameters: 61706, activations: 6518, unknown: 0}\n")
+    for command, *options in (
+        ("compare", "--tables", "default,exact,fvcore"),
+        ("roofline", "--device", "H100"),
+        ("roofline", "--device", "H100", "--by", "op", "--format", "csv"),
+        ("check", "--budget", str(budget), "--name", "lenet"),
+    ):
+        texts = [report(capsys, command, name, *options).replace(name, "MODEL") for name in (saved, MODEL)]
+        words = [text.split() for text in texts]  # lines are wrapped by the length of the name
+        assert words[0] == words[1] and len(texts[0]) > 100
+    for pair in ((saved, MODEL), (MODEL, saved), (saved, saved)):
+        assert "FLOPs unchanged" in report(capsys, "diff", *pair)
+
+
+def test_a_trace_of_a_training_step_and_one_of_a_profile_are_counted(tmp_path, capsys):
+    step, profile = str(tmp_path / "step.json"), str(tmp_path / "profile.json")
+    report(capsys, "roofline", MODEL, "--device", "H100", "--backward", "--save-trace", step)
+    assert "backward" in report(capsys, "count", step, "--table", "exact")
+    report(capsys, "profile", MODEL, "--repeat", "1", "--save-trace", profile)
+    measured = load_trace(profile)
+    assert measured.events is not None and any(event.duration_ns for event in measured.events)
+    assert "900K" in report(capsys, "count", profile, "--table", "exact")
+
+
+def test_a_trace_is_counted_by_the_conventions_that_it_can_be_counted_by(saved, capsys):
+    model, inputs = build("lenet5").eval(), load_trace(saved).info.inputs
+    assert inputs == "float32[1, 1, 28, 28]"
+    text = report(capsys, "compare", saved, "--format", "json")
+    totals = {name: item["total"] for name, item in json.loads(text)["conventions"].items()}
+    import torch
+
+    for table in shipped_tables():
+        expected = FlopCountAnalysis(model, torch.randn(1, 1, 28, 28), table=table, warn=False).total()
+        if table in totals:
+            assert totals[table] == expected, table
+        else:
+            with pytest.raises(TraceError, match="record the model again|record the model"):
+                FlopCountAnalysis.from_trace(load_trace(saved), table=table, warn=False).total()
+    assert {"default", "exact", "fvcore"} <= set(totals) and "torch" not in totals
+    assert main(["compare", saved, "--tables", "torch"]) == 2
+    assert "this trace has aten::linear as a whole, and the convention torch counts the ops inside" in (
+        capsys.readouterr().err
+    )
+
+
+def test_options_that_describe_a_run_do_not_apply_to_a_trace(saved, capsys):
+    for command, message in {
+        ("count", saved, "--input", "1,1,28,28"): "contains its inputs: omit --input",
+        ("count", saved, "--train"): "omit --train",
+        ("count", saved, "--execution", "real"): "omit --execution real",
+        ("count", saved, "--device", "meta"): "omit --device",
+        ("roofline", saved, "--device", "H100", "--dtype", "bf16"): "omit --dtype",
+        ("roofline", saved, "--device", "H100", "--backward"): "omit --backward",
+        ("compare", saved, "--assume", "aten::nonzero=3"): "omit --assume",
+        ("profile", saved): "is a saved Trace, and this command runs the model: name the model",
+        ("memory", saved): "is a saved Trace, and this command runs the model: name the model",
+        ("scale", saved, "--vary", "batch=1..4"): "is a saved Trace, and this command runs the model",
+        ("plan", saved, "--mesh", "dp=2"): "is a saved Trace, and this command runs the model",
+    }.items():
+        assert main([*command]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):
+    cut, other, wrong = tmp_path / "cut.json.gz", tmp_path / "other.json", tmp_path / "model.txt"
+    cut.write_bytes(gzip.compress(b"{}")[:-4])
+    other.write_text("{}")
+    for command, message in {
+        ("count", str(cut)): "not a trace: it is not a complete gzip file",
+        ("count", str(other)): 'not a trace of fvflops: it has no "format"',
+        ("count", str(tmp_path / "none.json.gz")): "there is no such file",
+    }.items():
+        assert main([*command]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["count", MODEL, "--save-trace", str(wrong)])
+    assert "the name of a saved Trace ends in .json or .json.gz; got" in capsys.readouterr().err
+    assert main(["count", str(other), "--save-trace", str(other)]) == 2
+    assert "this run reads that file" in capsys.readouterr().err
+
+
+def test_a_compressed_trace_is_not_decompressed_beyond_the_limit(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b" " * 10_000_000))
+    with pytest.raises(TraceError, match="more than 1,000,000 characters"):
+        load_trace(path, limit=1_000_000)
