@@ -70,7 +70,10 @@ def test_a_program_exported_by_dynamo_has_the_modules_of_the_model(execution):
         assert {name: info.class_name for name, info in tree.items() if not name.startswith("layers")} == {
             "": "Net",
             **{f"{block}{name}": kind for block in "ab" for name, kind in (("", "Block"), (".fc", "Linear"))},
-            **{"a.act": "ReLU", "b.act": "ReLU", "norm": "BatchNorm1d", "last": "Linear"},
+            "a.act": "ReLU",
+            "b.act": "ReLU",
+            "norm": "BatchNorm1d",
+            "last": "Linear",
         }
         assert tree["b.act"].canonical == "a.act"
         assert tree["a.fc"].classes == ("torch.nn.Linear",) and len(tree["a.fc"].parameters) == 2

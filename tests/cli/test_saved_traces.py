@@ -2,8 +2,10 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
 from fvflops import FlopCountAnalysis, Trace
 from fvflops.analysis.trace_file import load_trace
@@ -30,7 +32,7 @@ def saved(tmp_path, request, capsys):
 
 
 def test_a_saved_trace_is_the_models(saved):
-    data = open(saved, "rb").read()
+    data = Path(saved).read_bytes()
     assert data.startswith(b"\x1f\x8b") == saved.endswith(".gz")
     text = (gzip.decompress(data) if saved.endswith(".gz") else data).decode()
     assert Trace.from_json(text) == load_trace(saved)
@@ -82,14 +84,12 @@ def test_a_trace_is_counted_by_the_conventions_that_it_can_be_counted_by(saved, 
     assert inputs == "float32[1, 1, 28, 28]"
     text = report(capsys, "compare", saved, "--format", "json")
     totals = {name: item["total"] for name, item in json.loads(text)["conventions"].items()}
-    import torch
-
     for table in shipped_tables():
         expected = FlopCountAnalysis(model, torch.randn(1, 1, 28, 28), table=table, warn=False).total()
         if table in totals:
             assert totals[table] == expected, table
         else:
-            with pytest.raises(TraceError, match="record the model again|record the model"):
+            with pytest.raises(TraceError, match="record the model again"):
                 FlopCountAnalysis.from_trace(load_trace(saved), table=table, warn=False).total()
     assert {"default", "exact", "fvcore"} <= set(totals) and "torch" not in totals
     assert main(["compare", saved, "--tables", "torch"]) == 2

@@ -42,7 +42,7 @@ class GraphScopes:
         self._frames: dict[int, list[_Frame]] = {}
 
     def run(self, forward: Callable[..., Any], is_body: bool, *args: Any, **kwargs: Any) -> Any:
-        """Run a graph's instrumented forward; a body of an op, such as torch.cond, runs inside the op's module calls."""
+        """Run a graph's instrumented forward; the body of an op, such as torch.cond, runs in the op's module calls."""
         frames = self._frames.setdefault(get_ident(), [])
         keys = [key for key, _ in frames[-1].opened] if is_body and frames else ()
         frames.append(_Frame(keys))

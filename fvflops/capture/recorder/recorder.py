@@ -15,6 +15,7 @@ import torch
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
+from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.recorder.signature import (
     OpSchema,
     describe_result,
@@ -22,7 +23,6 @@ from fvflops.capture.recorder.signature import (
     intern_signature,
     tensors_of,
 )
-from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -74,9 +74,9 @@ class Recorder(ThreadState):
     `backward`: ops can run inside a backward pass. `events` and `storages` are rows of the Trace's columns of these
     names; `describe` returns a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
     `estimate_cost` returns the cost of a call, by which alternative branches are compared. `unseen` detects work that
-    bypasses dispatch modes, `scripts` has the module calls inside TorchScript. `has_threads`: other threads than the first were recorded. `module_of_tensor` maps ids of
-    parameters and buffers to module names. Beyond `limit` events only call counts are retained, not the order. With
-    `lines` each op has the source line that called it.
+    bypasses dispatch modes, `scripts` has the open module calls of TorchScript. `has_threads`: other threads than the
+    first were recorded. `module_of_tensor` maps ids of parameters and buffers to module names. Beyond `limit` events
+    only call counts are retained, not the order. With `lines` each op has the source line that called it.
     """
 
     def __init__(

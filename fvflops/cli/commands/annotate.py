@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="the model that ran, or its saved Trace, named as in fvflops count; without it events are counted by their own shapes, which "
-        f"needs record_shapes=True; the zoo: {', '.join(ZOO)}",
+        help="the model that ran, or its saved Trace, named as in fvflops count; without it events are counted by "
+        f"their own shapes, which needs record_shapes=True; the zoo: {', '.join(ZOO)}",
     )
     add_inputs(parser, shape="shape of an input of the traced step")
     add_assume(parser)
@@ -113,7 +113,17 @@ def _name_beside(path: str) -> str:
 def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
     """Return the optimizer's class; raise ValueError for options that need others."""
     if arguments.model is None:
-        for option in ("input", "config", "backward", "optimizer", "micro_batches", "train", "assume", "device", "unpickle"):
+        for option in (
+            "input",
+            "config",
+            "backward",
+            "optimizer",
+            "micro_batches",
+            "train",
+            "assume",
+            "device",
+            "unpickle",
+        ):
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} describes the model's run: add --model")
         return None

@@ -24,7 +24,20 @@ _REFUSED = {
     "gguf": "has weights (GGUF) and no architecture: name the model, such as transformers:CLASS",
 }
 # Endings that belong to files: a name with one that does not exist is a missing file.
-_ENDINGS = (".pt2", ".pt", ".pth", ".ts", ".onnx", ".bin", ".ckpt", ".pkl", ".safetensors", ".gguf", ".json", ".json.gz")
+_ENDINGS = (
+    ".pt2",
+    ".pt",
+    ".pth",
+    ".ts",
+    ".onnx",
+    ".bin",
+    ".ckpt",
+    ".pkl",
+    ".safetensors",
+    ".gguf",
+    ".json",
+    ".json.gz",
+)
 _GZIP = b"\x1f\x8b"
 _PICKLE = b"\x80"
 _HEAD = 64  # bytes that are enough to recognise a file that is no zip archive

@@ -35,7 +35,7 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
     scopes = {_key(node.name): _read_scopes(node) for node in model.graph.node if node.name}
     try:
         converted = onnx2torch.convert(_lower(model, onnx), save_input_names=_has_usable_names(model))
-    except (NotImplementedError, RuntimeError) as error:
+    except Exception as error:  # of a converter of onnx2torch: it may be any
         raise ValueError(
             f"{path}: onnx2torch cannot convert it: {_first_line(error)}; export it with opset_version={_NEWEST_OPSET} "
             "or lower, or count the PyTorch model"
@@ -49,9 +49,9 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
 def _import_libraries(path: str) -> tuple[Any, Any]:
     try:
         import onnx
-        import onnx2torch
         import onnx.inliner
         import onnx.version_converter
+        import onnx2torch
     except ModuleNotFoundError as error:
         raise ValueError(
             f'{path} is an ONNX model, which needs {error.name}: install it with pip install "fvflops[onnx]"'
@@ -68,6 +68,7 @@ def _lower(model: Any, onnx: Any) -> Any:
     opsets = {opset.domain: opset for opset in model.opset_import}
     if "" not in opsets or opsets[""].version <= _NEWEST_OPSET:
         return model
+    model = onnx.shape_inference.infer_shapes(model)  # while all ops are known
     shapes = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer if item.data_type == 7}
     for node in model.graph.node:
         if node.op_type == "Gelu" and not node.domain:  # no earlier version exists
@@ -103,7 +104,7 @@ def _read_scopes(node: Any) -> list[tuple[str, str]]:
         # The first is the model, the last is the op.
         return [(name, kind) for name, kind in zip(names[:-1], classes, strict=False) if name]
     parts = node.name.strip("/").split("/")[:-1] if node.name.startswith("/") else []
-    # The exporter that traces writes all paths in full, or relative to the module around: "/layer1/layer1.0/conv1/Conv".
+    # The exporter that traces writes paths in full or relative to the module around: "/layer1/layer1.0/conv1/Conv".
     paths: list[str] = []
     for part in parts:
         outer = paths[-1] if paths else ""

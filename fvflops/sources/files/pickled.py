@@ -26,7 +26,8 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
     classes = [name for name in names if not _belongs_to_weights(name)]
     if not classes:
         raise ValueError(
-            f"{path} has weights (a state_dict) and no architecture: name the model, such as timm:NAME or file.py:factory"
+            f"{path} has weights (a state_dict) and no architecture: name the model, such as timm:NAME or "
+            "file.py:factory"
         )
     if not options.unpickle:
         listed = ", ".join(classes[:_MAX_SHOWN]) + (" ..." if len(classes) > _MAX_SHOWN else "")
@@ -79,7 +80,9 @@ def _read_globals(file: IO[bytes]) -> Iterator[str]:
 
 def _belongs_to_weights(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
-    is_torch_value = module == "torch" and (attribute.endswith("Storage") or not isinstance(getattr(torch, attribute, None), type))
+    is_torch_value = module == "torch" and (
+        attribute.endswith("Storage") or not isinstance(getattr(torch, attribute, None), type)
+    )
     return name.startswith(_WEIGHTS) or is_torch_value or name in ("torch.Size", "torch.Tensor")
 
 

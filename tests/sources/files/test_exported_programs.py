@@ -53,7 +53,9 @@ def t5():
 
 
 def bart():
-    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 2), ("ffn_dim", 64))}
+    sides = {
+        f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 2), ("ffn_dim", 64))
+    }
     sides |= {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
     return of_transformers("BartModel", "BartConfig", d_model=32, vocab_size=50, use_cache=False, **sides)
 

