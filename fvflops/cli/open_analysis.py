@@ -117,7 +117,7 @@ def open_trace(
 
     `inputs`, `config` and `build_on` are those of `open_model`.
     """
-    given = {"--input": inputs, "--config": config}
+    given: dict[str, object] = {"--input": inputs, "--config": config}
     if "other" not in arguments:
         given |= {option: getattr(arguments, key, None) for key, option in _RUN_OPTIONS.items()}
         given |= {"--device": build_on, "--execution real": getattr(arguments, "execution", None) == "real"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -105,7 +105,7 @@ def _around(
     return call
 
 
-def _region(recorder: Recorder, prefix: str, aliases: dict[str, str], path: str) -> int:
+def _region(recorder: Recorder, prefix: str, aliases: Mapping[str, str], path: str) -> int:
     full = prefix_path(prefix, path)
     return recorder.region(Region("module", aliases.get(full, full)))
 
