@@ -90,7 +90,7 @@ class Attempt:
         self._model_index = model_index
         self._modules = model_index.tree
         # A measured run is the script's own.
-        self._scripts = copy_scripts(model_index) if probe is None else {}
+        self._scripts = copy_scripts(model_index.names) if model_index.has_scripts and probe is None else {}
         self._mode: weakref.ref[ShapeMode] | None = None
         self._detect_autograd = detect_autograd
         self.autograd = AutogradUse(self._recorder)

@@ -162,7 +162,7 @@ class Session:
         stack.callback(mode.close)
         recorder.unseen = UnseenWork(recorder, is_real=False, has_values=False)
         mode.concrete.register(model_index.tensors, model_index.metadata, model_index.storages, model_index.rows)
-        scripts = copy_scripts(model_index)
+        scripts = copy_scripts(model_index.names) if model_index.has_scripts else {}
         self._shape_parameters = ShapeParameters(mode)
         self._shape_parameters.replace_in(model_index, scripts.values())
         states = OptimizerSnapshot(mode, self._shape_parameters)

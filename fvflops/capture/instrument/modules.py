@@ -101,12 +101,12 @@ def _around(
     unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
-    graphs = model_index.graphs
-    regions = {
-        id(module): recorder.region(region)
-        for module, region in zip(model_index.modules, model_index.regions, strict=True)
-        if graphs is None or not graphs.is_hidden(region.name)
-    }
+    if model_index.graphs is None:  # the usual case, of up to thousands of modules
+        regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
+    else:
+        is_hidden = model_index.graphs.is_hidden
+        pairs = zip(model_index.modules, model_index.regions, strict=True)
+        regions = {id(module): recorder.region(region) for module, region in pairs if not is_hidden(region.name)}
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
             del regions[id(module)]

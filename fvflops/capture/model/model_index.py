@@ -41,7 +41,7 @@ class ModelIndex:
     `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device,
     "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a DTensor, has no memory: that of
     its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules that fx graphs name, or is
-    None. `devices` are the tensors' devices, `unstrided` the other tensors; `is_fake`: some are FakeTensors.
+    None; `has_scripts`: some modules are TorchScript's. `devices` are the tensors' devices, `unstrided` the other tensors; `is_fake`: some are FakeTensors.
     Uninitialised lazy parameters raise ValueError.
     """
 
@@ -60,7 +60,8 @@ class ModelIndex:
         self.inner_rows: list[tuple[int, str, str, str]] = []
         self.is_fake = False
         labels = layout.labels
-        if layout.script_positions:
+        self.has_scripts = bool(layout.script_positions)
+        if self.has_scripts:
             found = _script_tensors([(self.modules[index], layout.paths[index]) for index in layout.script_positions])
             self.tensors = (*self.tensors, *(tensor for tensor, _ in found.values()))
             labels = [*labels, *(label for _, label in found.values())]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from fvflops.capture.recorder.script_calls import ENTER, LEAVE, define_ops
-
-if TYPE_CHECKING:
-    from fvflops.capture.model.model_index import ModelIndex
 
 # Methods that call a module: a traced one has a further method for each further call.
 _FORWARD = re.compile(r"forward\d*")
@@ -44,11 +41,11 @@ class ScriptCopy:
                         part._c.setattr(name, replace(tensor))
 
 
-def copy_scripts(model_index: ModelIndex) -> dict[int, ScriptCopy]:
-    """Return id → copy of each outermost TorchScript module that can be copied."""
-    paths = {name for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
+def copy_scripts(names: Mapping[nn.Module, str]) -> dict[int, ScriptCopy]:
+    """Return id → copy of each outermost TorchScript module that can be copied; `names` maps modules to paths."""
+    paths = {name for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)}
     copies: dict[int, ScriptCopy] = {}
-    for module, path in model_index.names.items():
+    for module, path in names.items():
         is_outermost = path in paths and (not path or path.rpartition(".")[0] not in paths)
         if is_outermost and (copy := _copy_script(module)) is not None:
             script = copies[id(module)] = ScriptCopy(path, module, copy)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from fvflops.trace import Region
-
-if TYPE_CHECKING:
-    from fvflops.capture.recorder.recorder import Recorder
 
 NAMESPACE = "fvflops"
 ENTER, LEAVE = f"{NAMESPACE}::enter_module", f"{NAMESPACE}::leave_module"
@@ -47,10 +44,23 @@ def _do_nothing(*_: Any) -> None:
     """Run where nothing is recorded, such as in an interrupted run."""
 
 
+class Regions(Protocol):
+    """What opens and closes regions: the recorder."""
+
+    def region(self, region: Region) -> int:
+        """Return the index of a region."""
+
+    def enter(self, region: int, values: Any) -> int:
+        """Open a region; return the token for `leave`."""
+
+    def leave(self, token: int, values: Any) -> None:
+        """Close a region."""
+
+
 class ScriptCalls:
     """The open module calls of TorchScript modules, in each thread."""
 
-    def __init__(self, recorder: Recorder, canonical: Callable[[str], str]) -> None:
+    def __init__(self, recorder: Regions, canonical: Callable[[str], str]) -> None:
         self._recorder = recorder
         self._canonical = canonical
         self._opened: dict[int, list[tuple[str, int]]] = {}
