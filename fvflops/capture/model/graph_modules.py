@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from fvflops.torch_internals import OpOverload
 from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.trace.module_tree import modules_above
 
@@ -19,6 +20,8 @@ _ROOTS = re.compile(r"^(L\['self'\]|L__self__|_export_root)(\.|$)")
 _SUBSCRIPT = re.compile(r"\['?([^\]']*)'?\]")
 # A further call of a module, in keys of `nn_module_stack` and in names of unflattened modules.
 _CALL = re.compile(r"@\d+")
+# The module with which torch.export checks its inputs.
+_GUARDS = "_guards_fn"
 # torch.nn's own modules are defined in torch.nn.modules.
 _NN_CLASS = re.compile(r"^torch\.nn\.modules\.\w+\.")
 
@@ -60,16 +63,9 @@ def is_graph(cls: type) -> bool:
 def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], positions: Iterable[int]) -> GraphModules:
     """Return the modules that the graphs at `positions` of a model's modules name; `names` maps modules to paths.
 
-    >>> class Net(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.norm = nn.LayerNorm(4)
-    ...
-    ...     def forward(self, x):
-    ...         return self.norm(x)
-    >>> graph = torch.export.export(Net(), (torch.ones(2, 4),)).module()
+    >>> graph = torch.export.export(nn.Sequential(nn.LayerNorm(4)), (torch.ones(2, 4),)).module()
     >>> read_graphs([graph], {graph: ""}, [0]).added
-    {'': 'Net', 'norm': 'torch.nn.LayerNorm'}
+    {'': 'torch.nn.Sequential', '0': 'torch.nn.LayerNorm'}
     """
     prefixes: dict[int, str] = {}
     bodies: set[int] = set()
@@ -132,10 +128,12 @@ def public_class(name: str) -> str:
 
 def runs_ops(node: fx.Node) -> bool:
     """Return whether a node may run ops; one that only reads an attribute, an element or a size does not."""
+    target = node.target
     if node.op == "call_function":
-        value = node.meta.get("val")
-        return node.target is not operator.getitem and not isinstance(value, (torch.SymInt, torch.SymFloat, int))
-    return node.op == "call_method" or (node.op == "call_module" and "guards" not in str(node.target))
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, int)):  # a size, or a value that is read
+            return isinstance(target, OpOverload) and not target.name().startswith("aten::sym_")
+        return target is not operator.getitem
+    return node.op == "call_method" or (node.op == "call_module" and target != _GUARDS)
 
 
 def with_graph_modules(tree: ModuleTree, graphs: GraphModules) -> ModuleTree:
@@ -153,7 +151,13 @@ def with_graph_modules(tree: ModuleTree, graphs: GraphModules) -> ModuleTree:
         else:
             # A container of parameters has no forward of its own.
             classes = (class_name,) if info.class_name in ("Module", "GraphModule") else info.classes
-            modules[path] = replace(info, class_name=short, classes=classes, has_forward=True)
+            modules[path] = replace(
+                info,
+                canonical=graphs.aliases.get(path, info.canonical),
+                class_name=short,
+                classes=classes,
+                has_forward=True,
+            )
     return ModuleTree(_in_tree_order(modules))
 
 

@@ -40,9 +40,9 @@ class ModelIndex:
     values of mutable types. `tensors` are the strided parameters and buffers, tied ones under their first name;
     `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device,
     "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a DTensor, has no memory: that of
-    its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules that fx graphs name, or is
-    None; `has_scripts`: some modules are TorchScript's. `devices` are the tensors' devices, `unstrided` the other tensors; `is_fake`: some are FakeTensors.
-    Uninitialised lazy parameters raise ValueError.
+    its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules that fx graphs name, or is None;
+    `has_scripts`: some modules are TorchScript's. `devices` are the tensors' devices, `unstrided` the other tensors;
+    `is_fake`: some are FakeTensors. Uninitialised lazy parameters raise ValueError.
     """
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:

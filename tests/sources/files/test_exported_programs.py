@@ -69,7 +69,6 @@ MODELS = {
     "a block that is called again": (Reuse, (torch.randn(2, 8),), {}),
     "an encoder layer, in eval mode one op": (transformer, (torch.randn(2, 5, 16),), {}),
     "a recurrent network": (lambda: nn.Sequential(nn.LSTM(4, 8)), (torch.randn(5, 1, 4),), {}),
-    "transformers' Llama": (llama, (), {"input_ids": IDS}),
     "transformers' T5, an encoder and a decoder": (t5, (), BOTH_IDS),
 }
 LONG_MODELS = {
@@ -79,6 +78,7 @@ LONG_MODELS = {
     "timm's MobileNetV3": (lambda: of_timm("mobilenetv3_small_050"), (IMAGE,), {}),
     "timm's ResNet-18": (lambda: of_timm("resnet18"), (IMAGE,), {}),
     "timm's ViT": (lambda: of_timm("vit_tiny_patch16_224", img_size=64, depth=2), (IMAGE,), {}),
+    "transformers' Llama": (llama, (), {"input_ids": IDS}),
     "transformers' BERT": (lambda: of_transformers("BertModel", "BertConfig", **TEXT), (), {"input_ids": IDS}),
     "transformers' BART": (bart, (), BOTH_IDS),
 }
