@@ -67,6 +67,17 @@ def test_a_trace_is_written_beside_with_modules_and_flops(capsys):
     }
 
 
+def test_a_saved_trace_stands_for_the_model(capsys):
+    assert run(capsys, "trace.json", "--model", "nets.py:build", *STEP, "--save-trace", "step.json.gz")[0] == 0
+    expected = products("trace.annotated.json")
+    code, _, err = run(capsys, "trace.json", "--model", "step.json.gz", "--output", "again.json")
+    assert (code, err) == (0, "") and products("again.json") == expected
+    code, _, err = run(capsys, "trace.json", "--model", "step.json.gz", *STEP, "--output", "again.json")
+    assert code == 2 and "step.json.gz is a saved Trace and contains its inputs: omit --train" in err
+    code, _, err = run(capsys, "trace.json", "--save-trace", "step.json")
+    assert code == 2 and "--save-trace describes the model's run: add --model" in err
+
+
 def test_without_a_model_the_shapes_are_enough(capsys):
     code, out, err = run(capsys, "trace.json", "--output", "new/out.json.gz", "--format", "csv")
     assert (code, err) == (0, "")

@@ -11,8 +11,17 @@ import torch
 
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import add_assume, add_backward, add_inputs, add_table, model_options, parse_assumptions
+from fvflops.cli.arguments import (
+    add_assume,
+    add_backward,
+    add_inputs,
+    add_save_trace,
+    add_table,
+    model_options,
+    parse_assumptions,
+)
 from fvflops.cli.open_analysis import is_saved_trace, open_trace
 from fvflops.cli.outputs import write_report
 from fvflops.features.kernels.annotation import annotate_trace, find_device
@@ -25,6 +34,11 @@ from fvflops.trace import Trace
 from fvflops.zoo import ZOO
 
 DEFAULT_TABLE = "exact"
+# Options of the model's run.
+_RUN_OPTIONS = (
+    *("input", "config", "unpickle", "train", "backward", "optimizer"),
+    *("micro_batches", "assume", "device", "save_trace"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="annotated trace, .json or .json.gz; default: NAME.annotated.json beside TRACE",
     )
     files.add_argument("--folder", metavar="PATH", help="folder for the annotated traces, named as the TRACEs")
+    add_save_trace(files)
     add_table(parser, top=10)
 
 
@@ -68,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     maker = _check(arguments)
     table = load_table(arguments.table)
     trace = None if arguments.model is None else _record(arguments, table, maker)
+    if arguments.save_trace is not None and trace is not None:
+        save_trace(trace, arguments.save_trace)
     annotated = []
     for path, output in zip(arguments.traces, outputs, strict=True):
         result = annotate_trace(path, trace, table=table)
@@ -113,17 +130,7 @@ def _name_beside(path: str) -> str:
 def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
     """Return the optimizer's class; raise ValueError for options that need others."""
     if arguments.model is None:
-        for option in (
-            "input",
-            "config",
-            "backward",
-            "optimizer",
-            "micro_batches",
-            "train",
-            "assume",
-            "device",
-            "unpickle",
-        ):
+        for option in _RUN_OPTIONS:
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} describes the model's run: add --model")
         return None
