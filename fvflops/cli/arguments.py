@@ -46,7 +46,8 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
     parser.add_argument(
         "--unpickle",
         action="store_true",
-        help="load a pickled module (torch.save(model)), which runs code that the file names: only if you trust it",
+        help="load a pickled module (torch.save(model)) or pickled example inputs, which runs code that the file "
+        "names: only if you trust it",
     )
 
 

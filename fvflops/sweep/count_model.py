@@ -198,7 +198,7 @@ def _find_versions(source: str) -> str:
 
 def _count(row: ModelCount, loaded: LoadedModel, settings: CountSettings) -> ModelCount:
     table = resolve_table(settings.table)
-    loaded.model.train(settings.train)
+    loaded.train(settings.train, option="--train")
     flops = FlopCountAnalysis(
         loaded.model,
         loaded.inputs,

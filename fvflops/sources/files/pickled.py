@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickletools
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 import torch
@@ -18,6 +20,8 @@ from fvflops.sources.options import SourceOptions
 # What pickled weights consist of: tensors in containers.
 _WEIGHTS = ("collections.", "torch._utils.", "torch.storage.", "torch._tensor.", "torch.nn.parameter.", "numpy.")
 _MAX_SHOWN = 3
+# What a damaged file raises.
+_DAMAGES = (ValueError, IndexError, UnicodeDecodeError, zipfile.BadZipFile)
 
 
 def build(path: str, options: SourceOptions) -> BuiltModel:
@@ -30,12 +34,35 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
             "file.py:factory"
         )
     if not options.unpickle:
-        listed = ", ".join(classes[:_MAX_SHOWN]) + (" ..." if len(classes) > _MAX_SHOWN else "")
-        raise ValueError(
-            f"{path} is a pickle ({listed}), and to load one runs code that the file names: "
-            "if you trust the file, add --unpickle"
-        )
+        raise ValueError(refusal(path, "is a pickle", classes))
     return BuiltModel(_find_module(path, _unpickle(path, options)))
+
+
+def refusal(path: str, what: str, names: Sequence[str]) -> str:
+    """Return why a file whose pickles import names is not loaded."""
+    listed = ", ".join(names[:_MAX_SHOWN]) + (" ..." if len(names) > _MAX_SHOWN else "")
+    return (
+        f"{path} {what} ({listed}), and to load one runs code that the file names: "
+        "if you trust the file, add --unpickle"
+    )
+
+
+def read_unsafe_globals(data: bytes) -> list[str]:
+    """Return the full names that a pickle of torch.save imports, if torch does not load it as weights only.
+
+    Of data that is damaged or no pickle, those before the damage: they could run.
+    """
+    names: dict[str, None] = {}
+    with suppress(*_DAMAGES):
+        for name in _read_file(io.BytesIO(data)):
+            names[name] = None
+    if not names:
+        return []
+    try:
+        torch.load(io.BytesIO(data), weights_only=True, map_location="meta")
+    except Exception:  # of any kind: it is not what torch writes for weights
+        return [name for name in names if not _belongs_to_weights(name)] or list(names)
+    return []
 
 
 def read_globals(path: str) -> list[str]:
@@ -43,22 +70,27 @@ def read_globals(path: str) -> list[str]:
 
     A file that is no pickle raises ValueError.
     """
-    found: dict[str, None] = {}
     try:
         with open(path, "rb") as file:
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as archive:
-                    name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-                    with archive.open(name) as inner:
-                        found.update(dict.fromkeys(_read_globals(inner)))
-            else:
-                file.seek(0)
-                # torch's format before 1.6 is several pickles: two numbers, a dict, then the object.
-                while file.peek(1)[:1] == b"\x80":
-                    found.update(dict.fromkeys(_read_globals(file)))
-    except (ValueError, IndexError, UnicodeDecodeError, zipfile.BadZipFile) as error:
+            return list(dict.fromkeys(_read_file(file)))
+    except _DAMAGES as error:
         raise ValueError(f"{path} is a damaged pickle: {error}") from error
-    return list(found)
+
+
+def _read_file(file: IO[bytes]) -> Iterator[str]:
+    """Yield the full names that a file of torch.save imports."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            for name in archive.namelist():
+                if name.endswith("data.pkl"):
+                    with archive.open(name) as inner:
+                        yield from _read_globals(inner)
+        return
+    # torch's format before 1.6 is several pickles: two numbers, a dict, then the object.
+    file.seek(0)
+    while file.read(1) == b"\x80":
+        file.seek(-1, os.SEEK_CUR)
+        yield from _read_globals(file)
 
 
 def _read_globals(file: IO[bytes]) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """Programs of torch.export: their modules cost what those of the models cost that were exported."""
 
+import io
 import warnings
+import zipfile
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
+from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.zoo import build
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
@@ -166,6 +169,12 @@ def test_commands_take_programs(program, capsys):
         assert shown in " ".join(capsys.readouterr().out.split()), command
 
 
+def test_many_models_are_counted_with_programs_among_them(program):
+    row = count_model(program)
+    assert (row.error, row.parameters, row.flops) == ("", 15, 5 * 4 * 3)
+    assert "keeps the mode in which it was exported" in count_model(program, settings=CountSettings(train=True)).error
+
+
 def test_mistakes_with_programs_are_reported(program, tmp_path, capsys):
     broken = tmp_path / "broken.pt2"
     broken.write_bytes(b"PK\x05\x06 no archive")
@@ -180,6 +189,30 @@ def test_mistakes_with_programs_are_reported(program, tmp_path, capsys):
         assert main([*command]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1, error
+
+
+class Harmful:
+    """Runs a function where it is unpickled."""
+
+    def __reduce__(self):
+        return print, ("unpickled",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickles_in_a_program_run_only_on_request(program, tmp_path, zipped, capsys):
+    harmful, pickled = str(tmp_path / "harmful.pt2"), io.BytesIO()
+    torch.save(((torch.randn(5, 4), Harmful()), {}), pickled, _use_new_zipfile_serialization=zipped)
+    with zipfile.ZipFile(program) as source, zipfile.ZipFile(harmful, "w") as target:
+        for name in source.namelist():
+            data = pickled.getvalue() if "sample_inputs" in name else source.read(name)
+            target.writestr(name, data)
+    assert main(["count", harmful]) == 2
+    output = capsys.readouterr()
+    assert "unpickled" not in output.out
+    assert "contains a pickle, model.pt (builtins.print), and to load one runs code" in output.err
+    assert output.err.count("\n") == 1
+    main(["count", harmful, "--unpickle"])
+    assert "unpickled" in capsys.readouterr().out
 
 
 def test_a_program_moves_to_meta(program):
