@@ -1,6 +1,8 @@
 """Exported and traced graphs: their ops belong to the modules of the model that was exported."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -150,6 +152,15 @@ def test_a_recording_leaves_a_graph_as_it_was():
     with pytest.raises(AssertionError, match="Guard failed"):
         count(graph, torch.randn(3, 8)).total()
     assert type(graph).forward is forward and "forward" not in vars(graph) and len(graph.graph.nodes) == nodes
+
+
+def test_a_counted_graph_is_freed():
+    graph = export(nn.Sequential(nn.Linear(8, 2))).module()
+    kept = weakref.ref(graph)
+    assert count(graph).total() > 0
+    del graph
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_program_runs_on_its_example_inputs_or_on_others():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from torch import fx
 
@@ -20,8 +20,9 @@ from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.trace import Region
 
-# Each GraphModule has a class of its own, whose forward is generated from its graph.
-_FORWARDS: WeakKeyDictionary[type, Patch] = WeakKeyDictionary()
+# Each GraphModule has a class of its own, whose forward is generated from its graph: by id of the class. A patch keeps
+# its class alive, so that an id is not reused before.
+_FORWARDS: WeakValueDictionary[int, Patch] = WeakValueDictionary()
 
 
 @dataclass(slots=True)
@@ -69,11 +70,11 @@ class GraphScopes:
 
 def graph_scopes(recorder: Recorder, model_index: ModelIndex) -> list[Wrapper]:
     """Return the wrappers that run a model's graphs with regions."""
-    scopes = GraphScopes(recorder, model_index)
     graphs = model_index.graphs
     found: list[Wrapper] = []
     if graphs is None:
         return found
+    scopes = GraphScopes(recorder, model_index)
     for position, prefix in graphs.prefixes.items():
         module: Any = model_index.modules[position]
         region_of = partial(_region, recorder, prefix, graphs.aliases)
@@ -84,9 +85,9 @@ def graph_scopes(recorder: Recorder, model_index: ModelIndex) -> list[Wrapper]:
 
 
 def _patch(cls: type) -> Patch:
-    patch = _FORWARDS.get(cls)
+    patch = _FORWARDS.get(id(cls))
     if patch is None:
-        patch = _FORWARDS[cls] = Patch(cls, "forward")
+        patch = _FORWARDS[id(cls)] = Patch(cls, "forward")
     return patch
 
 
