@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fvflops.reports.formats import FORMATS, check_format
+from fvflops.sources.load import FORMS
 from fvflops.sources.options import SourceOptions
-from fvflops.zoo import ZOO
 
 
 def add_model(parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input") -> None:
@@ -25,8 +26,7 @@ def add_model_source(
         "model",
         nargs=nargs,
         metavar="MODEL",
-        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY or file.py:FACTORY; "
-        f"the zoo: {', '.join(ZOO)}",
+        help=f"{', '.join(FORMS.values())}; fvflops list SOURCE lists the names of each",
     )
     add_inputs(parser, shape=shape)
 
@@ -40,14 +40,46 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         metavar="[NAME=]SHAPE[:DTYPE]",
         help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
-    parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
+    parser.add_argument(
+        "--config",
+        metavar="JSON",
+        help="configuration of a transformers or diffusers model: JSON text, a file or, for diffusers, its folder",
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="argument of FACTORY or of a library's constructor, such as width=64: a Python literal or a string; may "
+        "be repeated",
+    )
+    parser.add_argument(
+        "--path", action="append", default=[], metavar="DIR", help="folder to import modules from; may be repeated"
+    )
+    parser.add_argument(
+        "--denoising-steps",
+        type=partial(parse_at_least, 1),
+        metavar="N",
+        help="steps of a diffusers pipeline; default: 1",
+    )
+    parser.add_argument(
+        "--guidance", action="store_true", help="double the denoiser's batch, for classifier-free guidance"
+    )
 
 
 def model_options(
     arguments: argparse.Namespace, *, inputs: Sequence[str] | None = None, device: str | None = None
 ) -> SourceOptions:
     """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to those of the arguments."""
-    return SourceOptions(tuple(arguments.input if inputs is None else inputs), arguments.config, device)
+    return SourceOptions(
+        inputs=tuple(arguments.input if inputs is None else inputs),
+        config=arguments.config,
+        device=device,
+        args=tuple(arguments.arg),
+        paths=tuple(map(os.path.abspath, arguments.path)),
+        denoising_steps=arguments.denoising_steps,
+        guidance=arguments.guidance,
+    )
 
 
 def add_assume(parser: argparse.ArgumentParser) -> None:
@@ -168,18 +200,15 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="PATH", help="also write a plot, .svg or .png; needs matplotlib")
 
 
-def parse_depth(text: str) -> int:
-    """Return a depth, as argparse's `type`."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 0; got {text!r}")
+def parse_at_least(least: int, text: str) -> int:
+    """Return an integer, as argparse's `type` of one argument."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}; got {text!r}")
     return int(text)
 
 
-def parse_top(text: str) -> int:
-    """Return a number of rows, as argparse's `type`."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
-    return int(text)
+parse_depth = partial(parse_at_least, 0)
+parse_top = partial(parse_at_least, 1)
 
 
 def parse_format(formats: Mapping[str, str], text: str) -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.exported_program import load_program, record_program
 from fvflops.analysis.trace_file import load_trace
-from fvflops.cli.arguments import parse_assumptions
+from fvflops.cli.arguments import model_options, parse_assumptions
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
-from fvflops.sources.load import load_model
+from fvflops.sources.load import check_applies, load_model
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.sources.options import SourceOptions
 
@@ -26,23 +25,22 @@ def open_analysis(
     arguments: argparse.Namespace,
     table: FormulaTable,
     *,
-    inputs: Sequence[str] | None = None,
-    config: str | None = None,
+    options: SourceOptions | None = None,
     in_subprocess: bool = False,
 ) -> FlopCountAnalysis:
     """Return the recorded analysis of a MODEL argument.
 
     A name that ends in .json is a saved trace, one in .pt2 a program of `torch.export`, `REV:file.py:factory` a factory
-    in a git revision; any other is passed to `load_model`. `inputs` and `config` default to those of the arguments.
+    in a git revision; any other is passed to `load_model`. `options` default to those of the arguments.
     `in_subprocess` records a model in a subprocess, since one process cannot import two modules of the same name. An
     invalid name or argument raises ValueError.
     """
-    inputs = arguments.input if inputs is None else inputs
-    config = arguments.config if config is None else config
+    if options is None:
+        options = model_options(arguments, device=arguments.device)
     if name.endswith(FILES):
-        for option, value in (("--input", inputs), ("--config", config)):
+        for option, value in (("--input", options.inputs), ("--config", options.config), ("--arg", options.args)):
             if value:
-                raise ValueError(f"{name} contains its inputs: omit {option}")
+                raise ValueError(f"{name} contains its {'inputs' if option == '--input' else 'model'}: omit {option}")
     if name.endswith(".json"):
         return FlopCountAnalysis.from_trace(load_trace(name), table=table, warn=False)
     assume = parse_assumptions(arguments.assume)
@@ -51,16 +49,15 @@ def open_analysis(
         return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     revision = find_revision(name)
     if revision is not None:
-        if config is not None:
-            raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
-        trace = record_revision(revision, inputs, arguments)
+        check_applies(options, "", name)
+        trace = record_revision(revision, options, arguments)
         return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     if in_subprocess:
-        trace = record_in_subprocess(name, name, inputs, arguments)
+        trace = record_in_subprocess(name, name, options, arguments)
         return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
     if os.path.isfile(name):
         raise ValueError(f"{name!r} is a file: a saved trace ends in .json, a program of torch.export in .pt2")
-    subject = load_model(name, SourceOptions(tuple(inputs), config, arguments.device))
+    subject = load_model(name, options)
     subject.model.train(arguments.train)
     analysis = FlopCountAnalysis(
         subject.model,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -21,6 +24,27 @@ SOURCES = {
     "timm": "fvflops.sources.timm",
     "torchvision": "fvflops.sources.torchvision",
     "transformers": "fvflops.sources.transformers",
+    "diffusers": "fvflops.sources.diffusers",
+    "open_clip": "fvflops.sources.open_clip",
+    "torchhub": "fvflops.sources.torchhub",
+}
+# Source → how a model of it is written; "" is a factory.
+FORMS = {
+    "zoo": "zoo:NAME",
+    "timm": "timm:NAME",
+    "torchvision": "torchvision:NAME",
+    "transformers": "transformers:CLASS",
+    "diffusers": "diffusers:CLASS",
+    "open_clip": "open_clip:NAME",
+    "torchhub": "torchhub:FOLDER:ENTRYPOINT",
+    "": "package.module:FACTORY or file.py:FACTORY",
+}
+# Option of the command line → its field of SourceOptions, and the sources to which it applies.
+_APPLIES = {
+    "--config": ("config", ("transformers", "diffusers")),
+    "--arg": ("args", ("timm", "torchvision", "diffusers", "open_clip", "torchhub", "")),
+    "--denoising-steps": ("denoising_steps", ("diffusers",)),
+    "--guidance": ("guidance", ("diffusers",)),
 }
 
 
@@ -45,17 +69,9 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
 
     A missing or misspelt name or value raises ValueError.
     """
-    source, separator, rest = name.rpartition(":")
-    if name == "zoo:":
-        names = ", ".join(load_source("zoo").list_names())
-        raise ValueError(f"zoo: names no model: write zoo:NAME with one of {names}")
-    if not separator or not rest or not source:
-        raise ValueError(
-            f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
-            "transformers:CLASS, package.module:factory or file.py:factory"
-        )
-    if options.config is not None and source != "transformers":
-        raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
+    source, rest = split_name(name)
+    check_applies(options, source, name)
+    add_paths(options.paths)
     specs = tuple(parse_input(text) for text in options.inputs)
     if options.device is not None:
         _check_device(options.device)
@@ -63,7 +79,7 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
         if source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
-            built = build_from_factory(source, rest, options)
+            built = build_from_factory(*name.rsplit(":", 1), options)
     device_of_model = _device_of(built.model)
     if not specs and built.inputs is not None:
         return LoadedModel(built.model, built.inputs, {}, assumed=False)
@@ -71,6 +87,49 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
         raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
     args, kwargs = make_arguments(specs or built.specs, device_of_model)
     return LoadedModel(built.model, args, kwargs, assumed=not specs)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the source of a MODEL argument, a key of SOURCES or "" for a factory, and the rest of the name.
+
+    >>> split_name("zoo:resnet50"), split_name("net.py:build")
+    (('zoo', 'resnet50'), ('', 'net.py:build'))
+    """
+    source, _, rest = name.partition(":")
+    if name == "zoo:":
+        names = ", ".join(load_source("zoo").list_names())
+        raise ValueError(f"zoo: names no model: write zoo:NAME with one of {names}")
+    if source in SOURCES and not rest:
+        raise ValueError(f"{name!r} names no model: write {FORMS[source]}; 'fvflops list {source}' lists the names")
+    if not all(name.rpartition(":")):
+        forms = ", ".join(FORMS.values()).replace("zoo:NAME", "zoo:resnet50")
+        raise ValueError(f"{name!r} names no model: write {forms}")
+    return (source, rest) if source in SOURCES else ("", name)
+
+
+def check_applies(options: SourceOptions, source: str, name: str) -> None:
+    """Raise ValueError for an option that does not apply to the source of a MODEL argument."""
+    for option, (field, sources) in _APPLIES.items():
+        if getattr(options, field) != getattr(DEFAULT_OPTIONS, field) and source not in sources:
+            forms = ", ".join(FORMS[item] for item in sources)
+            raise ValueError(f"{option} applies to {forms}; got {name!r}: omit {option}")
+
+
+def keep_applicable(options: SourceOptions, name: str) -> SourceOptions:
+    """Return the options without those that do not apply to a MODEL argument."""
+    source = name.partition(":")[0] if name.partition(":")[0] in SOURCES else ""
+    fields = [field for field, sources in _APPLIES.values() if source not in sources]
+    return replace(options, **{field: getattr(DEFAULT_OPTIONS, field) for field in fields})
+
+
+def add_paths(folders: Sequence[str]) -> None:
+    """Put folders at the front of `sys.path`; one that does not exist raises ValueError."""
+    for folder in reversed(folders):
+        if not os.path.isdir(folder):
+            raise ValueError(f"--path {folder}: there is no such folder")
+        path = os.path.abspath(folder)
+        if path not in sys.path:
+            sys.path.insert(0, path)
 
 
 def _check_device(name: str) -> None:

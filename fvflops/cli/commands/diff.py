@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
-from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run
+from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run, model_options
 from fvflops.cli.open_analysis import FILES, open_analysis
 from fvflops.cli.outputs import write_report
 from fvflops.features.diff.diff import diff_traces
 from fvflops.features.diff.model import MEASURES
 from fvflops.features.diff.report import TOP, difference_report
 from fvflops.formulas import load_table
+from fvflops.sources.load import keep_applicable
+from fvflops.sources.options import SourceOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
     )
     parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
+    parser.add_argument(
+        "--arg-b", action="append", default=[], metavar="NAME=VALUE", help="arguments of B where they differ"
+    )
     add_assume(parser)
     add_run(parser)
     parser.add_argument(
@@ -42,21 +48,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
     table = load_table(arguments.table)
-    first = open_analysis(arguments.model, arguments, table)
-    # A saved trace or program contains its inputs, so those of A do not apply.
+    options = model_options(arguments, device=arguments.device)
+    first = open_analysis(arguments.model, arguments, table, options=options)
+    # A file contains its model and inputs: those of A do not apply.
     is_file = arguments.other.endswith(FILES)
+    options = SourceOptions(device=options.device) if is_file else keep_applicable(options, arguments.other)
+    changes = {"inputs": arguments.input_b, "config": arguments.config_b, "args": arguments.arg_b}
     second = open_analysis(
         arguments.other,
         arguments,
         table,
-        inputs=arguments.input_b or ([] if is_file else None),
-        config=arguments.config_b or ("" if is_file else None),
+        options=replace(options, **{field: _freeze(value) for field, value in changes.items() if value}),
         in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)
     write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
+
+
+def _freeze(value: list[str] | str) -> tuple[str, ...] | str:
+    return value if isinstance(value, str) else tuple(value)
 
 
 def _are_files_of_two_folders(*names: str) -> bool:
