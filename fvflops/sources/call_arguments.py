@@ -49,20 +49,37 @@ def call_with(function: Callable[..., Any], values: Mapping[str, Any], name: str
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # a builtin
         return function(**values)
+    check_names(function, values, name)
     parameters = signature.parameters.values()
     named = {item.name: item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)}
     extra = {key: value for key, value in values.items() if key not in named}
     keywords = next((item.name for item in parameters if item.kind is item.VAR_KEYWORD), None)
-    shown = name + truncate(str(signature.replace(return_annotation=inspect.Signature.empty)), 200)
-    if extra and keywords is None:
-        wrong = next(iter(extra))
-        raise ValueError(f"--arg {wrong}: {shown} has no such argument{suggest(wrong, named)}")
     missing = [key for key, item in named.items() if item.default is item.empty and key not in values]
     if missing:
+        shown = _write_call(name, signature)
         raise ValueError(f"{shown} needs {', '.join(missing)}: pass --arg {missing[0]}=VALUE")
     bound = {key: values[key] for key in named if key in values} | ({keywords: extra} if keywords else {})
     arguments = inspect.BoundArguments(signature, bound)
     return function(*arguments.args, **arguments.kwargs)
+
+
+def check_names(function: Callable[..., Any], values: Mapping[str, Any], name: str) -> None:
+    """Raise ValueError with the signature of a function, which it calls `name`, for a name that it does not take."""
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    if any(item.kind is item.VAR_KEYWORD for item in parameters):
+        return
+    known = [item.name for item in parameters if item.kind is not item.VAR_POSITIONAL]
+    for key in values:
+        if key not in known:
+            shown = _write_call(name, signature)
+            raise ValueError(f"--arg {key}: {shown} has no such argument{suggest(key, known)}")
+
+
+def _write_call(name: str, signature: inspect.Signature) -> str:
+    """Return a call with its parameters, without their types."""
+    parameters = [item.replace(annotation=item.empty) for item in signature.parameters.values()]
+    return name + truncate(str(inspect.Signature(parameters)), 200)
 
 
 def call_library(

@@ -34,7 +34,7 @@ FORMS = {
     "timm": "timm:NAME",
     "torchvision": "torchvision:NAME",
     "transformers": "transformers:CLASS",
-    "diffusers": "diffusers:CLASS",
+    "diffusers": "diffusers:CLASS or FOLDER",
     "open_clip": "open_clip:NAME",
     "torchhub": "torchhub:FOLDER:ENTRYPOINT",
     "": "package.module:FACTORY or file.py:FACTORY",
@@ -46,6 +46,8 @@ _APPLIES = {
     "--denoising-steps": ("denoising_steps", ("diffusers",)),
     "--guidance": ("guidance", ("diffusers",)),
 }
+# Sources whose models are built on the meta device by default: checkpoints may be larger than memory.
+_BUILT_ON_META = ("diffusers",)
 
 
 class Source(Protocol):
@@ -73,14 +75,17 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
     check_applies(options, source, name)
     add_paths(options.paths)
     specs = tuple(parse_input(text) for text in options.inputs)
-    if options.device is not None:
-        _check_device(options.device)
-    with torch.device(options.device) if options.device is not None else nullcontext():
+    device = options.device or ("meta" if source in _BUILT_ON_META else None)
+    if device is not None:
+        _check_device(device)
+    with torch.device(device) if device is not None else nullcontext():
         if source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
             built = build_from_factory(*name.rsplit(":", 1), options)
     device_of_model = _device_of(built.model)
+    if not specs and built.make_inputs is not None:
+        return LoadedModel(built.model, (), built.make_inputs(options), assumed=True)
     if not specs and built.inputs is not None:
         return LoadedModel(built.model, built.inputs, {}, assumed=False)
     if not specs and not built.specs:
