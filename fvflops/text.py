@@ -53,8 +53,8 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 def list_nearest(name: str, known: Iterable[str], *, limit: int = 5) -> str:
     """Return ": the nearest is 'NAME'", or are up to `limit` names, as the end of a message; "" where none is close.
 
-    >>> list_nearest("resnet5o", ["resnet50", "resnet51", "vit"])
-    ": the nearest are 'resnet50', 'resnet51'"
+    >>> list_nearest("resnet5", ["resnet50", "resnet101", "vit"])
+    ": the nearest are 'resnet50', 'resnet101'"
     >>> list_nearest("vti", ["resnet50", "vit"])
     ": the nearest is 'vit'"
     """

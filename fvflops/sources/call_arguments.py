@@ -76,6 +76,18 @@ def check_names(function: Callable[..., Any], values: Mapping[str, Any], name: s
             raise ValueError(f"--arg {key}: {shown} has no such argument{suggest(key, known)}")
 
 
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name.
+
+    >>> takes(lambda pretrained=True: pretrained, "pretrained"), takes(print, "pretrained")
+    (True, False)
+    """
+    try:
+        return name in inspect.signature(function).parameters
+    except (ValueError, TypeError):  # a builtin, or no function
+        return False
+
+
 def _write_call(name: str, signature: inspect.Signature) -> str:
     """Return a call with its parameters, without their types."""
     parameters = [item.replace(annotation=item.empty) for item in signature.parameters.values()]

@@ -27,7 +27,7 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
 
 def import_attribute(source: str, name: str) -> Any:
     """Return an attribute of a module, or of a file whose name ends in .py; a missing one raises ValueError."""
-    module = _import_file(source) if source.endswith(".py") else import_module(source)
+    module = import_file(source) if source.endswith(".py") else import_module(source)
     value = getattr(module, name, None)
     if value is None:
         raise ValueError(describe_missing(source, name, [item for item in dir(module) if not item.startswith("_")]))
@@ -74,7 +74,8 @@ def describe_missing(source: str, name: str, names: Sequence[str]) -> str:
     return f"{source} has no {name!r}{list_nearest(name, names)}"
 
 
-def _import_file(path: str) -> ModuleType:
+def import_file(path: str) -> ModuleType:
+    """Import a Python file as a module; a missing one raises ValueError."""
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path!r}")
     state = os.stat(path)

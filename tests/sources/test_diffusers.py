@@ -165,7 +165,7 @@ def test_the_command_shows_a_row_for_each_component(tmp_path, capsys):
     assert main(["count", f"diffusers:{folder}", "--denoising-steps", "20", "--guidance", "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["about"]["model"] == "StableDiffusionPipeline"
-    rows = {row["name"]: row["flops"] for row in report["modules"]}
+    rows = report["columns"]["flops"]
     subject = load_model(f"diffusers:{folder}")
     once = FlopCountAnalysis(subject.model, subject.inputs, kwargs=subject.kwargs, warn=False).by_module()
     assert rows["unet"] == 40 * once["unet"] and rows["vae"] == once["vae"]
