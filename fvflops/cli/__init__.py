@@ -24,6 +24,7 @@ COMMANDS = {
     "diff": "compare the cost of two models, traces or git revisions, by module and operator",
     "check": "fail where a model exceeds its budget",
     "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
+    "list": "list the models, devices, conventions and formats that can be named",
     "ops": "list the ops that a table counts, or explain one",
     "memory": "predict the peak memory of a training step, and show what would lower it",
     "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
@@ -119,12 +120,12 @@ def format_error(error: BaseException) -> str:
     others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
-        from fvflops.sources.model_errors import describe_module, explain_input
+        from fvflops.sources.model_errors import describe_module, explain_error, suggest_sizes
 
-        if expected := explain_input(error):
-            return expected
+        if explanation := explain_error(error):
+            return explanation
         if module := describe_module(error):
-            kind = f"{module}: {kind}"
+            kind = f"{module}: {kind}{suggest_sizes(error)}"
     if not others:
         return kind
     return (

@@ -175,7 +175,7 @@ def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
 
 def add_output(parser: argparse._ActionsContainer) -> None:
     """Add the path of the report."""
-    parser.add_argument("--output", metavar="PATH", help="file for the report; default: the terminal")
+    parser.add_argument("--output", metavar="PATH", help="file for the report, - for standard output; default: -")
 
 
 def add_exports(files: argparse._ArgumentGroup, *, weights: str) -> None:

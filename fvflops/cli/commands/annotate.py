@@ -13,7 +13,7 @@ from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.training_step import sum_results
 from fvflops.cli.arguments import add_assume, add_backward, add_inputs, add_table, model_options, parse_assumptions
-from fvflops.cli.outputs import write_report
+from fvflops.cli.outputs import check_file, write_report
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.formulas import FormulaTable, load_table
@@ -82,6 +82,7 @@ def _name_outputs(arguments: argparse.Namespace) -> list[str]:
     if arguments.annotated is not None:
         if len(arguments.traces) > 1 or arguments.folder is not None:
             raise ValueError("--output names the annotated trace of a single TRACE: use --folder alone for several")
+        check_file("--output", arguments.annotated)
         outputs = [arguments.annotated]
     elif arguments.folder is not None:
         outputs = [os.path.join(arguments.folder, os.path.basename(path)) for path in arguments.traces]
