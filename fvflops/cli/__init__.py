@@ -107,6 +107,13 @@ def format_error(error: BaseException) -> str:
     """
     text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
     text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
+    module = sizes = ""
+    if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
+        from fvflops.sources.model_errors import describe_module, explain_error, suggest_sizes
+
+        if explanation := explain_error(error):
+            return explanation
+        module, sizes = describe_module(error), suggest_sizes(error)
     frames = traceback.extract_tb(error.__traceback__)
     package = str(PACKAGE)
     is_own_error = bool(frames) and frames[-1].filename.startswith(package)
@@ -119,13 +126,7 @@ def format_error(error: BaseException) -> str:
     libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
-        from fvflops.sources.model_errors import describe_module, explain_error, suggest_sizes
-
-        if explanation := explain_error(error):
-            return explanation
-        if module := describe_module(error):
-            kind = f"{module}: {kind}{suggest_sizes(error)}"
+    kind = f"{module}: {kind}{sizes}" if module else kind
     if not others:
         return kind
     return (

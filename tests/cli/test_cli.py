@@ -188,7 +188,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["transformers:BertModel", "--config", "missing.json"], "missing.json"),
         (
             ["zoo:lenet5", "--config", "{}"],
-            "--config applies to transformers:CLASS, diffusers:CLASS; got 'zoo:lenet5'",
+            "--config applies to transformers:CLASS, diffusers:CLASS or FOLDER; got",
         ),
         (["zoo:lenet5", "--input", "1,a"], "--input 1,a: '1,a' is not a shape; write it like 1,3,224,224"),
         (["zoo:lenet5", "--input", "1:floot"], "'floot' is not a dtype"),
