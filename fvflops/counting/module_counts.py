@@ -38,7 +38,7 @@ class ModuleCounts(Counter[str]):
         """Return the text of a Counter."""
         return repr(Counter(self))
 
-    def copy(self) -> Counter[str]:
+    def copy(self) -> Counter[str]:  # type: ignore[override]
         """Return a Counter."""
         return Counter(self)
 

@@ -20,13 +20,13 @@ from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 
 # Source → the module that is one; it is imported when a model of the source is named.
 SOURCES = {
-    "zoo": "fvflops.sources.zoo",
-    "timm": "fvflops.sources.timm",
-    "torchvision": "fvflops.sources.torchvision",
+    "zoo": "fvflops.sources.libraries.zoo",
+    "timm": "fvflops.sources.libraries.timm",
+    "torchvision": "fvflops.sources.libraries.torchvision",
     "transformers": "fvflops.sources.transformers",
     "diffusers": "fvflops.sources.diffusers",
-    "open_clip": "fvflops.sources.open_clip",
-    "torchhub": "fvflops.sources.torchhub",
+    "open_clip": "fvflops.sources.libraries.open_clip",
+    "torchhub": "fvflops.sources.libraries.torchhub",
 }
 # Source → how a model of it is written; "" is a factory.
 FORMS = {
