@@ -13,7 +13,7 @@ def repeat(times: int, iteration: Callable[[], object]) -> None:
 
     In shape execution without a backward pass only the first two calls run (the second one finds what the first has
     cached) and the events of the second are recorded for all later ones, so that 50 steps take the time of two. Beyond
-    2^20 events only call counts are retained.
+    2^18 events only call counts are retained.
     """
     mode = next((mode for mode in reversed(dispatch_mode_stack()) if isinstance(mode, ShapeMode)), None)
     runs = times if mode is None or mode.recorder.backward else min(times, 2)

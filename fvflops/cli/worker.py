@@ -27,7 +27,9 @@ def main() -> None:
 
 def _record(request: dict[str, Any]) -> None:
     # JSON has lists for the tuples.
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in request["options"].items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in request["options"].items()
+    }
     options = SourceOptions(**fields)
     analysis = open_analysis(
         request["model"], argparse.Namespace(**request), load_table(request["table"]), options=options

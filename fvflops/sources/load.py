@@ -82,7 +82,8 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
         if source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
-            built = build_from_factory(*name.rsplit(":", 1), options)
+            file, _, factory = rest.rpartition(":")
+            built = build_from_factory(file, factory, options)
     device_of_model = _device_of(built.model)
     if not specs and built.make_inputs is not None:
         return LoadedModel(built.model, (), built.make_inputs(options), assumed=True)

@@ -55,8 +55,8 @@ Result = TypeVar("Result")
 # (signature, stack, phase) → number of calls.
 _Calls = Counter[tuple[int, int, str]]
 
-# Of more events that `repeat_events` would copy only call counts are retained: this many take about 300 MB.
-_MAX_REPEATED = 1 << 20
+# Of more events that `repeat_events` would copy only call counts are retained: this many take about 100 MB.
+_MAX_REPEATED = 1 << 18
 _NO_TENSORS: tuple[Value, ...] = ()
 # The node whose backward reruns a re-entrantly checkpointed forward: torch's class, and libraries' copies of it.
 _REENTRANT = "CheckpointFunctionBackward"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
+from typing import Any
 
 from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run, model_options
 from fvflops.cli.open_analysis import FILES, open_analysis
@@ -53,22 +54,22 @@ def run(arguments: argparse.Namespace) -> int:
     # A file contains its model and inputs: those of A do not apply.
     is_file = arguments.other.endswith(FILES)
     options = SourceOptions(device=options.device) if is_file else keep_applicable(options, arguments.other)
-    changes = {"inputs": arguments.input_b, "config": arguments.config_b, "args": arguments.arg_b}
+    changes: dict[str, Any] = {
+        "inputs": tuple(arguments.input_b),
+        "config": arguments.config_b,
+        "args": tuple(arguments.arg_b),
+    }
     second = open_analysis(
         arguments.other,
         arguments,
         table,
-        options=replace(options, **{field: _freeze(value) for field, value in changes.items() if value}),
+        options=replace(options, **{field: value for field, value in changes.items() if value}),
         in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)
     write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
-
-
-def _freeze(value: list[str] | str) -> tuple[str, ...] | str:
-    return value if isinstance(value, str) else tuple(value)
 
 
 def _are_files_of_two_folders(*names: str) -> bool:

@@ -46,26 +46,25 @@ _TOKENS = 77
 class DiffusionModel(nn.Module):
     """The components of a pipeline as submodules, run as it runs them for one prompt.
 
-    `forward` takes component → keyword arguments. Each encoder runs once, each denoiser as often as `steps` says, and
-    the decoder once, on latents of its own: the components exchange no tensors, and the scheduler's arithmetic is not
-    included.
+    `steps` is denoiser → number of runs; each encoder and the decoder run once. `forward` takes component → keyword
+    arguments: the components exchange no tensors, and the scheduler's arithmetic is not included.
     """
 
     def __init__(self, components: Mapping[str, nn.Module], steps: Mapping[str, int]) -> None:
         super().__init__()
         for name, component in components.items():
             self.add_module(name, component)
-        self.steps = dict(steps)
+        self._steps = dict(steps)
 
     def forward(self, **inputs: Mapping[str, Any]) -> Any:
         """Run the components in order."""
         result = None
         for name, arguments in inputs.items():
-            component = self.get_submodule(name)
+            component: Any = self.get_submodule(name)
             if name == _DECODER:
                 result = component.decode(**arguments)
             else:
-                repeat(self.steps.get(name, 1), partial(_call, component, arguments))
+                repeat(self._steps.get(name, 1), partial(_call, component, arguments))
         return result
 
 
@@ -171,7 +170,7 @@ def _make_inputs(
     model: DiffusionModel, run: Sequence[str], defaults: Mapping[str, int], options: SourceOptions
 ) -> dict[str, dict[str, Any]]:
     """Return component → keyword arguments, on the model's device."""
-    components = {name: model.get_submodule(name) for name in run}
+    components: dict[str, Any] = {name: model.get_submodule(name) for name in run}
     denoiser = next(module for name, module in components.items() if name.startswith(_DENOISERS))
     vae = components.get(_DECODER)
     latents = _read_latents(vae, denoiser.config["in_channels"])
@@ -226,7 +225,8 @@ def _choose_sizes(
 
 def _count_positions(encoder: nn.Module) -> int:
     """Return the number of tokens to which a pipeline pads every text for this encoder, 0 if it is not fixed."""
-    return int(encoder.config.max_position_embeddings) if type(encoder).__name__.startswith(_CLIP) else 0
+    config: Any = encoder.config
+    return int(config.max_position_embeddings) if type(encoder).__name__.startswith(_CLIP) else 0
 
 
 def _long_text(defaults: Mapping[str, int], options: SourceOptions) -> int:
