@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fvflops.cli import main
-from tests.support.diffusers_pipelines import write_pipeline
+from tests.support.models.diffusers_pipelines import write_pipeline
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()

@@ -11,7 +11,7 @@ from PIL import Image
 from fvflops import FlopCountAnalysis, parameter_count
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
-from tests.support.diffusers_pipelines import PIPELINES, write_pipeline
+from tests.support.models.diffusers_pipelines import PIPELINES, write_pipeline
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
