@@ -50,6 +50,18 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     return "".join(get_close_matches(name, list(known), n=1, cutoff=cutoff))
 
 
+def list_nearest(name: str, known: Iterable[str], *, limit: int = 5) -> str:
+    """Return ": the nearest is 'NAME'", or are up to `limit` names, as the end of a message; "" where none is close.
+
+    >>> list_nearest("resnet5", ["resnet50", "resnet101", "vit"])
+    ": the nearest are 'resnet50', 'resnet101'"
+    >>> list_nearest("vti", ["resnet50", "vit"])
+    ": the nearest is 'vit'"
+    """
+    near = get_close_matches(name, list(known), n=limit)
+    return f": the nearest {'is' if len(near) == 1 else 'are'} {', '.join(map(repr, near))}" if near else ""
+
+
 def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bool = True, cutoff: float = 0.6) -> str:
     """Return "did you mean" with the closest known name, as the end of a message; "" where none is close.
 

@@ -19,6 +19,7 @@ from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
+from fvflops.counting.module_counts import ModuleCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
@@ -108,8 +109,14 @@ class ModelAnalysis:
         return Counter(self._counts_by_module()[self.canonical_module_name(module_name)])
 
     def by_module(self) -> Counter[str]:
-        """Return module name → count, for every module of the model, zeros included."""
-        return Counter({name: sum(counts.values()) for name, counts in self._counts_by_module().items()})
+        """Return module name → count, for every module of the model, zeros included.
+
+        A name that no module has raises KeyError with the closest match, as in `total`; none of fvcore's tests reads
+        one. The Counters of `by_operator` and `by_module_and_operator` answer 0 for an operator that was not called,
+        as fvcore's tests of `by_module_and_operator` and `unsupported_ops` need.
+        """
+        totals = {name: sum(counts.values()) for name, counts in self._counts_by_module().items()}
+        return ModuleCounts(totals, self.canonical_module_name)
 
     def by_module_and_operator(self) -> dict[str, Counter[str]]:
         """Return module name → operator label → count, for every module of the model."""

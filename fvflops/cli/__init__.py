@@ -24,6 +24,7 @@ COMMANDS = {
     "diff": "compare the cost of two models, traces or git revisions, by module and operator",
     "check": "fail where a model exceeds its budget",
     "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
+    "list": "list the models, devices, conventions and formats that can be named",
     "ops": "list the ops that a table counts, or explain one",
     "memory": "predict the peak memory of a training step, and show what would lower it",
     "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
@@ -106,6 +107,13 @@ def format_error(error: BaseException) -> str:
     """
     text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
     text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
+    module = sizes = ""
+    if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
+        from fvflops.sources.model_errors import describe_module, explain_error, suggest_sizes
+
+        if explanation := explain_error(error):
+            return explanation
+        module, sizes = describe_module(error), suggest_sizes(error)
     frames = traceback.extract_tb(error.__traceback__)
     package = str(PACKAGE)
     is_own_error = bool(frames) and frames[-1].filename.startswith(package)
@@ -118,13 +126,7 @@ def format_error(error: BaseException) -> str:
     libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
-        from fvflops.sources.model_errors import describe_module, explain_input
-
-        if expected := explain_input(error):
-            return expected
-        if module := describe_module(error):
-            kind = f"{module}: {kind}"
+    kind = f"{module}: {kind}{sizes}" if module else kind
     if not others:
         return kind
     return (

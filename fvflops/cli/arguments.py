@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.reports.formats import FORMATS, check_format
+from fvflops.sources.load import FORMS
 from fvflops.sources.options import SourceOptions
-from fvflops.zoo import ZOO
 
 
 def add_model(parser: argparse.ArgumentParser, *, nargs: str | None = None, shape: str = "shape of an input") -> None:
@@ -26,9 +27,7 @@ def add_model_source(
         "model",
         nargs=nargs,
         metavar="MODEL",
-        help="zoo:NAME, torchvision:NAME, timm:NAME, transformers:CLASS, package.module:FACTORY, file.py:FACTORY, or a "
-        "file: a torch.export program, TorchScript, ONNX, a pickled module or (where nothing runs) a saved Trace; "
-        f"the zoo: {', '.join(ZOO)}",
+        help=f"{', '.join(FORMS.values())}; fvflops list SOURCE lists the names of each",
     )
     add_inputs(parser, shape=shape)
 
@@ -42,12 +41,36 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         metavar="[NAME=]SHAPE[:DTYPE]",
         help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
-    parser.add_argument("--config", metavar="JSON", help="configuration of a transformers model: JSON text, or a file")
+    parser.add_argument(
+        "--config",
+        metavar="JSON",
+        help="configuration of a transformers or diffusers model: JSON text, a file or, for diffusers, its folder",
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="argument of FACTORY or of a library's constructor, such as width=64: a Python literal or a string; may "
+        "be repeated",
+    )
+    parser.add_argument(
+        "--path", action="append", default=[], metavar="DIR", help="folder to import modules from; may be repeated"
+    )
     parser.add_argument(
         "--unpickle",
         action="store_true",
         help="load a pickled module (torch.save(model)) or pickled example inputs, which runs code that the file "
         "names: only if you trust it",
+    )
+    parser.add_argument(
+        "--denoising-steps",
+        type=partial(parse_at_least, 1),
+        metavar="N",
+        help="steps of a diffusers pipeline; default: 1",
+    )
+    parser.add_argument(
+        "--guidance", action="store_true", help="double the denoiser's batch, for classifier-free guidance"
     )
 
 
@@ -55,18 +78,18 @@ def model_options(
     arguments: argparse.Namespace,
     *,
     inputs: Sequence[str] | None = None,
-    config: str | None = None,
     device: str | None = None,
 ) -> SourceOptions:
-    """Return how the MODEL of the arguments is built, on a device.
-
-    `inputs` and `config` default to those of the arguments.
-    """
+    """Return how the MODEL of the arguments is built, on a device; `inputs` defaults to those of the arguments."""
     return SourceOptions(
         inputs=tuple(arguments.input if inputs is None else inputs),
-        config=arguments.config if config is None else config or None,
+        config=arguments.config,
         device=device,
-        unpickle=getattr(arguments, "unpickle", False),
+        args=tuple(arguments.arg),
+        paths=tuple(map(os.path.abspath, arguments.path)),
+        denoising_steps=arguments.denoising_steps,
+        guidance=arguments.guidance,
+        unpickle=arguments.unpickle,
     )
 
 
@@ -163,7 +186,7 @@ def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
 
 def add_output(parser: argparse._ActionsContainer) -> None:
     """Add the path of the report."""
-    parser.add_argument("--output", metavar="PATH", help="file for the report; default: the terminal")
+    parser.add_argument("--output", metavar="PATH", help="file for the report, - for standard output; default: -")
 
 
 def add_save_trace(files: argparse._ActionsContainer) -> None:
@@ -198,18 +221,15 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="PATH", help="also write a plot, .svg or .png; needs matplotlib")
 
 
-def parse_depth(text: str) -> int:
-    """Return a depth, as argparse's `type`."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 0; got {text!r}")
+def parse_at_least(least: int, text: str) -> int:
+    """Return an integer, as argparse's `type` of one argument."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}; got {text!r}")
     return int(text)
 
 
-def parse_top(text: str) -> int:
-    """Return a number of rows, as argparse's `type`."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
-    return int(text)
+parse_depth = partial(parse_at_least, 0)
+parse_top = partial(parse_at_least, 1)
 
 
 def parse_trace_name(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
 from fvflops.sources.files import recognise
-from fvflops.sources.load import load_model
+from fvflops.sources.load import SOURCES, check_applies, load_model
 from fvflops.sources.loaded_model import cast_model, with_input_hint
+from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
 
 # A convention → the analysis of MODEL by it.
@@ -44,9 +45,7 @@ def open_model(
     name: str,
     arguments: argparse.Namespace,
     *,
-    inputs: Sequence[str] | None = None,
-    config: str | None = None,
-    build_on: str | None = None,
+    options: SourceOptions | None = None,
     dtype: torch.dtype | None = None,
     backward: bool = False,
     lines: bool = False,
@@ -55,38 +54,38 @@ def open_model(
     """Return a function that analyses a MODEL argument by a convention; the model is built once.
 
     A saved Trace is recognised by its content, `REV:file.py:factory` is a factory in a git revision; any other name is
-    passed to `load_model`. `inputs`, `config` and `build_on`, the device, default to those of the arguments. `dtype`
-    casts the model, `backward` adds its backward pass, `lines` records source lines. `in_subprocess` records a model in
-    a subprocess, since one process cannot import two modules of the same name. An invalid name or argument raises
-    ValueError, a Trace that the convention cannot count TraceError.
+    passed to `load_model`. `options` default to those of the arguments. `dtype` casts the model, `backward` adds its
+    backward pass, `lines` records source lines. `in_subprocess` records a model in a subprocess, since one process
+    cannot import two modules of the same name. An invalid name or argument raises ValueError, a Trace that the
+    convention cannot count TraceError.
     """
-    inputs = arguments.input if inputs is None else inputs
-    config = arguments.config if config is None else config
-    build_on = arguments.device if build_on is None else build_on or None
+    if options is None:
+        options = model_options(arguments, device=arguments.device)
     if is_saved_trace(name):
-        trace = open_trace(name, arguments, inputs=inputs, config=config, build_on=build_on)
+        trace = open_trace(name, arguments, options)
         return lambda table: _analysis_of(trace, table)
     revision = find_revision(name)
     if revision is not None:
-        if config:
-            raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
-        return lambda table: _analysis_of(record_revision(revision, inputs, arguments), table)
+        check_applies(options, "", name)
+        chosen = options
+        return lambda table: _analysis_of(record_revision(revision, chosen, arguments), table)
     if in_subprocess:
-        return lambda table: _analysis_of(record_in_subprocess(name, name, inputs, arguments), table)
-    subject = load_model(name, model_options(arguments, inputs=inputs, config=config, device=build_on))
+        chosen = options
+        return lambda table: _analysis_of(record_in_subprocess(name, name, chosen, arguments), table)
+    subject = load_model(name, options)
     subject.train(arguments.train, option="--train")
     if dtype is not None:
         subject = cast_model(subject, dtype)
     assume = parse_assumptions(arguments.assume)
 
     def analyse(table: FormulaTable) -> FlopCountAnalysis:
-        options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "assume": assume, "warn": False}
+        settings: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "assume": assume, "warn": False}
         analysis: FlopCountAnalysis
         if backward:
-            analysis = TrainingStepAnalysis(subject.model, subject.inputs, loss=sum_results, **options)
+            analysis = TrainingStepAnalysis(subject.model, subject.inputs, loss=sum_results, **settings)
         else:
             analysis = FlopCountAnalysis(
-                subject.model, subject.inputs, execution=arguments.execution, lines=lines, **options
+                subject.model, subject.inputs, execution=arguments.execution, lines=lines, **settings
             )
         with_input_hint(subject, analysis.trace)
         return analysis
@@ -98,7 +97,7 @@ def is_saved_trace(name: str) -> bool:
     """Return whether a MODEL argument is a file that contains a saved Trace, or names a missing one."""
     if os.path.isfile(name):
         return recognise(name) == "trace"
-    return name.endswith(ENDINGS)
+    return name.endswith(ENDINGS) and name.partition(":")[0] not in SOURCES
 
 
 def contains_inputs(name: str) -> bool:
@@ -110,17 +109,12 @@ def contains_inputs(name: str) -> bool:
     return is_saved_trace(name) or (os.path.isfile(name) and recognise(name) == "program")
 
 
-def open_trace(
-    name: str, arguments: argparse.Namespace, *, inputs: Sequence[str], config: str | None, build_on: str | None
-) -> Trace:
-    """Return a saved Trace; options that describe a run raise ValueError, unless another model runs.
-
-    `inputs`, `config` and `build_on` are those of `open_model`.
-    """
-    given: dict[str, object] = {"--input": inputs, "--config": config}
+def open_trace(name: str, arguments: argparse.Namespace, options: SourceOptions) -> Trace:
+    """Return a saved Trace; options that describe a run raise ValueError, unless another model runs."""
+    given: dict[str, object] = {"--input": options.inputs, "--config": options.config, "--arg": options.args}
     if "other" not in arguments:
         given |= {option: getattr(arguments, key, None) for key, option in _RUN_OPTIONS.items()}
-        given |= {"--device": build_on, "--execution real": getattr(arguments, "execution", None) == "real"}
+        given |= {"--device": options.device, "--execution real": getattr(arguments, "execution", None) == "real"}
     for option, value in given.items():
         if value:
             raise ValueError(f"{name} is a saved Trace and contains its inputs: omit {option}")

@@ -12,6 +12,8 @@ from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 
 _OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "html", "save_trace")
+# The path of `--output` for standard output.
+STANDARD = "-"
 # Arguments that may be the path of an input file, or FILE:NAME.
 _INPUTS = ("model", "other", "budget", "table", "config", "config_b", "peaks", "device", "shard")
 
@@ -19,11 +21,14 @@ _INPUTS = ("model", "other", "budget", "table", "config", "config_b", "peaks", "
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise OSError for an output file that cannot be written, ValueError for one that is an input too or named twice.
 
+    A missing folder raises ValueError too. `--output -` is standard output.
+
     >>> check_outputs(argparse.Namespace(output="a.txt", plot="./a.txt"))
     Traceback (most recent call last):
     ValueError: --plot ./a.txt: another file of this run has that path
     """
     outputs = [(option, path) for option in _OPTIONS if (path := getattr(arguments, option, None)) is not None]
+    outputs = [(option, path) for option, path in outputs if not (option == "output" and path == STANDARD)]
     inputs, written = _find_inputs(arguments), set[str]()
     for option, path in outputs:
         if (location := _resolve(path)) in inputs:
@@ -31,8 +36,23 @@ def check_outputs(arguments: argparse.Namespace) -> None:
         if location in written:
             raise ValueError(f"--{option.replace('_', '-')} {path}: another file of this run has that path")
         written.add(location)
-    for _, path in outputs:
-        paths.check_writable(path)
+    for option, path in outputs:
+        check_file(f"--{option.replace('_', '-')}", path)
+
+
+def check_file(option: str, path: str) -> None:
+    """Raise OSError or ValueError for a file that cannot be written, or whose folder does not exist.
+
+    >>> check_file("--plot", "no/such/folder/a.svg")
+    Traceback (most recent call last):
+    ValueError: --plot no/such/folder/a.svg: there is no folder 'no/such/folder': create it, or choose another path
+    """
+    if path == STANDARD:
+        raise ValueError(f"{option} -: this file cannot be standard output: choose a path")
+    folder = os.path.dirname(path)
+    if "://" not in path and folder and not os.path.lexists(folder):
+        raise ValueError(f"{option} {path}: there is no folder {folder!r}: create it, or choose another path")
+    paths.check_writable(path)
 
 
 def _find_inputs(arguments: argparse.Namespace) -> set[str]:
@@ -57,11 +77,23 @@ def write_report(document: Document, arguments: argparse.Namespace) -> None:
     write(write_document(ordered, arguments.format, width=find_width(sys.stdout)), arguments.output)
 
 
-def write(text: str, path: str | None) -> None:
-    """Write a report to a file, or to standard output without a path."""
-    text = text if text.endswith("\n") else text + "\n"
-    if path is None:
-        sys.stdout.write(text)
+def is_standard_output(path: str | None) -> bool:
+    """Return whether a report without a path, or with the path -, is written to standard output."""
+    return path is None or path == STANDARD
+
+
+def write(content: str | bytes, path: str | None) -> None:
+    """Write a report, or a binary file, to a path, or to standard output without a path or with -."""
+    if isinstance(content, str) and not content.endswith("\n"):
+        content += "\n"
+    if path is None or path == STANDARD:
+        if isinstance(content, bytes):
+            sys.stdout.flush()
+            sys.stdout.buffer.write(content)
+        else:
+            sys.stdout.write(content)
         sys.stdout.flush()
-        return
-    paths.write_text(path, text)
+    elif isinstance(content, bytes):
+        paths.write_bytes(path, content)
+    else:
+        paths.write_text(path, content)

@@ -10,13 +10,13 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fvflops.cli.git_objects import GitError, list_files, run_git, write_files
 from fvflops.cli.subprocess_recording import record_in_subprocess
-from fvflops.text import nearest
+from fvflops.sources.options import SourceOptions
+from fvflops.text import list_nearest
 from fvflops.trace import Trace
 
 
@@ -53,12 +53,10 @@ def find_revision(text: str) -> Revision | None:
     for candidate in (relative.replace(os.sep, "/"), os.path.normpath(path).replace(os.sep, "/")):
         if candidate in files:
             return Revision(text, repository, commit, candidate, factory)
-    near = nearest(relative, files)
-    hint = f": the nearest is {near!r}" if near else ""
-    raise ValueError(f"{text}: the revision {revision} has no file {path!r}{hint}")
+    raise ValueError(f"{text}: the revision {revision} has no file {path!r}{list_nearest(relative, files)}")
 
 
-def record_revision(revision: Revision, inputs: Sequence[str], arguments: argparse.Namespace) -> Trace:
+def record_revision(revision: Revision, options: SourceOptions, arguments: argparse.Namespace) -> Trace:
     """Return the Trace of a revision's factory, recorded in a subprocess; a failure raises ValueError.
 
     A line on standard error names the file and the commit whose code runs.
@@ -84,7 +82,7 @@ def record_revision(revision: Revision, inputs: Sequence[str], arguments: argpar
             return record_in_subprocess(
                 revision.text,
                 model,
-                inputs,
+                replace(options, paths=tuple(map(map_path, options.paths))),
                 arguments,
                 folder=working_folder if working_folder.startswith(tree) else tree,
                 map_path=map_path,

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 
 from fvflops.analysis.trace_file import load_trace
 from fvflops.paths import PACKAGE
+from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
 
 _STDERR_TAIL = 2000  # last characters of a failed process's standard error that are read
@@ -20,7 +22,7 @@ _STDERR_TAIL = 2000  # last characters of a failed process's standard error that
 def record_in_subprocess(
     subject: str,
     model: str,
-    inputs: Sequence[str],
+    options: SourceOptions,
     arguments: argparse.Namespace,
     *,
     folder: str = ".",
@@ -36,8 +38,7 @@ def record_in_subprocess(
     with tempfile.TemporaryDirectory(prefix="fvflops-") as result_folder:
         request = {
             "model": model,
-            "input": list(inputs),
-            "device": arguments.device,
+            "options": asdict(options),
             "execution": arguments.execution,
             "train": arguments.train,
             "assume": list(arguments.assume),

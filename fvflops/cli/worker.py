@@ -11,6 +11,7 @@ from fvflops import paths
 from fvflops.cli import format_error
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.formulas import load_table
+from fvflops.sources.options import SourceOptions
 
 
 def main() -> None:
@@ -25,6 +26,12 @@ def main() -> None:
 
 
 def _record(request: dict[str, Any]) -> None:
-    arguments = argparse.Namespace(config=None, **request)
-    analysis = open_analysis(request["model"], arguments, load_table(request["table"]))
+    # JSON has lists for the tuples.
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in request["options"].items()
+    }
+    options = SourceOptions(**fields)
+    analysis = open_analysis(
+        request["model"], argparse.Namespace(**request), load_table(request["table"]), options=options
+    )
     paths.write_text(request["result"], analysis.trace().to_json())

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from torch import nn
 
+from fvflops.sources.call_arguments import call_with, parse_arguments
 from fvflops.sources.imports import import_attribute
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
 
-def build_from_factory(source: str, name: str, _: SourceOptions) -> BuiltModel:
-    """Return the model of a factory, which returns a module or (module, inputs); a module itself is accepted too."""
+def build_from_factory(source: str, name: str, options: SourceOptions) -> BuiltModel:
+    """Return the model of a factory, called with `options.args`.
+
+    A factory returns a module or (module, inputs), and may be a class; a module itself is accepted too.
+    """
     factory = import_attribute(source, name)
-    result = factory if isinstance(factory, nn.Module) else factory()
+    arguments = parse_arguments(options.args)
+    if isinstance(factory, nn.Module):
+        if arguments:
+            raise ValueError(f"--arg {next(iter(arguments))}: {source}:{name} is a module, not a factory: omit --arg")
+        result = factory
+    elif callable(factory):
+        result = call_with(factory, arguments, f"{source}:{name}")
+    else:
+        raise ValueError(
+            f"{source}:{name} is {type(factory).__name__}: name a function that returns a torch.nn.Module, or a class"
+        )
     model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
         raise ValueError(

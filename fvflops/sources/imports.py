@@ -11,7 +11,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from fvflops.text import nearest
+from fvflops.text import list_nearest
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
 
 def import_attribute(source: str, name: str) -> Any:
     """Return an attribute of a module, or of a file whose name ends in .py; a missing one raises ValueError."""
-    module = _import_file(source) if source.endswith(".py") else import_module(source)
+    module = import_file(source) if source.endswith(".py") else import_module(source)
     value = getattr(module, name, None)
     if value is None:
         raise ValueError(describe_missing(source, name, [item for item in dir(module) if not item.startswith("_")]))
@@ -41,18 +41,41 @@ def import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0] and error.name != name:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"there is no package {error.name!r} here: install it, or check the name") from error
+        raise ValueError(
+            f"there is no package {error.name!r} here: install it, check the name, or add its folder by --path"
+        ) from error
+
+
+def import_library(name: str) -> ModuleType:
+    """Import a library that an extra of fvflops installs; a missing one raises ValueError that names the extra.
+
+    A library that is installed but raises on import, such as one for another torch, raises ValueError too.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise ValueError(f"{name} is not installed: pip install 'fvflops[{name}]'") from error
+        raise
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name} is installed, but cannot be imported: {type(error).__name__}: {reason}") from error
+
+
+def describe_unknown_model(library: str, name: str, names: Sequence[str]) -> str:
+    """Return that a library has no such model, the nearest five, and how to list all."""
+    return f"{describe_missing(library, name, names)}; 'fvflops list {library}' lists all"
 
 
 def describe_missing(source: str, name: str, names: Sequence[str]) -> str:
-    """Return that a source has no such name, and the nearest that it has."""
-    near = nearest(name, names)
-    return f"{source} has no {name!r}" + (f": the nearest is {near!r}" if near else "")
+    """Return that a source has no such name, and the nearest five that it has."""
+    return f"{source} has no {name!r}{list_nearest(name, names)}"
 
 
-def _import_file(path: str) -> ModuleType:
+def import_file(path: str) -> ModuleType:
+    """Import a Python file as a module; a missing one raises ValueError."""
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path!r}")
     state = os.stat(path)

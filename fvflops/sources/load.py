@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +21,37 @@ from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 
 # Source → the module that is one; it is imported when a model of the source is named.
 SOURCES = {
-    "zoo": "fvflops.sources.zoo",
-    "timm": "fvflops.sources.timm",
-    "torchvision": "fvflops.sources.torchvision",
+    "zoo": "fvflops.sources.libraries.zoo",
+    "timm": "fvflops.sources.libraries.timm",
+    "torchvision": "fvflops.sources.libraries.torchvision",
     "transformers": "fvflops.sources.transformers",
+    "diffusers": "fvflops.sources.diffusers",
+    "open_clip": "fvflops.sources.libraries.open_clip",
+    "torchhub": "fvflops.sources.libraries.torchhub",
 }
+# Source → how a model of it is written; "" is a factory.
+FORMS = {
+    "zoo": "zoo:NAME",
+    "timm": "timm:NAME",
+    "torchvision": "torchvision:NAME",
+    "transformers": "transformers:CLASS",
+    "diffusers": "diffusers:CLASS or FOLDER",
+    "open_clip": "open_clip:NAME",
+    "torchhub": "torchhub:FOLDER:ENTRYPOINT",
+    "": "package.module:FACTORY or file.py:FACTORY",
+    "file": "a file (a torch.export program, TorchScript, ONNX, a pickled module)",
+}
+# The source of a model in a file, which has no prefix.
+FILE = "file"
+# Option of the command line → its field of SourceOptions, and the sources to which it applies.
+_APPLIES = {
+    "--config": ("config", ("transformers", "diffusers")),
+    "--arg": ("args", ("timm", "torchvision", "diffusers", "open_clip", "torchhub", "")),
+    "--denoising-steps": ("denoising_steps", ("diffusers",)),
+    "--guidance": ("guidance", ("diffusers",)),
+}
+# Sources whose models are built on the meta device by default: checkpoints may be larger than memory.
+_BUILT_ON_META = ("diffusers",)
 
 
 class Source(Protocol):
@@ -46,41 +75,82 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
 
     A missing or misspelt name or value raises ValueError.
     """
+    source, rest = split_name(name)
+    check_applies(options, source, name)
+    add_paths(options.paths)
     specs = tuple(parse_input(text) for text in options.inputs)
-    if is_file(name):
-        if options.device is not None:
-            _check_device(options.device)
-        return _with_inputs(name, load_file(name, options), specs)
-    source, separator, rest = name.rpartition(":")
-    if name == "zoo:":
-        names = ", ".join(load_source("zoo").list_names())
-        raise ValueError(f"zoo: names no model: write zoo:NAME with one of {names}")
-    if not separator or not rest or not source:
-        raise ValueError(
-            f"{name!r} names no model: write zoo:resnet50, timm:NAME, torchvision:NAME, "
-            "transformers:CLASS, package.module:factory, file.py:factory or a file (.pt2, TorchScript, ONNX)"
-        )
-    if options.config is not None and source != "transformers":
-        raise ValueError(f"--config applies to transformers:CLASS only; got {name!r}: omit --config")
-    if options.device is not None:
-        _check_device(options.device)
-    with torch.device(options.device) if options.device is not None else nullcontext():
+    device = options.device or ("meta" if source in _BUILT_ON_META else None)
+    if device is not None:
+        _check_device(device)
+    if source == FILE:
+        return _with_inputs(name, load_file(name, options), specs, options)
+    with torch.device(device) if device is not None else nullcontext():
         if source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
-            built = build_from_factory(source, rest, options)
-    return _with_inputs(name, built, specs)
+            file, _, factory = rest.rpartition(":")
+            built = build_from_factory(file, factory, options)
+    return _with_inputs(name, built, specs, options)
 
 
-def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...]) -> LoadedModel:
+def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...], options: SourceOptions) -> LoadedModel:
     """Return a model on the inputs that the options name, else on its own, else on those of its source."""
     state: dict[str, Any] = {"is_program": built.is_program, "accepts": built.accepts}
+    if not specs and built.make_inputs is not None:
+        return LoadedModel(built.model, (), built.make_inputs(options), assumed=True, **state)
     if not specs and (built.inputs is not None or built.kwargs):
         return LoadedModel(built.model, built.inputs, built.kwargs, assumed=False, **state)
     if not specs and not built.specs:
         raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
     args, kwargs = make_arguments(specs or built.specs, _device_of(built.model))
     return LoadedModel(built.model, args, kwargs, assumed=not specs, **state)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the source of a MODEL argument, a key of SOURCES, FILE or "" for a factory, and the rest of the name.
+
+    >>> split_name("zoo:resnet50"), split_name("net.py:build"), split_name("net.pt2")
+    (('zoo', 'resnet50'), ('', 'net.py:build'), ('file', 'net.pt2'))
+    """
+    source, _, rest = name.partition(":")
+    if name == "zoo:":
+        names = ", ".join(load_source("zoo").list_names())
+        raise ValueError(f"zoo: names no model: write zoo:NAME with one of {names}")
+    if source in SOURCES and not rest:
+        raise ValueError(f"{name!r} names no model: write {FORMS[source]}; 'fvflops list {source}' lists the names")
+    if source not in SOURCES and is_file(name):
+        return FILE, name
+    if not all(name.rpartition(":")):
+        forms = ", ".join(FORMS.values()).replace("zoo:NAME", "zoo:resnet50")
+        raise ValueError(f"{name!r} names no model: write {forms}")
+    return (source, rest) if source in SOURCES else ("", name)
+
+
+def check_applies(options: SourceOptions, source: str, name: str) -> None:
+    """Raise ValueError for an option that does not apply to the source of a MODEL argument."""
+    for option, (field, sources) in _APPLIES.items():
+        if getattr(options, field) != getattr(DEFAULT_OPTIONS, field) and source not in sources:
+            forms = ", ".join(FORMS[item] for item in sources)
+            raise ValueError(f"{option} applies to {forms}; got {name!r}: omit {option}")
+
+
+def keep_applicable(options: SourceOptions, name: str) -> SourceOptions:
+    """Return the options without those that do not apply to a MODEL argument."""
+    source = name.partition(":")[0]
+    if source not in SOURCES:
+        source = FILE if is_file(name) else ""
+    fields = [field for field, sources in _APPLIES.values() if source not in sources]
+    return replace(options, **{field: getattr(DEFAULT_OPTIONS, field) for field in fields})
+
+
+def add_paths(folders: Sequence[str]) -> None:
+    """Put folders at the front of `sys.path`; one that does not exist raises ValueError."""
+    for folder in reversed(folders):
+        if not os.path.isdir(folder):
+            raise ValueError(f"--path {folder}: there is no such folder")
+        path = os.path.abspath(folder)
+        if path not in sys.path:
+            sys.path.insert(0, path)
 
 
 def _check_device(name: str) -> None:

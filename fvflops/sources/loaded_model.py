@@ -15,6 +15,7 @@ from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.features.utilisation.devices import short_dtype
 from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.model_errors import describe_module
+from fvflops.sources.options import SourceOptions
 
 T = TypeVar("T")
 
@@ -44,14 +45,16 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """What a source returns: a model with its library's input shapes, or with inputs of its own.
+    """What a source returns: a model with its library's input shapes, with inputs of its own, or what makes its inputs.
 
+    `make_inputs` returns argument name → value in the sizes of the options, on the model's device and in its dtype.
     `is_program` and `accepts` are those of LoadedModel.
     """
 
     model: nn.Module
     specs: tuple[InputSpec, ...] = ()
     inputs: Any = None
+    make_inputs: Callable[[SourceOptions], Mapping[str, Any]] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_program: bool = False
     accepts: str = ""

@@ -1,7 +1,9 @@
-"""Name the module in which a model's forward raised an error, and its inputs."""
+"""Name the module in which a model's forward raised an error, its inputs, and what to do."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import traceback
 from collections.abc import Mapping
 from types import FrameType
@@ -12,11 +14,13 @@ from torch import nn
 
 from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.text import printable_short
-from fvflops.units import format_quantity
+from fvflops.sources.expected_inputs import find_mismatch
+from fvflops.text import list_nearest, printable_short
 
 _MODULE_CALL = "_call_impl"  # of nn.Module: its arguments are those of forward
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|Unable to allocate", re.IGNORECASE)
+_AMOUNT = re.compile(r"tried to allocate ([\d.]+ \w+)|Unable to allocate ([\d.]+ \w+)", re.IGNORECASE)
+_SHAPES = re.compile(r"\b(sizes?|shapes?|dimensions?|dims?|channels|broadcast\w*|range|elements)\b|mat[12]\b")
 
 
 def describe_module(error: BaseException) -> str:
@@ -35,52 +39,80 @@ def describe_module(error: BaseException) -> str:
     return f"{_name(calls)} on {', '.join(inputs) or 'no inputs'}"
 
 
-def explain_input(error: BaseException) -> str:
-    """Return what the innermost module expects of its input and how to pass it, or "" for errors of other kinds.
+def explain_error(error: BaseException) -> str:
+    """Return in one line what was expected and what to do, or "" for errors of other kinds.
+
+    It explains a lack of memory, inputs that a layer does not accept, and arguments that a forward does not take.
 
     >>> try:
     ...     nn.Sequential(nn.Linear(4, 2))(torch.ones(3, 5))
     ... except RuntimeError as error:
-    ...     print(explain_input(error))
+    ...     print(explain_error(error))
     Linear '0' expects 4 input features, got float32[3, 5]; pass --input 3,4
     """
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
+        match = _AMOUNT.search(str(error))
+        amount = f": {match[0]}" if match else ""
+        return f"not enough memory{amount}; build the model without weights, on the meta device: --device meta"
     calls = _find_calls(error)
     if not calls:
         return ""
+    return _explain_call(error, calls) if isinstance(error, TypeError) else _explain_inputs(calls)
+
+
+def suggest_sizes(error: BaseException) -> str:
+    """Return the inputs of the model, with the advice to try others, for an error about shapes; "" for other errors."""
+    calls = _find_calls(error)
+    is_about_shapes = isinstance(error, (RuntimeError, ValueError, IndexError, AssertionError))
+    if not calls or not is_about_shapes or not _SHAPES.search(str(error)) or "--input" in str(error):
+        return ""
+    return f"; {_try_others(calls)}"
+
+
+def _try_others(calls: list[tuple[nn.Module, FrameType]]) -> str:
+    inputs = ", ".join(describe_inputs(*_read_arguments(calls[0][1]))) or "none"
+    return f"the model's inputs are {inputs}: try others by --input"
+
+
+def _explain_inputs(calls: list[tuple[nn.Module, FrameType]]) -> str:
+    """Return what the innermost module expects of its input and how to pass it."""
     module, frame = calls[-1]
     tensors = _read_tensors(frame)
-    if not tensors:
+    expectation = find_mismatch(module, tensors)
+    if expectation is None:
         return ""
-    expected, shape, dtype = _compare(module, tensors[0])
-    if not expected:
-        return ""
-    got = ", ".join(describe_inputs((tensors[0],), {}))
+    tensor = tensors[expectation.index]
+    got = ", ".join(describe_inputs((tensor,), {}))
     inputs = _read_tensors(calls[0][1])
     # The model's only input, unchanged: what the module expects of it is what the model does.
-    is_model_input = len(inputs) == 1 and inputs[0].shape == tensors[0].shape and inputs[0].dtype == tensors[0].dtype
-    remedy = f"; pass --input {','.join(map(str, shape))}{dtype}" if is_model_input else ""
-    return f"{_name(calls)} expects {expected}, got {got}{remedy}"
-
-
-def _compare(module: nn.Module, value: torch.Tensor) -> tuple[str, list[int], str]:
-    """Return what a module expects of a tensor, or "", with the shape and the dtype's suffix that it accepts."""
-    shape = list(value.shape)
-    if not type(module).__module__.startswith("torch.nn."):  # a subclass may accept other inputs
-        return "", shape, ""
-    if isinstance(module, nn.Embedding) and (value.is_floating_point() or value.is_complex()):
-        return "integer indices", shape, ":int64"
-    if isinstance(module, _CONVOLUTIONS):
-        axis = len(shape) - len(module.kernel_size) - 1  # 1 with a batch, 0 without
-        has_axis, size, noun = axis in (0, 1), module.in_channels, "input channel"
-    elif isinstance(module, nn.Linear):
-        axis = len(shape) - 1
-        has_axis, size, noun = axis >= 0, module.in_features, "input feature"
+    is_model_input = len(inputs) == 1 and inputs[0].shape == tensor.shape and inputs[0].dtype == tensor.dtype
+    if is_model_input and expectation.shape is not None:
+        dtype = f":{expectation.dtype}" if expectation.dtype not in ("", "float32") else ""
+        remedy = f"pass --input {','.join(map(str, expectation.shape))}{dtype}"
     else:
-        return "", shape, ""
-    if not has_axis or shape[axis] == size:
-        return "", shape, ""
-    shape[axis] = size
-    return format_quantity(size, noun), shape, ""
+        remedy = _try_others(calls)
+    return f"{_name(calls)} expects {expectation.text}, got {got}; {remedy}"
+
+
+def _explain_call(error: TypeError, calls: list[tuple[nn.Module, FrameType]]) -> str:
+    """Return which arguments a forward lacks or does not take, if the call of a module failed for that."""
+    module, text = calls[-1][0], str(error)
+    match = re.search(r"forward\(\) (missing|got an unexpected|takes)", text)
+    if match is None:
+        return ""
+    parameters = [
+        item for item in inspect.signature(module.forward).parameters.values() if item.kind is not item.VAR_KEYWORD
+    ]
+    shown = f"{_name(calls)}.forward({', '.join(item.name for item in parameters)})"
+    quoted = re.findall(r"'([^']*)'", text)
+    if len(calls) > 1:
+        return f"{shown} was called with wrong arguments: {text}"
+    if match[1] == "missing":
+        return f"{shown} needs {', '.join(quoted)}: pass --input {quoted[0]}=SHAPE, such as --input {quoted[0]}=1,16"
+    if match[1] == "takes":
+        return f"{shown} {text.partition('forward() ')[2]}: pass one --input for each"
+    names = [item.name for item in parameters]
+    return f"{shown} has no input {quoted[0]!r}{list_nearest(quoted[0], names)}"
 
 
 def _find_calls(error: BaseException) -> list[tuple[nn.Module, FrameType]]:

@@ -26,7 +26,7 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.load import SOURCES, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
-from fvflops.sources.model_errors import describe_module, explain_input
+from fvflops.sources.model_errors import describe_module, explain_error
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sweep.model_count import ModelCount
 from fvflops.text import printable
@@ -155,7 +155,7 @@ def describe_error(error: BaseException) -> str:
     'ZeroDivisionError: no inputs'
     """
     text = printable(" ".join(str(error).split()))
-    if isinstance(error, Exception) and (expected := explain_input(error)):
+    if isinstance(error, Exception) and (expected := explain_error(error)):
         text = expected
     elif type(error) is not ValueError:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -79,6 +79,7 @@ def test_a_saved_trace_stands_for_the_model(capsys):
 
 
 def test_without_a_model_the_shapes_are_enough(capsys):
+    Path("new").mkdir()
     code, out, err = run(capsys, "trace.json", "--output", "new/out.json.gz", "--format", "csv")
     assert (code, err) == (0, "")
     assert products("new/out.json.gz")["aten::mm"]["FLOPs"] == 2 * MACS

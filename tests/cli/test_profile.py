@@ -120,7 +120,7 @@ def test_deepspeeds_report(capsys):
 
 
 def test_files_are_written_beside_the_report(capsys, tmp_path):
-    paths = {option: tmp_path / "made" / option for option in ("trace", "speedscope", "flamegraph", "output")}
+    paths = {option: tmp_path / option for option in ("trace", "speedscope", "flamegraph", "output")}
     options = [part for option, path in paths.items() for part in (f"--{option}", str(path))]
     assert run(capsys, *LENET, *options, "--weight", "flops") == (0, "", "")
     assert json.loads(paths["trace"].read_text())["otherData"]["weight"] == "flops"

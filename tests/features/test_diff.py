@@ -369,7 +369,7 @@ def test_a_git_revision_is_compared_with_the_working_tree(repository, capsys):
 def test_a_mistake_in_a_revision_is_reported(repository, capsys):
     for name, message in {
         "HAED:models/net.py:build": "this git repository has no revision HAED",
-        "HEAD:models/nett.py:build": "has no file 'models/nett.py': the nearest is 'models/net.py'",
+        "HEAD:models/nett.py:build": "has no file 'models/nett.py': the nearest are 'models/net.py'",
         "--help:models/net.py:build": "has no revision",
     }.items():
         assert main(["diff", "--", name, "zoo:lenet5"]) == 2

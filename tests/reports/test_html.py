@@ -182,7 +182,7 @@ def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path, caps
     assert not ran
     missing = tmp_path / "no" / "report.html"
     assert main(["count", "zoo:no_such_model", "--format", "html", "--output", str(missing)]) == 2
-    assert "no_such_model" in capsys.readouterr().err and not missing.parent.exists()
+    assert "there is no folder" in capsys.readouterr().err and not missing.parent.exists()
     assert main(["count", "zoo:no_such_model", "--format", "html", "--output", "/dev/null/report.html"]) == 2
     assert "cannot be written" in capsys.readouterr().err, "before the model is looked for"
 

@@ -15,6 +15,7 @@ import torch
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
+from fvflops.capture.recorder.repeated_events import copy_rows
 from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.recorder.signature import (
     OpSchema,
@@ -55,6 +56,8 @@ Result = TypeVar("Result")
 # (signature, stack, phase) → number of calls.
 _Calls = Counter[tuple[int, int, str]]
 
+# Of more events that `repeat_events` would copy only call counts are retained: this many take about 100 MB.
+_MAX_REPEATED = 1 << 18
 _NO_TENSORS: tuple[Value, ...] = ()
 # The node whose backward reruns a re-entrantly checkpointed forward: torch's class, and libraries' copies of it.
 _REENTRANT = "CheckpointFunctionBackward"
@@ -398,10 +401,29 @@ class Recorder(ThreadState):
     def _count(self, events: Sequence[tuple[Any, ...]]) -> tuple[_Calls, _Calls]:
         """Return the call counts of ops and regions, in these events and the folded ones."""
         calls, region_calls = self._folded or (Counter(), Counter())
+        ops, exits = self._split(events)
+        return calls + ops, region_calls + exits
+
+    @staticmethod
+    def _split(events: Sequence[tuple[Any, ...]]) -> tuple[_Calls, _Calls]:
+        """Return the call counts of ops and regions in these events."""
         ops = Counter([event[1:4] for event in events if event[0] == "op"])
         # A region that raised is no complete call: of a module that a checkpoint stops early, only the ops count.
         exits = Counter([event[1:4] for event in events if event[0] == "exit" and not (len(event) > 7 and event[7])])
-        return calls + ops, region_calls + exits
+        return ops, exits
+
+    def repeat_events(self, first: int, times: int) -> None:
+        """Record the events from index `first` on `times` times more."""
+        rows = self.events[first:]
+        if len(self.events) + times * len(rows) <= _MAX_REPEATED:
+            self.events += copy_rows(rows, self.storages, times)
+            return
+        self._fold()
+        calls, region_calls = self._folded or (Counter(), Counter())
+        for sums, events in zip((calls, region_calls), self._split(rows), strict=True):
+            sums.update({key: times * count for key, count in events.items()})
+        self._folded = calls, region_calls
+        self._folded_events += times * len(rows)
 
     def append_unseen(self, signature: Signature, stack: int, phase: str, index: int) -> None:
         """Record work that bypassed dispatch modes and wrote to a storage, as one op call."""

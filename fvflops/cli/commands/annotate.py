@@ -23,7 +23,7 @@ from fvflops.cli.arguments import (
     parse_assumptions,
 )
 from fvflops.cli.open_analysis import is_saved_trace, open_trace
-from fvflops.cli.outputs import write_report
+from fvflops.cli.outputs import check_file, write_report
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.formulas import FormulaTable, load_table
@@ -100,6 +100,7 @@ def _name_outputs(arguments: argparse.Namespace) -> list[str]:
     if arguments.annotated is not None:
         if len(arguments.traces) > 1 or arguments.folder is not None:
             raise ValueError("--output names the annotated trace of a single TRACE: use --folder alone for several")
+        check_file("--output", arguments.annotated)
         outputs = [arguments.annotated]
     elif arguments.folder is not None:
         outputs = [os.path.join(arguments.folder, os.path.basename(path)) for path in arguments.traces]
@@ -153,9 +154,7 @@ def _find_optimizer(name: str) -> Callable[..., Any]:
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:
     """Return the Trace of one step of the model."""
     if is_saved_trace(arguments.model):
-        return open_trace(
-            arguments.model, arguments, inputs=arguments.input, config=arguments.config, build_on=arguments.device
-        )
+        return open_trace(arguments.model, arguments, model_options(arguments, device=arguments.device))
     device = arguments.device or find_device(arguments.traces)
     subject = load_model(arguments.model, model_options(arguments))
     subject.train(arguments.train, option="--train")

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.call_report import call_report
 from fvflops.analysis.model_analysis import analysed_run
@@ -22,7 +21,7 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.exports import check_exports
 from fvflops.cli.open_analysis import open_analysis
-from fvflops.cli.outputs import write, write_report
+from fvflops.cli.outputs import is_standard_output, write, write_report
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import load_table
@@ -90,10 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     source = _SOURCES[report.source](flops)
     content = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
-    if isinstance(content, bytes):
-        paths.write_bytes(arguments.output, content)
-    else:
-        write("".join(content), arguments.output)
+    write(content if isinstance(content, bytes) else "".join(content), arguments.output)
     return 0
 
 
@@ -117,7 +113,7 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
         check_sort(arguments.sort, [*keys, *(["name"] * ("name" not in keys))])
     if report.binary:
         if arguments.output is None:
-            raise ValueError(f"--format {format} needs a file: add --output model.{format}")
+            raise ValueError(f"--format {format} needs a file: add --output model.{format}, or --output - for a pipe")
         check_drawable()
     if arguments.weight == "time":
         raise ValueError("--weight time: count measures no time; use fvflops profile")
@@ -143,11 +139,11 @@ def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Return the options that a report takes."""
-    terminal = find_terminal(sys.stdout) if arguments.output is None else None
+    terminal = find_terminal(sys.stdout) if is_standard_output(arguments.output) else None
     terminal = terminal or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
     options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
     return {name: value for name, value in options.items() if name in report.options}
 
 
 def _find_encoding(arguments: argparse.Namespace) -> str:
-    return "utf-8" if arguments.output is not None else getattr(sys.stdout, "encoding", None) or "utf-8"
+    return "utf-8" if not is_standard_output(arguments.output) else getattr(sys.stdout, "encoding", None) or "utf-8"

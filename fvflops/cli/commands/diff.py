@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
+from typing import Any
 
-from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run
+from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run, model_options
 from fvflops.cli.open_analysis import contains_inputs, open_analysis
 from fvflops.cli.outputs import write_report
 from fvflops.features.diff.diff import diff_traces
 from fvflops.features.diff.model import MEASURES
 from fvflops.features.diff.report import TOP, difference_report
 from fvflops.formulas import load_table
+from fvflops.sources.load import keep_applicable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
     )
     parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
+    parser.add_argument(
+        "--arg-b", action="append", default=[], metavar="NAME=VALUE", help="arguments of B where they differ"
+    )
     add_assume(parser)
     add_run(parser)
     parser.add_argument(
@@ -41,15 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
     table = load_table(arguments.table)
-    first = open_analysis(arguments.model, arguments, table)
-    # A saved Trace or program contains its inputs, so those of A do not apply.
-    has_inputs = contains_inputs(arguments.other)
+    options = model_options(arguments, device=arguments.device)
+    first = open_analysis(arguments.model, arguments, table, options=options)
+    options = keep_applicable(options, arguments.other)
+    if contains_inputs(arguments.other):  # those of A do not apply
+        options = replace(options, inputs=())
+    changes: dict[str, Any] = {
+        "inputs": tuple(arguments.input_b),
+        "config": arguments.config_b,
+        "args": tuple(arguments.arg_b),
+    }
     second = open_analysis(
         arguments.other,
         arguments,
         table,
-        inputs=arguments.input_b or ([] if has_inputs else None),
-        config=arguments.config_b or ("" if has_inputs else None),
+        options=replace(options, **{field: value for field, value in changes.items() if value}),
         in_subprocess=_are_files_of_two_folders(arguments.model, arguments.other),
     )
     names = (arguments.model, arguments.other)

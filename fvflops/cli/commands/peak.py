@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fvflops.cli.outputs import write
+from fvflops.cli.outputs import is_standard_output, write
 from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
 from fvflops.features.utilisation.devices import Device
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
@@ -24,11 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure the device; return the exit code."""
-    if arguments.output is not None and not arguments.output.endswith((".yaml", ".yml")):
+    is_file = not is_standard_output(arguments.output)
+    if is_file and not arguments.output.endswith((".yaml", ".yml")):
         raise ValueError(f"--output {arguments.output}: the peaks are a file of devices: choose a name with .yaml")
     device = measure_device(arguments.device, dtypes=arguments.dtype, seconds=arguments.seconds)
     if arguments.output is not None:
         write(write_device(device), arguments.output)
+        if not is_file:
+            return 0
     write(write_document(peaks_report(device, arguments.output), "text"), None)
     return 0
 

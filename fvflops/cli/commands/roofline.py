@@ -13,6 +13,7 @@ from fvflops.cli.arguments import (
     add_report,
     add_run,
     add_save_trace,
+    model_options,
 )
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.model,
         arguments,
         table,
-        build_on=arguments.build or "",
+        options=model_options(arguments, device=arguments.build),
         dtype=None if dtype is None else PRODUCTS[dtype],
         backward=arguments.backward,
     )

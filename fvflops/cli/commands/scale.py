@@ -35,9 +35,10 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.document import Document
 from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
+from fvflops.sources.call_arguments import call_with, parse_arguments
 from fvflops.sources.imports import load_function
 from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
-from fvflops.sources.load import load_model
+from fvflops.sources.load import SOURCES, add_paths, check_applies, load_model
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.units import format_quantity
 
@@ -218,6 +219,8 @@ def parse_template(text: str, names: Sequence[str]) -> Template:
 def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tuple[Any, Any, Any]:
     """Return the model, its inputs and its keyword arguments, fixed or as functions of the sizes."""
     templates = [parse_template(text, list(vary)) for text in arguments.input]
+    options = model_options(arguments, device=arguments.device)
+    add_paths(options.paths)
     factory = _find_factory(arguments.model, vary)
     if factory is None:
         subject, templates = _load(arguments, templates, vary)
@@ -225,9 +228,15 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
         return subject.model, *_fill_functions(templates, _device_of(subject))
     function, arguments_varied = factory
     _check_used(vary, {*arguments_varied, *(axis for template in templates for axis in template.axes)}, templates)
+    check_applies(options, "", arguments.model)
+    fixed = parse_arguments(options.args)
+    for name in arguments_varied:
+        if name in fixed:
+            raise ValueError(f"--arg {name}: --vary {name} sets it: omit one")
 
     def build(**sizes: int) -> Any:
-        result = function(**{name: sizes[name] for name in arguments_varied})
+        values = {**fixed, **{name: sizes[name] for name in arguments_varied}}
+        result = call_with(function, values, arguments.model)
         model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         model.train(arguments.train)
         return model if templates else (model, inputs)
@@ -237,9 +246,7 @@ def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tu
 
 def _find_factory(model: str, vary: Mapping[str, Range]) -> tuple[Callable[..., Any], list[str]] | None:
     """Return MODEL's function and the varied sizes among its arguments, or None where there are none."""
-    if model.partition(":")[0] in ("zoo", "timm", "torchvision", "transformers"):
-        return None
-    if not model.rpartition(":")[0]:
+    if model.partition(":")[0] in SOURCES or not model.rpartition(":")[0]:
         return None
     function = load_function(model, "MODEL")
     if isinstance(function, torch.nn.Module):

@@ -69,8 +69,6 @@ def load_file(path: str, options: SourceOptions) -> BuiltModel:
             f"{path} is a file of no kind that contains a model: pass a program of torch.export (.pt2), TorchScript, "
             "ONNX, a pickled module (with --unpickle) or file.py:factory"
         )
-    if options.config is not None:
-        raise ValueError(f"--config applies to transformers:CLASS only; {path} contains its model: omit --config")
     loader: Loader = importlib.import_module(LOADERS[kind])
     return loader.build(path, options)
 

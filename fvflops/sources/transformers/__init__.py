@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from fvflops import paths
-from fvflops.sources.imports import describe_missing, import_module
+from fvflops.sources.imports import describe_unknown_model, import_library
 from fvflops.sources.input_specs import InputSpec
+from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
-
-_MAX_CONFIG = 1 << 20
 
 
 def list_names() -> Sequence[str]:
     """Return the names of the model classes."""
-    transformers = import_module("transformers")
+    transformers = import_library("transformers")
     return [item for item in dir(transformers) if item.endswith(("Model", "ForCausalLM", "LMHeadModel"))]
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
     """Return a model of the default configuration, or of the settings in `options.config`."""
-    transformers = import_module("transformers")
+    transformers = import_library("transformers")
     if not hasattr(transformers, name):
-        raise ValueError(describe_missing("transformers", name, list_names()))
+        raise ValueError(describe_unknown_model("transformers", name, list_names()))
     model_class: Any = getattr(transformers, name)
     config_class: Any = getattr(model_class, "config_class", None)
     if config_class is None:
         raise ValueError(f"transformers' {name} has no configuration: name a model class such as BertModel")
-    settings = config_class(**_read_config(options.config))
+    settings = config_class(**({} if options.config is None else read_settings(options.config, "--config")))
     return BuiltModel(model_class(settings), _find_inputs(model_class, settings))
 
 
@@ -51,23 +48,3 @@ def _find_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...]:
         decoder = (InputSpec("decoder_input_ids", text, "int64"),) if config.is_encoder_decoder else ()
         return (InputSpec(main, text, "int64"), *decoder)
     return ()
-
-
-def _read_config(config: str | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    try:
-        text = config if config.lstrip()[:1] in ("{", "[") else paths.read_text(config, _MAX_CONFIG)
-    except OSError as error:
-        raise ValueError(f"--config {config}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"--config {config}: this is not UTF-8 text ({error})") from error
-    if text is None:
-        raise ValueError(f"--config {config}: a configuration has at most {_MAX_CONFIG:,} characters")
-    try:
-        settings = json.loads(text.removeprefix("\ufeff"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--config {config}: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f'--config {config}: a configuration is a JSON object, such as {{"num_hidden_layers": 2}}')
-    return settings

@@ -30,6 +30,8 @@ def embedding_bag(
 
     The kernels' fast path (sum, single or half precision, contiguous rows) does not compute the bag of each index.
     """
+    if indices.dtype not in (torch.int64, torch.int32):  # with torch's message
+        raise RuntimeError(f"expected indices to be long or int, got {indices.dtype}")
     bags = len(offsets) - include_last_offset
     width = weight.shape[1]
     uses_fast_path = (

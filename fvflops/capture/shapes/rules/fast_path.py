@@ -184,7 +184,13 @@ def batch_norm(
 ) -> Any:
     """Return a tensor like the input."""
     supported = _contiguous_format_same_float_dtype(input) if training else _contiguous_same_float_dtype(input)
-    return _new(input.shape, input) if supported and input.dim() > 1 else NotImplemented
+    supported = supported and input.dim() > 1 and _per_channel(input, weight, bias, running_mean, running_var)
+    return _new(input.shape, input) if supported else NotImplemented
+
+
+def _per_channel(input: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+    """Return whether parameters have an element for each channel; torch raises for others."""
+    return all(item is None or item.shape == input.shape[1:2] for item in parameters)
 
 
 def native_batch_norm(training: bool | None, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
@@ -197,6 +203,7 @@ def native_batch_norm(training: bool | None, input: torch.Tensor, weight: Any, b
         not _contiguous_format_same_float_dtype(input, *parameters)
         or input.dtype is not torch.float32
         or input.dim() < 2
+        or not _per_channel(input, weight, bias)
     ):
         return NotImplemented
     if not (rest[2] if training is None else training):

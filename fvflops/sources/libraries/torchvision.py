@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from fvflops.sources.imports import describe_missing, import_module
+from fvflops.sources.call_arguments import call_library, parse_arguments
+from fvflops.sources.imports import describe_unknown_model, import_library
 from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
@@ -13,21 +15,22 @@ from fvflops.sources.options import SourceOptions
 
 def list_names() -> Sequence[str]:
     """Return the names of all models."""
-    names: list[str] = import_module("torchvision").models.list_models()
+    names: list[str] = import_library("torchvision").models.list_models()
     return names
 
 
-def build(name: str, _: SourceOptions) -> BuiltModel:
-    """Return a model without pretrained weights."""
-    models = import_module("torchvision").models
+def build(name: str, options: SourceOptions) -> BuiltModel:
+    """Return a model without pretrained weights; `options.args` are arguments of its builder."""
+    models = import_library("torchvision").models
     if name not in models.list_models():
-        raise ValueError(describe_missing("torchvision", name, models.list_models()))
+        raise ValueError(describe_unknown_model("torchvision", name, models.list_models()))
     # With the default weights_backbone a detection model would download its backbone's weights.
     needs_backbone = "detection" in models.get_model_builder(name).__module__ or "segmentation" in (
         models.get_model_builder(name).__module__
     )
-    options = {"weights_backbone": None} if needs_backbone else {}
-    model = models.get_model(name, weights=None, **options)
+    fixed = {"weights": None, **({"weights_backbone": None} if needs_backbone else {})}
+    build_model = partial(models.get_model, name)
+    model = call_library(build_model, parse_arguments(options.args), f"torchvision:{name}", fixed=fixed)
     return BuiltModel(model, _find_inputs(models.get_model_weights(name)))
 
 

@@ -1,0 +1,119 @@
+"""Arguments of `--arg NAME=VALUE`: parse them, check them against a signature, and call."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fvflops.text import suggest, truncate
+
+
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Return name → value of `--arg` texts; a value that is no Python literal is a string.
+
+    >>> parse_arguments(["width=64", "sizes=(1, 2)", "act=relu", "bias=False"])
+    {'width': 64, 'sizes': (1, 2), 'act': 'relu', 'bias': False}
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            raise ValueError(f"--arg {text}: write NAME=VALUE, such as width=64")
+        if name in values:
+            raise ValueError(f"--arg {text}: {name} is passed already; pass it once")
+        values[name] = _parse_value(value)
+    return values
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
+def call_with(function: Callable[..., Any], values: Mapping[str, Any], name: str) -> Any:
+    """Return the result of a function on named values, positional-only arguments included.
+
+    An unknown or missing name raises ValueError with the signature of the function, which it calls `name`.
+
+    >>> call_with(lambda width, depth=2: width * depth, {"width": 3}, "net.py:build")
+    6
+    >>> call_with(lambda width, depth=2: width * depth, {"widht": 3}, "net.py:build")
+    Traceback (most recent call last):
+    ValueError: --arg widht: net.py:build(width, depth=2) has no such argument: did you mean 'width'?
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a builtin
+        return function(**values)
+    check_names(function, values, name)
+    parameters = signature.parameters.values()
+    named = {item.name: item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)}
+    extra = {key: value for key, value in values.items() if key not in named}
+    keywords = next((item.name for item in parameters if item.kind is item.VAR_KEYWORD), None)
+    missing = [key for key, item in named.items() if item.default is item.empty and key not in values]
+    if missing:
+        shown = _write_call(name, signature)
+        raise ValueError(f"{shown} needs {', '.join(missing)}: pass --arg {missing[0]}=VALUE")
+    bound = {key: values[key] for key in named if key in values} | ({keywords: extra} if keywords else {})
+    arguments = inspect.BoundArguments(signature, bound)
+    return function(*arguments.args, **arguments.kwargs)
+
+
+def check_names(function: Callable[..., Any], values: Mapping[str, Any], name: str) -> None:
+    """Raise ValueError with the signature of a function, which it calls `name`, for a name that it does not take."""
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    if any(item.kind is item.VAR_KEYWORD for item in parameters):
+        return
+    known = [item.name for item in parameters if item.kind is not item.VAR_POSITIONAL]
+    for key in values:
+        if key not in known:
+            shown = _write_call(name, signature)
+            raise ValueError(f"--arg {key}: {shown} has no such argument{suggest(key, known)}")
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name.
+
+    >>> takes(lambda pretrained=True: pretrained, "pretrained"), takes(print, "pretrained")
+    (True, False)
+    """
+    try:
+        return name in inspect.signature(function).parameters
+    except (ValueError, TypeError):  # a builtin, or no function
+        return False
+
+
+def _write_call(name: str, signature: inspect.Signature) -> str:
+    """Return a call with its parameters, without their types."""
+    parameters = [item.replace(annotation=item.empty) for item in signature.parameters.values()]
+    return name + truncate(str(inspect.Signature(parameters)), 200)
+
+
+def call_library(
+    function: Callable[..., Any], values: Mapping[str, Any], name: str, *, fixed: Mapping[str, Any] | None = None
+) -> Any:
+    """Return the model that a library's function builds from `--arg` values, which it passes on to a constructor.
+
+    `fixed` are further arguments, such as those without which it would download weights. A value for one of these, or
+    one that the constructor refuses, raises ValueError.
+
+    >>> call_library(dict, {"depth": 2, "pretrained": True}, "timm:vit", fixed={"pretrained": False})
+    Traceback (most recent call last):
+    ValueError: --arg pretrained: timm:vit is built with pretrained=False, without weights: omit it
+    """
+    fixed = fixed or {}
+    for key in values:
+        if key in fixed:
+            raise ValueError(f"--arg {key}: {name} is built with {key}={fixed[key]!r}, without weights: omit it")
+    try:
+        return function(**values, **fixed)
+    except (TypeError, ValueError) as error:
+        if not values:
+            raise
+        listed = " ".join(f"--arg {key}={value!r}" for key, value in values.items())
+        raise ValueError(f"{name} with {listed}: {' '.join(str(error).split())}") from error

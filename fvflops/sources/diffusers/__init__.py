@@ -1,0 +1,68 @@
+"""Models of diffusers: `diffusers:CLASS`, and pipelines by the folder of their model_index.json."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fvflops.sources.call_arguments import check_names, parse_arguments
+from fvflops.sources.diffusers.component_inputs import Sizes, find_inputs, is_video
+from fvflops.sources.diffusers.components import build_model, find_class, list_classes
+from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline
+from fvflops.sources.json_settings import read_settings
+from fvflops.sources.loaded_model import BuiltModel
+from fvflops.sources.options import SourceOptions
+
+__all__ = ["build", "build_pipeline", "list_names"]
+
+# Tokens of text, and sides of latents and images in pixels, where neither the options nor the configuration has any.
+_TOKENS, _LATENT, _IMAGE = 77, 64, 256
+_FRAMES = 17  # of an autoencoder: 1 more than a multiple of 4 and 8
+_LATENT_FRAMES = 5
+_LATENT_SIDE = 8  # pixels of an image for one of the latents of a denoiser
+
+
+def list_names() -> Sequence[str]:
+    """Return the names of the model classes."""
+    return list_classes()
+
+
+def build(name: str, options: SourceOptions) -> BuiltModel:
+    """Return the pipeline in a folder, or a model of the default configuration or of that in `options.config`.
+
+    `options.args` are settings of the configuration, or sizes of the pipeline's call such as `num_frames=16`.
+    """
+    if os.path.isdir(name):
+        if options.config is not None:
+            raise ValueError(f"--config: the pipeline diffusers:{name} has its components' configurations: omit it")
+        return build_pipeline(name, options)
+    if os.sep in name or name == INDEX:
+        raise ValueError(f"diffusers:{name}: there is no such folder; name the one that contains {INDEX}, or a class")
+    for option, value in (("--denoising-steps", options.denoising_steps), ("--guidance", options.guidance)):
+        if value:
+            raise ValueError(f"{option} applies to a pipeline, diffusers:FOLDER; got diffusers:{name}: omit {option}")
+    model_class = find_class(name)
+    arguments = parse_arguments(options.args)
+    check_names(model_class, arguments, name)
+    settings = {} if options.config is None else read_settings(options.config, "--config")
+    model = build_model(model_class, {**settings, **arguments}, f"diffusers:{name}")
+    return BuiltModel(model, make_inputs=partial(_make_inputs, model))
+
+
+def _make_inputs(model: Any, options: SourceOptions) -> dict[str, Any]:
+    """Return the keyword arguments of a model's forward, in the sizes of the options, on the model's device."""
+    config: Mapping[str, Any] = model.config
+    is_autoencoder = "encode" in dir(model)
+    sample = config.get("sample_size") or (_IMAGE if is_autoencoder else _LATENT)
+    height, width = (sample, sample) if isinstance(sample, int) else sample
+    height, width = config.get("sample_height") or height, config.get("sample_width") or width
+    if options.image_size is not None:
+        height, width = (side if is_autoencoder else side // _LATENT_SIDE for side in options.image_size)
+    frames = _FRAMES if is_autoencoder else _LATENT_FRAMES if is_video(model) else 1
+    sizes = Sizes(
+        options.batch or 1, frames, height, width, options.seq or config.get("max_text_seq_length") or _TOKENS
+    )
+    with next(model.parameters()).device:
+        return find_inputs(model, sizes)

@@ -1,0 +1,261 @@
+"""Pipelines of diffusers from the folder of their model_index.json: encoders, denoising steps and a decoder."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.repetition import repeat
+from fvflops.sources.call_arguments import parse_arguments
+from fvflops.sources.diffusers.component_inputs import (
+    IMAGE_AUTOENCODERS,
+    TEMPORAL_DECODER,
+    Sizes,
+    find_inputs,
+    is_video,
+    make_ones,
+)
+from fvflops.sources.diffusers.components import build_component
+from fvflops.sources.imports import describe_missing, import_library
+from fvflops.sources.json_settings import read_settings
+from fvflops.sources.loaded_model import BuiltModel
+from fvflops.sources.options import SourceOptions
+from fvflops.text import suggest
+
+INDEX = "model_index.json"
+_ENCODERS = ("text_encoder", "image_encoder")
+_DENOISERS = ("unet", "transformer")
+_DECODER = "vae"
+_KINDS = (*_ENCODERS, *_DENOISERS, _DECODER)
+# Built for their parameters, but not run: the check of the pictures is optional.
+_IDLE = ("safety_checker",)
+# Arguments of a pipeline's call that set the sizes.
+_CALL_SIZES = ("height", "width", "num_frames", "max_sequence_length")
+_CLIP = "CLIPText"  # class names of text encoders that pad every text to their number of positions
+_SAMPLE = 128  # side of the latents of pipelines whose configurations have none
+_TOKENS = 77
+
+
+class DiffusionModel(nn.Module):
+    """The components of a pipeline as submodules, run as it runs them for one prompt.
+
+    `steps` is denoiser → number of runs; each encoder and the decoder run once. `forward` takes component → keyword
+    arguments: the components exchange no tensors, and the scheduler's arithmetic is not included.
+    """
+
+    def __init__(self, components: Mapping[str, nn.Module], steps: Mapping[str, int]) -> None:
+        super().__init__()
+        for name, component in components.items():
+            self.add_module(name, component)
+        self._steps = dict(steps)
+
+    def forward(self, **inputs: Mapping[str, Any]) -> Any:
+        """Run the components in order."""
+        result = None
+        for name, arguments in inputs.items():
+            component: Any = self.get_submodule(name)
+            if name == _DECODER:
+                result = component.decode(**arguments)
+            else:
+                repeat(self._steps.get(name, 1), partial(_call, component, arguments))
+        return result
+
+
+def _call(component: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Call a component and drop its result, as a loop does with that of the step before."""
+    component(**arguments)
+
+
+def build_pipeline(folder: str, options: SourceOptions) -> BuiltModel:
+    """Return the pipeline in a folder with model_index.json and its components' configurations, without weights.
+
+    Inputs have the sizes of the options, or else of the defaults of the pipeline's call and of the configurations.
+    `options.args` are arguments of that call, such as `num_frames=16`. `options.denoising_steps` (default 1) is how
+    often the denoiser runs, and with `options.guidance` it runs on a doubled batch. A folder without an index, an
+    unknown class, and a component for which there are no inputs raise ValueError.
+    """
+    index = read_settings(folder, "", file=INDEX)
+    name = index.get("_class_name")
+    diffusers = import_library("diffusers")
+    known = diffusers._import_structure["pipelines"]
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{os.path.join(folder, INDEX)}: {describe_missing('diffusers', str(name), known)}")
+    pipeline_class = getattr(diffusers, name)
+    components = _build_components(folder, index)
+    defaults = _read_defaults(pipeline_class, options)
+    order = [part.strip() for part in pipeline_class.model_cpu_offload_seq.split("->")]
+    run = [part for part in (*order, *components) if part in components and part not in _IDLE]
+    run = sorted(dict.fromkeys(run), key=_rank)
+    denoisers = [part for part in run if part.startswith(_DENOISERS)]
+    model = DiffusionModel(components, _share_steps(denoisers, options.denoising_steps or 1))
+    model.__class__ = type(name, (DiffusionModel,), {"__module__": __name__})
+    return BuiltModel(model, make_inputs=partial(_make_inputs, model, run, defaults))
+
+
+def _rank(component: str) -> int:
+    return next(rank for rank, kind in enumerate(_KINDS) if component.startswith(kind))
+
+
+def _share_steps(denoisers: Sequence[str], steps: int) -> dict[str, int]:
+    """Return denoiser → number of steps; two denoisers, as in Wan 2.2, run half of them each."""
+    return {name: (steps + index) // len(denoisers) for index, name in enumerate(reversed(denoisers))}
+
+
+def _build_components(folder: str, index: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Return name → model of the components that are models; the others are tokenizers, schedulers and the like."""
+    components: dict[str, nn.Module] = {}
+    for name, entry in index.items():
+        is_entry = isinstance(entry, list) and len(entry) == 2 and all(isinstance(item, str) for item in entry)
+        if name.startswith("_") or not is_entry:  # a setting, or null for a component that is absent
+            continue
+        path = os.path.join(folder, name)
+        if not name.startswith(_KINDS) and not os.path.isfile(os.path.join(path, "config.json")):
+            continue
+        if not name.startswith((*_KINDS, *_IDLE)):
+            raise ValueError(
+                f"{folder}: the component {name} ({entry[1]}) cannot be counted in a pipeline: count it alone, such as "
+                f"diffusers:{entry[1]} --config {path}"
+            )
+        if not os.path.isdir(path):
+            raise ValueError(f"{folder}: {INDEX} lists {name} ({entry[1]}), but there is no folder {path}")
+        components[name] = build_component(entry[0], entry[1], read_settings(path, ""), path)
+    if not any(name.startswith(_DENOISERS) for name in components):
+        raise ValueError(f"{folder}: {INDEX} has no unet and no transformer, so that there is nothing to repeat")
+    return components
+
+
+def _read_defaults(pipeline_class: Any, options: SourceOptions) -> dict[str, int]:
+    """Return size → its value in `options.args`, or else its default in the pipeline's call."""
+    parameters = inspect.signature(pipeline_class.__call__).parameters
+    sizes = {key: parameters[key].default for key in _CALL_SIZES if key in parameters}
+    for key, value in parse_arguments(options.args).items():
+        if key not in sizes:
+            hint = suggest(key, sizes) or f": it has {', '.join(sizes) or 'none'}"
+            raise ValueError(f"--arg {key}: {pipeline_class.__name__} has no such size{hint}")
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"--arg {key}={value}: must be an integer of at least 1")
+        sizes[key] = value
+    return {key: value for key, value in sizes.items() if isinstance(value, int)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Latents:
+    """How a decoder maps latents to pixels: channels, and pixels or frames for each of the latent."""
+
+    channels: int
+    side: int
+    frames: int
+
+
+def _read_latents(vae: nn.Module | None, channels: int) -> _Latents:
+    if vae is None:
+        return _Latents(channels, 1, 1)
+    config: Any = vae.config
+    blocks = config.get("block_out_channels") or config.get("encoder_block_out_channels") or (1,)
+    side = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
+    side = side or getattr(vae, "spatial_compression_ratio", None) or 2 ** (len(blocks) - 1)
+    frames = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
+    frames = frames or getattr(vae, "temporal_compression_ratio", None) or 1
+    return _Latents(config.get("latent_channels") or config.get("z_dim") or channels, side, frames)
+
+
+def _make_inputs(
+    model: DiffusionModel, run: Sequence[str], defaults: Mapping[str, int], options: SourceOptions
+) -> dict[str, dict[str, Any]]:
+    """Return component → keyword arguments, on the model's device."""
+    components: dict[str, Any] = {name: model.get_submodule(name) for name in run}
+    denoiser = next(module for name, module in components.items() if name.startswith(_DENOISERS))
+    vae = components.get(_DECODER)
+    latents = _read_latents(vae, denoiser.config["in_channels"])
+    sizes = _choose_sizes(components, denoiser, latents, defaults, options)
+    batch, inputs = options.batch or 1, dict[str, dict[str, Any]]()
+    with next(denoiser.parameters()).device:
+        for name, module in components.items():
+            if name == _DECODER:
+                inputs[name] = _decoder_inputs(module, latents, sizes, batch)
+            elif name.startswith(_DENOISERS):
+                inputs[name] = find_inputs(module, sizes)
+            elif name.startswith("image_encoder"):
+                image = module.config.image_size
+                inputs[name] = {"pixel_values": torch.zeros(batch, 3, image, image)}
+            else:
+                text = _count_positions(module) or _long_text(defaults, options)
+                inputs[name] = {"input_ids": make_ones(batch, text)}
+    return inputs
+
+
+def _choose_sizes(
+    components: Mapping[str, nn.Module],
+    denoiser: nn.Module,
+    latents: _Latents,
+    defaults: Mapping[str, int],
+    options: SourceOptions,
+) -> Sizes:
+    """Return the sizes of the denoiser's inputs: of the options, of the pipeline's call, or of the configurations."""
+    config: Any = denoiser.config
+    sample = config.get("sample_size")
+    sample = (sample, sample) if isinstance(sample, int) else sample or (_SAMPLE, _SAMPLE)
+    height, width = (config.get("sample_height") or sample[0]), (config.get("sample_width") or sample[1])
+    if options.image_size is not None:
+        image = options.image_size
+    else:
+        image = defaults.get("height", height * latents.side), defaults.get("width", width * latents.side)
+    for option, size in zip(("height", "width"), image, strict=True):
+        if size % latents.side:
+            raise ValueError(
+                f"a {option} of {size} pixels is no multiple of {latents.side}, one latent: choose another"
+            )
+    frames = defaults.get("num_frames", config.get("sample_frames") or config.get("num_frames") or 1)
+    batch = (options.batch or 1) * (2 if options.guidance else 1)
+    return Sizes(
+        batch=batch,
+        frames=(frames - 1) // latents.frames + 1 if is_video(denoiser) else 1,
+        height=image[0] // latents.side,
+        width=image[1] // latents.side,
+        text=_count_text(components, denoiser, defaults, options),
+    )
+
+
+def _count_positions(encoder: nn.Module) -> int:
+    """Return the number of tokens to which a pipeline pads every text for this encoder, 0 if it is not fixed."""
+    config: Any = encoder.config
+    return int(config.max_position_embeddings) if type(encoder).__name__.startswith(_CLIP) else 0
+
+
+def _long_text(defaults: Mapping[str, int], options: SourceOptions) -> int:
+    return options.seq or defaults.get("max_sequence_length", _TOKENS)
+
+
+def _count_text(
+    components: Mapping[str, nn.Module], denoiser: nn.Module, defaults: Mapping[str, int], options: SourceOptions
+) -> int:
+    """Return the tokens of text that the denoiser sees."""
+    encoders = [module for name, module in components.items() if name.startswith("text_encoder")]
+    if not encoders:  # one token for the image, or none
+        return 1
+    fixed = [positions for encoder in encoders if (positions := _count_positions(encoder))]
+    if len(fixed) == len(encoders):
+        long = _long_text(defaults, options) if "max_sequence_length" in defaults else 0
+    else:
+        long = _long_text(defaults, options)
+    if type(denoiser).__name__ == "SD3Transformer2DModel":  # CLIP's tokens, then T5's
+        return max(fixed, default=0) + long
+    return long or max(fixed)
+
+
+def _decoder_inputs(vae: nn.Module, latents: _Latents, sizes: Sizes, batch: int) -> dict[str, Any]:
+    """Return the arguments of an autoencoder's `decode`."""
+    name = type(vae).__name__
+    if name in IMAGE_AUTOENCODERS:
+        return {"z": torch.zeros(batch * sizes.frames, latents.channels, *sizes.image)}
+    if name == TEMPORAL_DECODER:
+        shape = batch * sizes.frames, latents.channels, *sizes.image
+        return {"z": torch.zeros(shape), "num_frames": sizes.frames}
+    return {"z": torch.zeros(batch, latents.channels, sizes.frames, *sizes.image)}

@@ -1,0 +1,201 @@
+"""Inputs that torch's layers accept: the number of dimensions, the size of an axis, the dtype, the smallest image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.units import format_quantity
+
+_SIDES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a layer expects of its input number `index`, and the nearest shape and dtype that it accepts.
+
+    `shape` is None where none can be derived; `dtype` is "" where that of the input is right.
+    """
+
+    text: str
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The size that an axis must have, and the numbers of dimensions that the input may have, () for any."""
+
+    axis: int
+    size: int
+    noun: str
+    ndims: tuple[int, ...] = ()
+    layout: str = ""
+
+
+def find_mismatch(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    """Return what a layer of torch.nn expects of the first of its inputs that it does not accept, or None.
+
+    >>> find_mismatch(nn.Linear(4, 2), [torch.ones(3, 5)])
+    Expectation(text='4 input features', shape=(3, 4), dtype='', index=0)
+    """
+    if not type(module).__module__.startswith("torch.nn.") or not tensors:  # a subclass may accept other inputs
+        return None
+    for kinds, check in _CHECKS.items():
+        if isinstance(module, kinds) and (expectation := check(module, tensors)) is not None:
+            return expectation
+    return _check_dtype(module, tensors)
+
+
+def _check_axes(axes: Sequence[_Axis], tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    """Return the first mismatch of the inputs with one axis each."""
+    for index, (axis, tensor) in enumerate(zip(axes, tensors, strict=False)):
+        shape = list(tensor.shape)
+        what = format_quantity(axis.size, axis.noun)
+        if (axis.ndims and len(shape) not in axis.ndims) or not shape:
+            dimensions = " or ".join(map(str, axis.ndims)) or "at least 1"
+            layout = f" {axis.layout}" if axis.layout else ""
+            return Expectation(f"a tensor of {dimensions} dimensions{layout} with {what}", index=index)
+        if not -len(shape) <= axis.axis < len(shape):
+            return Expectation(f"a tensor of more dimensions with {what}", index=index)
+        if shape[axis.axis] != axis.size:
+            shape[axis.axis] = axis.size
+            return Expectation(what, tuple(shape), index=index)
+    return None
+
+
+def _check_convolution(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    sides = len(module.kernel_size)
+    layout = f"(batch, channels, {', '.join(_SIDES[sides])})"
+    axis = _Axis(-sides - 1, module.in_channels, "input channel", (sides + 1, sides + 2), layout)
+    return _check_axes([axis], tensors) or _check_smallest(module, tensors[0])
+
+
+def _check_smallest(module: Any, tensor: torch.Tensor) -> Expectation | None:
+    """Return the smallest image of a convolution or a pooling layer, if the input is smaller."""
+    if isinstance(module, _TRANSPOSED) or isinstance(module.padding, str):
+        return None
+    sides = _count_sides(module)
+    kernel, padding = _spread(module.kernel_size, sides), _spread(module.padding, sides)
+    dilation = _spread(vars(module).get("dilation", 1), sides)
+    if tensor.ndim < sides:
+        return None
+    spans = zip(kernel, padding, dilation, strict=True)
+    smallest = [span * (size - 1) + 1 - 2 * pad for size, pad, span in spans]
+    shape = list(tensor.shape)
+    if all(have >= need for have, need in zip(shape[-sides:], smallest, strict=True)):
+        return None
+    shape[-sides:] = [max(have, need) for have, need in zip(shape[-sides:], smallest, strict=True)]
+    what = f"{' and '.join(_SIDES[sides])} of at least {' x '.join(map(str, smallest))}"
+    return Expectation(what, tuple(shape))
+
+
+def _count_sides(module: nn.Module) -> int:
+    return next(sides for sides in _SIDES if type(module).__name__.endswith(f"{sides}d"))
+
+
+def _spread(value: int | Sequence[int], sides: int) -> tuple[int, ...]:
+    return (value,) * sides if isinstance(value, int) else tuple(value) * (sides // len(value))
+
+
+def _check_batch_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    name = type(module).__name__
+    ndims = {"BatchNorm1d": (2, 3), "BatchNorm2d": (4,), "BatchNorm3d": (5,)}.get(name, ())
+    return _check_axes([_Axis(1, module.num_features, "channel", ndims, "(batch, channels, ...)")], tensors)
+
+
+def _check_instance_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    sides = _count_sides(module)
+    axis = _Axis(-sides - 1, module.num_features, "channel", (sides + 1, sides + 2))
+    has_channels = module.affine or module.track_running_stats
+    return _check_axes([axis], tensors) if has_channels else None
+
+
+def _check_group_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    return _check_axes([_Axis(1, module.num_channels, "channel")], tensors)
+
+
+def _check_last_sizes(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    sizes, shape = tuple(module.normalized_shape), tuple(tensors[0].shape)
+    if shape[-len(sizes) :] == sizes:
+        return None
+    what = f"a last dimension of {sizes[0]}" if len(sizes) == 1 else f"last dimensions {' x '.join(map(str, sizes))}"
+    return Expectation(what, (*shape[: -len(sizes)], *sizes) if len(shape) >= len(sizes) else None)
+
+
+def _check_recurrent(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    layout = "(batch, length, features)" if module.batch_first else "(length, batch, features)"
+    return _check_axes([_Axis(-1, module.input_size, "input feature", (2, 3), layout)], tensors)
+
+
+def _check_cell(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    return _check_axes([_Axis(-1, module.input_size, "input feature", (1, 2))], tensors)
+
+
+def _check_attention(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    sizes = {"query": module.embed_dim, "key": module.kdim, "value": module.vdim}
+    return _check_axes([_Axis(-1, size, f"{name} feature", (2, 3)) for name, size in sizes.items()], tensors)
+
+
+def _check_linear(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    return _check_axes([_Axis(-1, module.in_features, "input feature")], tensors)
+
+
+def _check_bilinear(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    sizes = module.in1_features, module.in2_features
+    return _check_axes([_Axis(-1, size, "input feature") for size in sizes], tensors)
+
+
+def _check_indices(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    """Return what an embedding expects: integers, or indices that have a row."""
+    indices = tensors[0]
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        return Expectation("integer indices", tuple(indices.shape), "int64")
+    has_values = type(indices) is torch.Tensor and indices.device.type != "meta"
+    if not has_values or not indices.numel():
+        return None
+    low, high = int(indices.min()), int(indices.max())
+    if low >= 0 and high < module.num_embeddings:
+        return None
+    wrong = high if high >= module.num_embeddings else low
+    return Expectation(f"indices from 0 to {module.num_embeddings - 1} (one is {wrong})")
+
+
+def _check_dtype(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Expectation | None:
+    """Return the dtype of a layer's weights, if the first input has another."""
+    if isinstance(module, _EMBEDDINGS):
+        return None
+    weight = next(module.parameters(recurse=False), None)
+    if weight is None or not weight.is_floating_point() or tensors[0].dtype == weight.dtype:
+        return None
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return Expectation(f"{dtype}, as its weights are", tuple(tensors[0].shape), dtype)
+
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+# Layers → the function that returns what they expect.
+_CHECKS: Mapping[tuple[type[nn.Module], ...], Callable[[Any, Sequence[torch.Tensor]], Expectation | None]] = {
+    _CONVOLUTIONS: _check_convolution,
+    _POOLS: lambda module, tensors: _check_smallest(module, tensors[0]),
+    _BATCH_NORMS: _check_batch_norm,
+    _INSTANCE_NORMS: _check_instance_norm,
+    (nn.GroupNorm,): _check_group_norm,
+    (nn.LayerNorm, nn.RMSNorm): _check_last_sizes,
+    (nn.RNN, nn.LSTM, nn.GRU): _check_recurrent,
+    (nn.RNNCell, nn.LSTMCell, nn.GRUCell): _check_cell,
+    (nn.MultiheadAttention,): _check_attention,
+    (nn.Linear,): _check_linear,
+    (nn.Bilinear,): _check_bilinear,
+    _EMBEDDINGS: _check_indices,
+}

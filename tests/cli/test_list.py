@@ -1,0 +1,105 @@
+"""`fvflops list`, and reports on standard output."""
+
+import csv
+import io
+import sys
+
+import pytest
+
+from fvflops.cli import main
+from fvflops.cli.commands.list import LISTS
+from fvflops.features.utilisation.devices import load_devices
+from fvflops.formulas import shipped_tables
+from fvflops.zoo import ZOO
+from tests.support.torchvision_schemas import define_torchvision_schemas
+
+define_torchvision_schemas()
+
+
+def run(capsys, *argv):
+    assert main(list(argv)) == 0
+    return capsys.readouterr().out
+
+
+def test_names_are_one_a_line(capsys):
+    assert run(capsys, "list", "zoo").splitlines() == list(ZOO)
+    assert run(capsys, "list", "tables").splitlines() == shipped_tables()
+    assert run(capsys, "list", "devices").splitlines() == [device.name for device in load_devices()]
+    assert {"text", "csv", "svg", "trace"} <= set(run(capsys, "list", "formats").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("timm", "resnet50"),
+        ("torchvision", "resnet50"),
+        ("transformers", "BertModel"),
+        ("open_clip", "ViT-B-32"),
+        ("diffusers", "FluxTransformer2DModel"),
+    ],
+)
+def test_libraries_list_their_models(capsys, kind, name):
+    pytest.importorskip(kind, reason=f"{kind} is not installed")
+    names = run(capsys, "list", kind).splitlines()
+    assert name in names and len(set(names)) == len(names) > 50
+
+
+def test_a_pattern_selects_names_in_any_case(capsys):
+    assert run(capsys, "list", "zoo", "llama3*").split() == ["llama3_8b", "llama3_70b", "llama3_405b"]
+    assert run(capsys, "list", "zoo", "RESNET50").split() == ["resnet50"]
+    assert run(capsys, "list", "zoo", "*[05]", "--sort", "name", "--top", "1").split() == ["lenet5"]
+
+
+def test_names_are_data_too(capsys, tmp_path):
+    rows = list(csv.DictReader(io.StringIO(run(capsys, "list", "zoo", "--format", "csv"))))
+    assert [row["name"] for row in rows] == list(ZOO)
+    assert '"vit_b_16"' in run(capsys, "list", "zoo", "vit*", "--format", "json")
+    path = tmp_path / "names.txt"
+    run(capsys, "list", "zoo", "--output", str(path))
+    assert path.read_text().splitlines() == list(ZOO)
+
+
+def test_without_a_kind_all_are_counted_and_a_missing_library_is_noted(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    rows = {row["kind"]: row for row in csv.DictReader(io.StringIO(run(capsys, "list", "--format", "csv")))}
+    assert list(rows) == list(LISTS)
+    assert rows["zoo"]["names"] == str(len(ZOO))
+    assert rows["open_clip"]["names"] == "" and "pip install 'fvflops[open_clip]'" in rows["open_clip"]["note"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["count", "zoo:lenet5"],
+        ["count", "zoo:lenet5", "--by", "op"],
+        ["compare", "zoo:lenet5"],
+        ["memory", "zoo:lenet5"],
+        ["roofline", "zoo:lenet5", "--device", "H100"],
+        ["diff", "zoo:lenet5", "zoo:lenet5"],
+        ["ops"],
+        ["list", "zoo"],
+    ],
+)
+def test_output_minus_is_standard_output(capsys, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, *argv, "--output", "-") == run(capsys, *argv)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_and_peaks_can_be_piped(capsysbinary, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    assert main(["count", "zoo:lenet5", "--format", "png", "--output", "-"]) == 0
+    assert capsysbinary.readouterr().out.startswith(b"\x89PNG")
+    assert main(["peak", "--device", "cpu", "--dtype", "fp32", "--seconds", "0.01", "--output", "-"]) == 0
+    path = tmp_path / "peaks.yaml"
+    path.write_bytes(capsysbinary.readouterr().out)
+    assert load_devices(str(path))[0].dtypes() == ("fp32",)
+
+
+def test_a_missing_folder_is_an_error_before_the_model_is_loaded(capsys, tmp_path):
+    path = tmp_path / "no" / "a.txt"
+    for option in ("--output", "--trace", "--speedscope", "--flamegraph"):
+        assert main(["count", "no_such.py:model", option, str(path)]) == 2
+        error = f"{option} {path}: there is no folder {str(path.parent)!r}: create it, or choose another path"
+        assert capsys.readouterr().err == f"fvflops: error: {error}\n"
+    assert not path.parent.exists()
