@@ -85,12 +85,19 @@ def count_model(
 
 def count_built(name: str, build: Build, options: SourceOptions, settings: CountSettings) -> ModelCount:
     """Return the row of the model that `build` returns for options; `name` names the row."""
-    table = resolve_table(settings.table)
     begun = time.perf_counter()
-    row = ModelCount(name, table=table.name, options=describe_options(options, settings), versions=find_versions(name))
-    attempts = _Attempts(row, replace(settings, table=table))
-    row = attempts.run(build, options)
+    row = _Attempts(start_row(name, options, settings), settings).run(build, options)
     return replace(row, seconds=round(time.perf_counter() - begun, 3))
+
+
+def start_row(name: str, options: SourceOptions, settings: CountSettings) -> ModelCount:
+    """Return the row of a model before it is built."""
+    return ModelCount(
+        name,
+        options=describe_options(options, settings),
+        table=resolve_table(settings.table).name,
+        versions=find_versions(name),
+    )
 
 
 class _Attempts:

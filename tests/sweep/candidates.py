@@ -1,0 +1,51 @@
+"""Models that worker processes build by name: they fail in each of the ways in which a worker can."""
+
+import os
+import signal
+import sys
+import time
+from functools import partial
+
+import torch
+from torch import nn
+
+
+def linear(width):
+    """Return a small model with its inputs."""
+    print("models print to standard output")
+    print("and to standard error", file=sys.stderr)
+    return nn.Linear(8, width), torch.ones(1, 8)
+
+
+def hang():
+    """Never return."""
+    while True:
+        time.sleep(1)
+
+
+def exhaust():
+    """Allocate more than any worker may."""
+    return nn.Linear(1, 1 << 44, device="cpu"), torch.ones(1, 1)
+
+
+def crash():
+    """Be killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave():
+    """End the process."""
+    os._exit(3)
+
+
+CANDIDATES = {
+    "w1": partial(linear, 1),
+    "hangs": hang,
+    "w2": partial(linear, 2),
+    "exhausts": exhaust,
+    "w3": partial(linear, 3),
+    "crashes": crash,
+    "leaves": leave,
+    "raises": partial(linear, -1),
+    "w4": partial(linear, 4),
+}
