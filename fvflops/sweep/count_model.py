@@ -144,7 +144,7 @@ class _Attempts:
 
     def _describe_excess(self) -> str:
         """Return that the weights need more memory than there is, or ""."""
-        limit = _machine_memory() if self._settings.memory is None else self._settings.memory
+        limit = machine_memory() if self._settings.memory is None else self._settings.memory
         if self._weights is None or limit is None or self._weights <= limit:
             return ""
         return f"its weights take {format_bytes(self._weights)}, more than the limit of {format_bytes(limit)}"
@@ -260,7 +260,7 @@ def _name_device(device: str | None) -> str:
     return "with weights" if device is None else device
 
 
-def _machine_memory() -> int | None:
+def machine_memory() -> int | None:
     """Return the bytes of memory of this machine, None where the system does not say."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
