@@ -100,7 +100,7 @@ class Journal:
         """Return model → its last row; an incomplete last line, of a sweep that was killed, is ignored."""
         if not paths.exists(self.path):
             return {}
-        lines = self._read_lines().decode().splitlines()
+        lines = self._read_lines().decode().split("\n")[:-1]  # splitlines() splits at further characters
         return {row.model: row for row in (_make_row(self.path, _parse_line(self.path, line)) for line in lines)}
 
     @contextmanager
@@ -175,8 +175,9 @@ def _extension(path: str) -> str:
 
 
 def _read_lines(path: str) -> Iterator[dict[str, Any]]:
-    for line in paths.read_bytes(path).decode().splitlines():
-        yield _parse_line(path, line)
+    for line in paths.read_bytes(path).decode().split("\n"):
+        if line:
+            yield _parse_line(path, line)
 
 
 def _write_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
@@ -241,7 +242,7 @@ def _write_sqlite(path: str, records: Sequence[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = os.path.join(folder, "rows.sqlite")
         with closing(sqlite3.connect(copy)) as database, database:
-            columns = ", ".join(f"{name} {_SQL_TYPES[_kind(name)]}" for name in _NAMES)
+            columns = ", ".join(f'"{name}" {_SQL_TYPES[_kind(name)]}' for name in _NAMES)
             database.execute(f"CREATE TABLE {_TABLE} ({columns}, PRIMARY KEY (model))")
             marks = ", ".join(f":{name}" for name in _NAMES)
             database.executemany(f"INSERT INTO {_TABLE} VALUES ({marks})", records)
