@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sweep.count_model import CountSettings
-from fvflops.sweep.local_pool import LocalPool
+from fvflops.sweep.local_pool import LocalPool, WorkerLimits
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.task import Executor, Factory, InProcess, Task
 from fvflops.text import require_int
@@ -50,7 +50,7 @@ def count_many(
     if timeout is not None and not workers:
         raise ValueError(f"timeout={timeout}: a model in this process cannot be stopped: pass workers=1 or more")
     settings = CountSettings(resolve_table(table), execution, peak_memory=peak_memory, memory=memory)
-    executor: Executor = LocalPool(workers, timeout=timeout, memory=memory) if workers else InProcess()
+    executor: Executor = LocalPool(workers, WorkerLimits(timeout, memory)) if workers else InProcess()
     return executor.run(_list_tasks(models, options, settings))
 
 

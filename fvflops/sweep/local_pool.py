@@ -19,7 +19,8 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, TimeoutError
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -32,38 +33,74 @@ _TICK = 1.0  # seconds
 _QUEUED = 2  # tasks for each worker that are handed to the pool ahead of time
 
 
-class LocalPool:
-    """Worker processes, `workers` of them; each uses one thread.
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker may use: `timeout` seconds and `memory` bytes for a model; `imports` are modules it imports first.
 
-    A model that takes longer than `timeout` seconds is stopped. `memory` is the most bytes that a worker may allocate:
-    beyond it, an allocation raises in the worker (on Linux; elsewhere there is no limit). `imports` are modules that
-    each worker imports first, such as one that registers ops.
+    A model that takes longer is stopped. Beyond `memory` an allocation raises in the worker; this needs Linux.
     """
 
-    def __init__(
-        self, workers: int, *, timeout: float | None = None, memory: int | None = None, imports: tuple[str, ...] = ()
-    ) -> None:
+    timeout: float | None = None
+    memory: int | None = None
+    imports: tuple[str, ...] = ()
+
+
+NO_LIMITS = WorkerLimits()
+
+
+class WorkerPool:
+    """Running worker processes, each with one thread; without pebble raise ImportError."""
+
+    def __init__(self, workers: int, limits: WorkerLimits) -> None:
+        self._limits = limits
+        self._pool = import_pebble().ProcessPool(
+            max_workers=workers,
+            initializer=prepare_worker,
+            initargs=(limits, os.getpid()),
+            context=multiprocessing.get_context("spawn"),
+        )
+
+    def schedule(self, task: Task) -> Future[ModelCount]:
+        """Queue a task and return its future."""
+        future: Future[ModelCount] = self._pool.schedule(_run_prepared, args=(task,), timeout=self._limits.timeout)
+        return future
+
+    def read(self, future: Future[ModelCount], task: Task) -> ModelCount:
+        """Return the row of a task when its future is done."""
+        error = future.exception()
+        if error is None:
+            return future.result()
+        row = start_row(task.name, task.options, task.settings)
+        if isinstance(error, TimeoutError):
+            seconds = float(self._limits.timeout or 0)
+            return replace(row, seconds=seconds, failure="timeout", error=f"stopped after {seconds:g} s")
+        if isinstance(error, import_pebble().ProcessExpired):
+            return replace(row, failure="killed", error=describe_exit(error.exitcode))
+        return replace(row, failure="error", error=describe_error(error))
+
+    def stop(self) -> None:
+        """Stop the workers, whatever they do."""
+        self._pool.stop()
+        self._pool.join()
+
+
+class LocalPool:
+    """Runs tasks in `workers` processes of this machine."""
+
+    def __init__(self, workers: int, limits: WorkerLimits = NO_LIMITS) -> None:
         self._workers = workers
-        self._timeout = timeout
-        self._memory = memory
-        self._imports = imports
+        self._limits = limits
 
     def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
         """Yield the row of each task as it is done; without pebble raise ImportError."""
-        process_pool = import_pebble().ProcessPool
         waiting = iter(tasks)
         pending: dict[Future[ModelCount], Task] = {}
         done: queue.SimpleQueue[Future[ModelCount]] = queue.SimpleQueue()
-        pool = process_pool(
-            max_workers=self._workers,
-            initializer=prepare_worker,
-            initargs=(self._memory, self._imports, os.getpid()),
-            context=multiprocessing.get_context("spawn"),
-        )
+        pool = WorkerPool(self._workers, self._limits)
         try:
             while True:
-                for task in _take(waiting, self._workers * _QUEUED - len(pending)):
-                    future = pool.schedule(_run_prepared, args=(task,), timeout=self._timeout)
+                for task in islice(waiting, self._workers * _QUEUED - len(pending)):
+                    future = pool.schedule(task)
                     pending[future] = task
                     future.add_done_callback(done.put)
                 if not pending:
@@ -73,22 +110,9 @@ class LocalPool:
                     future = done.get(timeout=_TICK)
                 except queue.Empty:
                     continue
-                yield self._read(future, pending.pop(future))
+                yield pool.read(future, pending.pop(future))
         finally:
             pool.stop()
-            pool.join()
-
-    def _read(self, future: Future[ModelCount], task: Task) -> ModelCount:
-        error = future.exception()
-        if error is None:
-            return future.result()
-        row = start_row(task.name, task.options, task.settings)
-        if isinstance(error, TimeoutError):
-            seconds = float(self._timeout or 0)
-            return replace(row, seconds=seconds, failure="timeout", error=f"stopped after {seconds:g} s")
-        if isinstance(error, import_pebble().ProcessExpired):
-            return replace(row, failure="killed", error=describe_exit(error.exitcode))
-        return replace(row, failure="error", error=describe_error(error))
 
 
 def import_pebble() -> Any:
@@ -114,7 +138,7 @@ def describe_exit(code: int) -> str:
 _import_errors: list[BaseException] = []
 
 
-def prepare_worker(memory: int | None, imports: tuple[str, ...], parent: int | None) -> None:
+def prepare_worker(limits: WorkerLimits, parent: int) -> None:
     """Prepare this process for counting: silent, with one thread and a limit of memory; it ends when `parent` does."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -122,15 +146,14 @@ def prepare_worker(memory: int | None, imports: tuple[str, ...], parent: int | N
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     torch.set_num_threads(1)
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    if memory is not None and sys.platform == "linux":
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if limits.memory is not None and sys.platform == "linux":
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory, hard))
     try:
-        for name in imports:
+        for name in limits.imports:
             importlib.import_module(name)
     except Exception as error:  # raised for each task: a pool whose workers cannot start has no rows
         _import_errors.append(error)
@@ -147,11 +170,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_TICK)
     os._exit(1)
-
-
-def _take(tasks: Iterator[Task], count: int) -> Iterator[Task]:
-    for _ in range(count):
-        task = next(tasks, None)
-        if task is None:
-            return
-        yield task

@@ -38,6 +38,23 @@ def leave():
     os._exit(3)
 
 
+def __getattr__(name):
+    """Return the factory that `slow_N` names: of a model of N outputs, built in a second."""
+    if not name.startswith("slow_"):
+        raise AttributeError(name)
+    return partial(slow, int(name.removeprefix("slow_")))
+
+
+def slow(width):
+    """Return a small model with its inputs, after a second; its beginning and end go to the file $EVENTS."""
+    for event in ("begin", "end"):
+        with open(os.environ["EVENTS"], "a") as file:
+            file.write(f"{os.environ.get('RAY_RAYLET_PID')} {event} {width}\n")
+        if event == "begin":
+            time.sleep(1)
+    return linear(width)
+
+
 CANDIDATES = {
     "w1": partial(linear, 1),
     "hangs": hang,

@@ -3,7 +3,7 @@
 import pytest
 
 from fvflops import count_many
-from fvflops.sweep import local_pool
+from fvflops.sweep.local_pool import LocalPool, WorkerLimits
 from fvflops.sweep.task import Task
 from tests.sweep.candidates import CANDIDATES
 
@@ -36,7 +36,7 @@ def test_a_function_that_cannot_be_sent_is_an_error_of_its_row():
 
 
 def test_a_module_that_cannot_be_imported_is_an_error_of_each_row():
-    pool = local_pool.LocalPool(1, imports=("no_such_module",))
+    pool = LocalPool(1, WorkerLimits(imports=("no_such_module",)))
     (row,) = pool.run([Task("zoo:lenet5")])
     assert row.error == "ModuleNotFoundError: No module named 'no_such_module'"
 

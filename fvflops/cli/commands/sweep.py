@@ -15,8 +15,9 @@ from fvflops.cli.progress import Progress
 from fvflops.formulas import load_table
 from fvflops.sources.patterns import expand_names
 from fvflops.sweep.count_model import CountSettings, machine_memory
-from fvflops.sweep.local_pool import LocalPool, import_pebble
+from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
 from fvflops.sweep.model_count import ModelCount
+from fvflops.sweep.ray_pool import RayPool, import_ray
 from fvflops.sweep.results import encode_row
 from fvflops.sweep.sweep import Plan, plan_sweep, run_sweep, summarise
 from fvflops.sweep.task import Executor, Task
@@ -58,13 +59,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=_parse_count, metavar="N", help="worker processes; default: one for each core"
     )
     workers.add_argument(
+        "--ray", metavar="ADDRESS", help="a Ray cluster instead of worker processes: auto, or ray://HOST:10001"
+    )
+    workers.add_argument(
         "--timeout", type=_parse_seconds, default=300.0, metavar="S", help="seconds for a model; default: 300"
     )
     workers.add_argument(
         "--memory",
         type=_parse_bytes,
         metavar="SIZE",
-        help="bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the workers",
+        help="bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the workers, "
+        "and no limit on a cluster",
     )
     workers.add_argument(
         "--import",
@@ -81,8 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     names = expand_names(arguments.models)
     options = model_options(arguments, device=arguments.device)
     load_table(arguments.table)
+    if arguments.ray is not None and arguments.workers is not None:
+        raise ValueError(f"--workers {arguments.workers}: a cluster has one for each of its cores: omit --workers")
     workers = arguments.workers or _count_cores()
-    memory = arguments.memory or _share_memory(workers)
+    memory = arguments.memory or (None if arguments.ray is not None else _share_memory(workers))
     settings = CountSettings(
         arguments.table,
         arguments.execution,
@@ -107,11 +114,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | None) -> Executor:
-    import_pebble()
     sys.path.insert(0, os.getcwd())  # of the workers too
     for name in arguments.imports:
         _check_import(name)
-    return LocalPool(workers, timeout=arguments.timeout, memory=memory, imports=tuple(arguments.imports))
+    limits = WorkerLimits(arguments.timeout, memory, tuple(arguments.imports))
+    if arguments.ray is not None:
+        import_ray()
+        return RayPool(arguments.ray, limits)
+    import_pebble()
+    return LocalPool(workers, limits)
 
 
 def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
