@@ -63,7 +63,7 @@ class CountSettings:
     memory: int | None = None
 
 
-DEFAULT_SETTINGS = CountSettings()
+DEFAULT_SETTINGS: CountSettings = CountSettings()
 
 
 def count_model(

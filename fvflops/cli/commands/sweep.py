@@ -7,8 +7,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 
 from fvflops.cli.arguments import add_assume, add_inputs, add_run, model_options, parse_assumptions
 from fvflops.cli.progress import Progress
@@ -139,13 +138,13 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> int:
     begun = time.monotonic()
     rows = {name: plan.rows[name] for name in names if name in plan.rows}
     counted: list[ModelCount] = []
-    running = run_sweep(plan, executor, progress.show_running)
     try:
-        with closing(running):
-            for row in _until_interrupted(running):
-                counted.append(row)
-                rows[row.model] = row
-                progress.add(row)
+        for row in run_sweep(plan, executor, progress.show_running):
+            counted.append(row)
+            rows[row.model] = row
+            progress.add(row)
+    except KeyboardInterrupt:
+        pass
     finally:
         progress.clear()
     left = len(plan.tasks) - len(counted)
@@ -154,13 +153,6 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> int:
     if left:
         print(f"Stopped with {format_quantity(left, 'model')} left: the same command goes on.", file=sys.stderr)
     return int(bool(left) or any(row.failure for row in rows.values()))
-
-
-def _until_interrupted(rows: Iterator[ModelCount]) -> Iterator[ModelCount]:
-    try:
-        yield from rows
-    except KeyboardInterrupt:
-        return
 
 
 def _report(rows: Sequence[ModelCount], earlier: int, output: str, seconds: float) -> None:
