@@ -141,11 +141,15 @@ def _lock(file: TextIO, path: str) -> None:
         raise ResultError(f"{path} is open in another sweep: wait until it ends, or choose another --output") from None
 
 
-def _make_row(path: str, record: Mapping[str, Any]) -> ModelCount:
-    if set(record) != set(_NAMES):
-        missing = sorted(set(_NAMES) - set(record))
-        reason = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(sorted(set(record) - set(_NAMES)))}"
+def _check_names(path: str, found: Iterable[str]) -> None:
+    missing, other = set(_NAMES) - set(found), set(found) - set(_NAMES)
+    if missing or other:
+        reason = f"lacks {', '.join(sorted(missing))}" if missing else f"has {', '.join(sorted(other))}"
         raise ResultError(f"{path} is not of a sweep of this version of fvflops, it {reason}: choose another --output")
+
+
+def _make_row(path: str, record: Mapping[str, Any]) -> ModelCount:
+    _check_names(path, record)
     return ModelCount(**{name: _convert(path, name, record[name]) for name in _NAMES})
 
 
@@ -185,7 +189,9 @@ def _write_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _read_csv(path: str) -> Iterator[dict[str, Any]]:
-    yield from csv.DictReader(io.StringIO(paths.read_bytes(path).decode(), newline=""))
+    reader = csv.DictReader(io.StringIO(paths.read_bytes(path).decode(), newline=""))
+    _check_names(path, map(str, reader.fieldnames or ()))
+    yield from reader
 
 
 def _write_csv(path: str, records: Sequence[dict[str, Any]]) -> None:
@@ -202,6 +208,7 @@ def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
         table = arrow.parquet.read_table(io.BytesIO(paths.read_bytes(path)))
     except arrow.ArrowInvalid as error:
         raise ResultError(f"{path} is not a Parquet file: {error}") from None
+    _check_names(path, table.column_names)
     yield from table.to_pylist()
 
 
@@ -232,7 +239,9 @@ def _read_sqlite(path: str) -> Iterator[dict[str, Any]]:
         with closing(sqlite3.connect(copy)) as database:
             database.row_factory = sqlite3.Row
             try:
-                rows = database.execute(f"SELECT * FROM {_TABLE}").fetchall()
+                cursor = database.execute(f"SELECT * FROM {_TABLE}")
+                _check_names(path, [column[0] for column in cursor.description])
+                rows = cursor.fetchall()
             except sqlite3.DatabaseError as error:
                 raise ResultError(f"{path} has no rows of a sweep: {error}") from None
     yield from map(dict, rows)

@@ -81,6 +81,8 @@ def test_a_second_sweep_of_the_same_output_is_refused(tmp_path):
     ("name", "text", "message"),
     [
         ("rows.csv", "a,b\n1,2\n", "rows.csv is not of a sweep of this version of fvflops, it lacks activations"),
+        ("rows.csv", "a,b\n", "it lacks activations"),
+        ("rows.csv", "", "it lacks activations"),
         ("rows.jsonl", "no\n", "rows.jsonl is not in JSON lines"),
         ("rows.jsonl", "[1]\n", "rows.jsonl is not in JSON lines of a sweep"),
         ("rows.parquet", "PAR", "rows.parquet is not a Parquet file"),

@@ -134,7 +134,7 @@ def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
 
 
 def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> int:
-    progress = _SweepProgress(len(plan.tasks))
+    progress = SweepProgress(len(plan.tasks))
     begun = time.monotonic()
     rows = {name: plan.rows[name] for name in names if name in plan.rows}
     counted: list[ModelCount] = []
@@ -165,7 +165,7 @@ def _report(rows: Sequence[ModelCount], earlier: int, output: str, seconds: floa
         print(f"  {len(failed) - _SHOWN_FAILURES:,} more: see the column error of {output}", file=sys.stderr)
 
 
-class _SweepProgress:
+class SweepProgress:
     """A bar with the rate, the failures and the models that are being counted."""
 
     def __init__(self, total: int) -> None:
