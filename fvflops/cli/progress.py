@@ -17,7 +17,7 @@ class Progress:
     """Progress bar on one line of a terminal, for work that takes longer than two seconds.
 
     >>> class Terminal(list):
-    ...     isatty, write, flush = lambda self: True, list.append, lambda self: None
+    ...     isatty, write, flush, fileno = lambda self: True, list.append, lambda self: None, lambda self: -1
     >>> terminal, seconds = Terminal(), iter([0.0, 1.0, 2.0])
     >>> bar = Progress(terminal, clock=lambda: next(seconds))
     >>> bar.show(1, 4)

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fvflops.cli.arguments import add_assume, add_inputs, add_run, model_options, parse_assumptions
 from fvflops.cli.progress import Progress
@@ -168,11 +168,12 @@ def _report(rows: Sequence[ModelCount], earlier: int, output: str, seconds: floa
 class SweepProgress:
     """A bar with the rate, the failures and the models that are being counted."""
 
-    def __init__(self, total: int) -> None:
-        self._bar = Progress()
+    def __init__(self, total: int, bar: Progress | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bar = Progress() if bar is None else bar
         self._total = total
         self._done = self._failed = 0
-        self._begun = time.monotonic()
+        self._clock = clock
+        self._begun = clock()
         self._running: Sequence[str] = ()
 
     def add(self, row: ModelCount) -> None:
@@ -191,7 +192,7 @@ class SweepProgress:
         self._bar.clear()
 
     def _show(self) -> None:
-        elapsed = time.monotonic() - self._begun
+        elapsed = self._clock() - self._begun
         rate = f", {self._done / elapsed:.1f}/s" if self._done and elapsed > _RATE_SECONDS else ""
         failed = f", {self._failed:,} failed" if self._failed else ""
         names = f": {', '.join(map(printable_short, self._running))}" if self._running else ""
