@@ -5,7 +5,7 @@ import pytest
 from fvflops import count_many
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits
 from fvflops.sweep.task import Task
-from tests.sweep.candidates import CANDIDATES
+from tests.support.models.sweep_candidates import CANDIDATES
 
 
 def test_each_failure_is_a_row_of_its_own(capfd):

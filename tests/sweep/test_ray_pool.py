@@ -19,7 +19,7 @@ from tests.support.checkout import ROOT
 SLOW = 7
 NAMES = [
     "zoo:lenet5",
-    *(f"tests.sweep.candidates:slow_{width}" for width in range(1, SLOW + 1)),
+    *(f"tests.support.models.sweep_candidates:slow_{width}" for width in range(1, SLOW + 1)),
     "zoo:none",
     "zoo:llama_tiny",
 ]
@@ -32,7 +32,7 @@ def test_a_killed_node_loses_no_row_and_the_parquet_is_that_of_one_process(tmp_p
     pytest.importorskip("ray", reason="needs ray: pip install '.[ray]'")
     output, expected = str(tmp_path / "rows.parquet"), str(tmp_path / "expected.parquet")
     result = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "sweep" / "ray_cluster.py"), output, *NAMES],
+        [sys.executable, str(ROOT / "tests" / "support" / "processes" / "ray_cluster.py"), output, *NAMES],
         env={**os.environ, "PYTHONPATH": str(ROOT), "EVENTS": str(events)},
         capture_output=True,
         text=True,
