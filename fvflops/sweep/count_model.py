@@ -116,9 +116,10 @@ class _Attempts:
     def run(self, name: str, build: Build, options: SourceOptions) -> ModelCount:
         """Return the row of the first attempt that succeeds, or one with the errors of all."""
         if options.device is not None:
-            devices: tuple[str | None, ...] = (options.device,)
+            devices: tuple[str, ...] = (options.device,)
         else:
-            devices = (None,) if self._settings.execution == "real" else (_META, None)
+            default = str(torch.get_default_device())  # some sources build on the meta device unless told otherwise
+            devices = (default,) if self._settings.execution == "real" else (_META, default)
         if options.device is None and _META not in devices:
             self._weights = _weigh_without_building(build, options)
         for device in devices:
@@ -287,8 +288,8 @@ def _weigh_without_building(build: Build, options: SourceOptions) -> int | None:
         return None
 
 
-def _name_device(device: str | None) -> str:
-    return "with weights" if device is None else device
+def _name_device(device: str) -> str:
+    return device if device == _META else "with weights"
 
 
 def machine_memory() -> int | None:
