@@ -42,7 +42,7 @@ UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
 
 _EXCESS = "its weights take"
 # In the message of an allocation that failed, or was not tried.
-_MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory", _EXCESS)
+_MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory", "not enough memory", _EXCESS)
 # Source → distribution, where they have different names.
 _DISTRIBUTIONS = {"hf": "transformers", "open_clip": "open_clip_torch"}
 
