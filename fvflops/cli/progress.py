@@ -26,21 +26,24 @@ class Progress:
     ['\\r\\x1b[K']
     """
 
-    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic, noun: str = "run"
+    ) -> None:
+        self._noun = noun
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._start = clock()
         self._drawn = False
 
     def show(self, done: int, total: int) -> None:
-        """Draw the bar at `done` of `total` runs."""
+        """Draw the bar at `done` of `total` runs, or of what `noun` names."""
         elapsed = self._clock() - self._start
         if elapsed * total / done < _MIN_SECONDS or not self._stream.isatty():
             return
         filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
         remaining = elapsed * (total - done) / done
-        self._stream.write(f"\r[{bar}] run {done} of {total}, about {remaining:.0f} s more\x1b[K")
+        self._stream.write(f"\r[{bar}] {self._noun} {done} of {total}, about {remaining:.0f} s more\x1b[K")
         self._stream.flush()
         self._drawn = True
 

@@ -27,8 +27,7 @@ _LARGEST = 220.0  # square points of a marker with a share of 100% of the time
 _SMALLEST = 14.0
 # Offsets at which the label of a point is tried, right and up, in inches; the first are below the roof.
 _OFFSETS = tuple(
-    (0.1 * right, 0.11 * up)
-    for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
+    (0.1 * right, 0.11 * up) for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
 )
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
@@ -222,7 +221,7 @@ def _label(axes: Any, points: list[Point]) -> None:
         positions[:_LABELS],
         [(width_of(_label_text(point), _TEXT), height) for point in labelled],
         page=page,
-        occupied=[*(around(x, y, 0.03) for x, y in positions), *roofs],
+        occupied=[*(around(position, 0.03) for position in positions), *roofs],
         offsets=_OFFSETS,
     )
     for point, (x, y), frame in zip(labelled, positions, frames, strict=False):

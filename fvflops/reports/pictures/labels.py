@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 PADDING = (0.03, 0.025)  # inches around a label, horizontal and vertical
+_ROUNDS = 4  # in which labels move
+
+Point = tuple[float, float]
 
 
 class Frame(NamedTuple):
@@ -27,46 +30,88 @@ class Frame(NamedTuple):
         return horizontal and page.bottom < self.bottom and self.top < page.top
 
 
-def around(x: float, y: float, radius: float) -> Frame:
+class Label(NamedTuple):
+    """The rectangle of a label and its point."""
+
+    point: Point
+    frame: Frame
+
+
+def around(point: Point, radius: float) -> Frame:
     """Return the square around a point."""
+    x, y = point
     return Frame(x - radius, y - radius, x + radius, y + radius)
 
 
 def place_labels(
-    points: Sequence[tuple[float, float]],
+    points: Sequence[Point],
     sizes: Sequence[tuple[float, float]],
     *,
     page: Frame,
     occupied: Sequence[Frame],
     offsets: Sequence[tuple[float, float]],
-    cost: Callable[[tuple[float, float], Frame], float] | None = None,
+    near: Sequence[tuple[float, float]] = (),
+    cost: Callable[[Label, Sequence[Label]], float] | None = None,
 ) -> list[Frame | None]:
     """Return a free rectangle for the label of each point, None where there is none; the first points choose first.
 
     All lengths are in inches. `sizes` are the (width, height) of the labels. An offset (right, up) is from the point to
     the nearest end of the label, or to its middle if `right` is 0, and to the middle of its height. Of the free
-    rectangles within `page` the one with the least `cost`, given the point, is chosen; of equal ones the first.
+    rectangles within `page` the one with the least `cost`, given the other labels, is chosen; of equal ones the first.
+    Offsets in `near` are tried for all points before `offsets` for those that remain; with a cost, labels then move
+    while that lowers it.
 
     >>> page, offsets = Frame(0, 0, 4, 3), ((0.1, 0), (-0.1, 0))
     >>> [frame and round(frame.left, 2) for frame in place_labels(
     ...     [(1, 1), (1.2, 1), (1.1, 1)], [(0.5, 0.1)] * 3, page=page, occupied=(), offsets=offsets)]
     [1.1, 0.6, None]
     """
-    taken = list(occupied)
-    placed: list[Frame | None] = []
-    for (x, y), (width, height) in zip(points, sizes, strict=True):
-        best: tuple[float, Frame, Frame] | None = None
+    placed: dict[int, Label] = {}
+    chooser = _Chooser(page, occupied, cost)
+    for tried in (near, offsets) if near else (offsets,):
+        for index, (point, size) in enumerate(zip(points, sizes, strict=True)):
+            if index not in placed and (label := chooser.choose(point, size, tried, list(placed.values()))):
+                placed[index] = label
+    for _ in range(_ROUNDS if cost is not None else 0):
+        before = dict(placed)
+        for index, (point, size) in enumerate(zip(points, sizes, strict=True)):
+            others = [label for other, label in placed.items() if other != index]
+            if label := chooser.choose(point, size, offsets, others):
+                placed[index] = label
+        if placed == before:
+            break
+    return [placed[index].frame if index in placed else None for index in range(len(points))]
+
+
+class _Chooser(NamedTuple):
+    page: Frame
+    occupied: Sequence[Frame]
+    cost: Callable[[Label, Sequence[Label]], float] | None
+
+    def choose(
+        self,
+        point: Point,
+        size: tuple[float, float],
+        offsets: Sequence[tuple[float, float]],
+        others: Sequence[Label],
+    ) -> Label | None:
+        """Return the best label of a point that is free, None if none is."""
+        taken = [*(_pad(label.frame) for label in others), *self.occupied]
+        best: tuple[float, Label] | None = None
         for right, up in offsets:
             side = (right > 0) - (right < 0)
-            left, bottom = x + right - width * (1 - side) / 2, y + up - height / 2
-            frame = Frame(left, bottom, left + width, bottom + height)
-            padded = Frame(left - PADDING[0], bottom - PADDING[1], frame.right + PADDING[0], frame.top + PADDING[1])
-            if not padded.is_within(page) or any(map(padded.overlaps, taken)):
-                continue
-            value = 0.0 if cost is None else cost((x, y), frame)
-            if best is None or value < best[0]:
-                best = value, frame, padded
-        placed.append(None if best is None else best[1])
-        if best is not None:
-            taken.append(best[2])
-    return placed
+            left, bottom = point[0] + right - size[0] * (1 - side) / 2, point[1] + up - size[1] / 2
+            label = Label(point, Frame(left, bottom, left + size[0], bottom + size[1]))
+            padded = _pad(label.frame)
+            if padded.is_within(self.page) and not any(map(padded.overlaps, taken)):
+                if self.cost is None:
+                    return label
+                value = self.cost(label, others)
+                if best is None or value < best[0]:
+                    best = value, label
+        return None if best is None else best[1]
+
+
+def _pad(frame: Frame) -> Frame:
+    horizontal, vertical = PADDING
+    return Frame(frame.left - horizontal, frame.bottom - vertical, frame.right + horizontal, frame.top + vertical)

@@ -1,0 +1,330 @@
+"""The Pareto front of models by two columns, and its plot."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from fvflops.reports.document import Column, Table
+from fvflops.reports.pictures import colours
+from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
+from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, width_of
+from fvflops.reports.pictures.scales import label_linear, label_logarithmic
+from fvflops.text import suggest
+
+# One column of a paper, in inches; points of a font.
+WIDTH, HEIGHT = 3.4, 2.75
+_TEXT, _LABEL = 7.0, 6.0
+_MANY = 25  # points: with more, those of the front alone have labels
+_TICKS = 5
+_DECADE = 10.0  # a scale on which values span more is logarithmic
+_LONGEST = 1.3  # inches of a label
+_RADIUS = 0.032  # inches around a point in which there is no label
+_LEADER = 0.12  # inches from which a line leads from a label to its point
+# Blue and orange of Okabe and Ito's palette, which colour-blind people can tell apart; the others are grey.
+_FRONT, _LINE = "#0072b2", "#d55e00"
+# Offsets of labels from their points, in inches: near ones, and such that need a leader.
+_NEAR = tuple(
+    (ring * right, up * (ring + (0.0 if right else _LABEL / 144)))
+    for ring in (0.065, 0.1)
+    for right, up in ((1, 0), (1, -1), (1, 1), (0, -1), (0, 1), (-1, 0), (-1, 1), (-1, -1))
+)
+_OFFSETS = _NEAR + tuple(
+    (ring * math.cos(step * math.pi / 8), ring * math.sin(step * math.pi / 8))
+    for ring in (0.16, 0.23, 0.31, 0.4, 0.5, 0.65, 0.8)
+    for step in range(16)
+)
+_Line = tuple[tuple[float, float], tuple[float, float]]
+_ZEROS = re.compile(r"\.0+(?=\D|$)|(?<=\.\d)0+(?=\D|$)")
+
+
+def pareto_front(points: Sequence[tuple[float, float]], *, lower: tuple[bool, bool] = (True, True)) -> list[int]:
+    """Return the indexes of the points that no other point dominates, in the order of their first coordinate.
+
+    `lower` says of each coordinate whether less is better. A point dominates another if it is at least as good in both
+    coordinates and better in one, so of equal points all are returned or none. A NaN raises ValueError.
+
+    >>> pareto_front([(4.1, 80.4), (17.6, 81.1), (7.8, 80.0), (0.3, 67.7)], lower=(True, False))
+    [3, 0, 1]
+    """
+    if any(value != value for point in points for value in point):
+        raise ValueError("a point with NaN has no place in an order: leave it out")
+    keys = [tuple(value if less else -value for value, less in zip(point, lower, strict=True)) for point in points]
+    front: list[int] = []
+    for index in sorted(range(len(keys)), key=keys.__getitem__):
+        if not front or keys[index][1] < keys[front[-1]][1] or keys[index] == keys[front[-1]]:
+            front.append(index)
+    return front if lower[0] else front[::-1]
+
+
+class _Point(NamedTuple):
+    name: str
+    label: str
+    x: float
+    y: float
+    on_front: bool
+
+
+def draw_pareto(
+    table: Table,
+    *,
+    x: str,
+    y: str,
+    kind: str,
+    higher: Collection[str] = (),
+    titles: dict[str, str] | None = None,
+) -> tuple[bytes, list[str]]:
+    """Return a picture of one point a row, 3.4 inches wide, and the names of the rows on the Pareto front.
+
+    The first column of the table has the names; `x` and `y` are the keys of two others with numbers, of which less is
+    better unless they are in `higher`. A row without one of the values has no point. `titles` are those of the axes
+    by key, else the headings. A scale is logarithmic if its values are positive and span more than a decade. `kind` is
+    "svg" or "png". An unknown column, one of text, and a table without a point raise ValueError; without matplotlib
+    (the extra `plot`) PlotError is raised.
+    """
+    columns = [check_axis(table, key) for key in (x, y)]
+    lower = (x not in higher, y not in higher)
+    points = _find_points(table, x, y, lower)
+    if not points:
+        raise ValueError(f"--plot: no model has both {x} and {y}")
+    figure = make_figure(WIDTH, HEIGHT, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)
+    axes = figure.add_subplot()
+    _set_scales(axes, points, columns)
+    for column, write in zip(columns, (axes.set_xlabel, axes.set_ylabel), strict=True):
+        write(as_text((titles or {}).get(column.key, column.heading)), fontsize=_TEXT, color=colours.colour("ink"))
+    _draw_points(axes, points, lower)
+    _style(axes)
+    _draw_legend(figure, axes, points)
+    figure.draw_without_rendering()  # the layout sets the size of the axes, which the labels need
+    figure.set_layout_engine("none")
+    _draw_labels(axes, points, lower)
+    return encode(figure, kind), [point.name for point in points if point.on_front]
+
+
+def check_axis(table: Table, key: str) -> Column:
+    """Return a column that can be an axis; an unknown one, and one of text, raise ValueError."""
+    numbers = [column.key for column in table.columns if not column.is_text]
+    for column in table.columns:
+        if column.key == key and column.is_text:
+            raise ValueError(f"{key} is text, no axis: choose one of {', '.join(numbers)}")
+        if column.key == key:
+            return column
+    raise ValueError(f"an axis must be one of {', '.join(numbers)}; got {key!r}{suggest(key, numbers)}")
+
+
+def _find_points(table: Table, x: str, y: str, lower: tuple[bool, bool]) -> list[_Point]:
+    keys = [column.key for column in table.columns]
+    rows: list[Any] = [(row[0], row[keys.index(x)], row[keys.index(y)]) for row in table.rows]
+    rows = [row for row in rows if row[1] is not None and row[2] is not None]
+    front = set(pareto_front([(first, second) for _, first, second in rows], lower=lower))
+    labels = _shorten([str(name) for name, _, _ in rows])
+    return [
+        _Point(str(name), label, first, second, index in front)
+        for index, (label, (name, first, second)) in enumerate(zip(labels, rows, strict=True))
+    ]
+
+
+def _shorten(names: Sequence[str]) -> list[str]:
+    """Return names without the source that all have, such as `timm:`."""
+    sources = {name.partition(":")[0] if ":" in name else "" for name in names}
+    return [name.partition(":")[2] or name for name in names] if len(sources) == 1 and "" not in sources else [*names]
+
+
+def _set_scales(axes: Any, points: Sequence[_Point], columns: Sequence[Column]) -> None:
+    for scale, set_limits, values, column in (
+        (axes.xaxis, axes.set_xlim, [point.x for point in points], columns[0]),
+        (axes.yaxis, axes.set_ylim, [point.y for point in points], columns[1]),
+    ):
+        least, most = min(values), max(values)
+        is_log = least > 0 and most > _DECADE * least
+        if is_log:
+            scale._set_axes_scale("log")
+            margin = (most / least) ** 0.08
+            set_limits(least / margin, most * margin)
+            label_logarithmic(scale, _tick_form(column), ticks=_TICKS)
+        else:
+            margin = 0.1 * (most - least) or abs(most) * 0.1 or 1
+            set_limits(least - margin, most + margin)
+            label_linear(scale, _tick_form(column), ticks=_TICKS)
+
+
+def _tick_form(column: Column) -> Callable[[float], str]:
+    """Return the column's number format without zeros at the end, as in `10M`."""
+    return lambda value: as_text(_ZEROS.sub("", column.form(value)))
+
+
+def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
+    front = sorted((point for point in points if point.on_front), key=lambda point: point.x)
+    axes.plot(*_steps(front, lower), color=_LINE, linewidth=0.9, zorder=2, solid_joinstyle="miter")
+    for on_front, colour, edge, order in ((False, "white", "#7a7a7a", 3), (True, _FRONT, "white", 4)):
+        shown = [point for point in points if point.on_front is on_front]
+        axes.plot(
+            [point.x for point in shown],
+            [point.y for point in shown],
+            "o",
+            markersize=4.2 if on_front else 3.6,
+            markerfacecolor=colour,
+            markeredgecolor=edge,
+            markeredgewidth=0.5 if on_front else 0.8,
+            linestyle="",
+            zorder=order,
+            label="Pareto front" if on_front else "others",
+        )
+
+
+def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[float], list[float]]:
+    """Return the corners of the boundary of what the front dominates."""
+    xs, ys = [front[0].x], [front[0].y]
+    for before, after in pairwise(front):
+        # Between two points the better one of the first coordinate is what is attained.
+        xs += [after.x, after.x] if lower[0] else [before.x, after.x]
+        ys += [before.y, after.y] if lower[0] else [after.y, after.y]
+    return xs, ys
+
+
+def _style(axes: Any) -> None:
+    axes.tick_params(labelsize=_LABEL + 0.5, colors=colours.colour("quiet"), which="both", width=0.6, length=2.5)
+    axes.tick_params(which="minor", length=1.5)
+    axes.grid(visible=True, which="major", color=colours.colour("line"), linewidth=0.4)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_linewidth(0.6)
+        spine.set_color(colours.colour("quiet"))
+
+
+def _draw_legend(figure: Any, axes: Any, points: Sequence[_Point]) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    shown = [(handle, name) for handle, name in zip(handles, names, strict=True) if len(handle.get_xdata())]
+    figure.legend(
+        *zip(*reversed(shown), strict=True),
+        loc="outside upper left",
+        ncols=2,
+        fontsize=_LABEL + 0.5,
+        labelcolor=colours.colour("quiet"),
+        frameon=False,
+        handletextpad=0.0,
+        columnspacing=1.0,
+        borderpad=0.1,
+    )
+
+
+def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
+    """Label the front, and the other points unless there are many, where there is room."""
+    from matplotlib.patheffects import withStroke
+
+    dpi = axes.figure.dpi
+    extent = axes.get_window_extent()
+    page = Frame(extent.x0 / dpi, extent.y0 / dpi, axes.figure.bbox.x1 / dpi, extent.y1 / dpi + 0.05)
+    labelled = sorted(
+        (point for point in points if point.on_front or len(points) <= _MANY), key=lambda point: not point.on_front
+    )
+    texts = [fit(plain(point.label), _LONGEST, _LABEL) for point in labelled]
+    at = {point: _locate(axes, point.x, point.y) for point in points}
+    front = sorted((point for point in points if point.on_front), key=lambda point: point.x)
+    corners = [_locate(axes, *corner) for corner in zip(*_steps(front, lower), strict=True)]
+    segments = [(*first, *second) for first, second in pairwise(corners)]
+    positions = [at[point] for point in labelled]
+    frames = place_labels(
+        positions,
+        [(width_of(text, _LABEL), _LABEL / 72) for text in texts],
+        page=page,
+        occupied=[around(place, _RADIUS) for place in at.values()],
+        offsets=_OFFSETS,
+        near=_NEAR,
+        cost=lambda label, others: _judge(label, others, segments, list(at.values())),
+    )
+    ink = colours.colour("ink")
+    for point, text, (x, y), frame in zip(labelled, texts, positions, frames, strict=True):
+        if frame is None:
+            continue
+        axes.annotate(
+            escape(text),
+            (point.x, point.y),
+            ((frame.left - x) * 72, (frame.bottom - y) * 72 + 0.8),
+            textcoords="offset points",
+            fontsize=_LABEL,
+            color=ink if point.on_front else colours.colour("quiet"),
+            annotation_clip=False,
+            zorder=6,
+            path_effects=[withStroke(linewidth=1.5, foreground="white")],
+        )
+        if leader := _lead(Label((x, y), frame)):
+            axes.annotate(
+                "",
+                (point.x, point.y),
+                ((leader[1][0] - x) * 72, (leader[1][1] - y) * 72),
+                textcoords="offset points",
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2},
+                zorder=2.5,
+            )
+
+
+def _locate(axes: Any, x: float, y: float) -> tuple[float, float]:
+    """Return where a point is on the page, in inches."""
+    right, up = axes.transData.transform((x, y)) / axes.figure.dpi
+    return float(right), float(up)
+
+
+def _judge(
+    label: Label,
+    others: Sequence[Label],
+    segments: Sequence[tuple[float, float, float, float]],
+    points: Sequence[tuple[float, float]],
+) -> float:
+    """Return how bad a place is: far from its point, on the front's line or a leader, or led to past what is there."""
+    leader = _lead(label)
+    leaders = [line for line in map(_lead, others) if line is not None]
+    crossed = sum(label.frame.overlaps(_bounds(segment)) for segment in segments)
+    passed = sum(_crosses(line, label.frame) for line in leaders)
+    if leader is not None:
+        passed += sum(_distance(point, *leader) < _RADIUS for point in points if point != label.point)
+        passed += sum(_crosses(leader, other.frame) for other in others)
+        passed += sum(_intersect(leader, line) for line in leaders)
+    return math.dist(_nearest(label.frame, *label.point), label.point) + 0.25 * crossed + 0.5 * passed
+
+
+def _lead(label: Label) -> _Line | None:
+    """Return the line from a point to its label, None where they are close."""
+    end = _nearest(label.frame, *label.point)
+    return (label.point, end) if math.dist(end, label.point) > _LEADER else None
+
+
+def _crosses(line: _Line, frame: Frame) -> bool:
+    """Return whether a line passes through a rectangle."""
+    left, bottom, right, top = frame
+    corners = [(left, bottom), (right, bottom), (right, top), (left, top), (left, bottom)]
+    return any(_intersect(line, side) for side in pairwise(corners))
+
+
+def _intersect(first: _Line, second: _Line) -> bool:
+    """Return whether two lines cross."""
+
+    def side(line: _Line, point: tuple[float, float]) -> bool:
+        (x1, y1), (x2, y2) = line
+        return (x2 - x1) * (point[1] - y1) > (y2 - y1) * (point[0] - x1)
+
+    return side(first, second[0]) != side(first, second[1]) and side(second, first[0]) != side(second, first[1])
+
+
+def _bounds(segment: tuple[float, float, float, float]) -> Frame:
+    # Segments are horizontal or vertical.
+    x1, y1, x2, y2 = segment
+    return Frame(min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
+
+
+def _nearest(frame: Frame, x: float, y: float) -> tuple[float, float]:
+    """Return the point of a rectangle that is nearest to another."""
+    return min(max(x, frame.left), frame.right), min(max(y, frame.bottom), frame.top)
+
+
+def _distance(point: tuple[float, float], start: tuple[float, float], end: tuple[float, float]) -> float:
+    """Return the distance of a point from a line between two others."""
+    along = (end[0] - start[0], end[1] - start[1])
+    share = ((point[0] - start[0]) * along[0] + (point[1] - start[1]) * along[1]) / (along[0] ** 2 + along[1] ** 2)
+    share = min(max(share, 0.0), 1.0)
+    return math.dist(point, (start[0] + share * along[0], start[1] + share * along[1]))
