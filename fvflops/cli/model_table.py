@@ -201,7 +201,7 @@ def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:
     if count.error or not count.unsupported:
         return count
     error = f"table {table.name!r} has no formula for {count.unsupported} (--strict)"
-    return replace(count, flops=None, macs=None, activations=None, error=error)
+    return replace(count, flops=None, macs=None, activations=None, failure="error", error=error)
 
 
 def _report_failures(counts: Sequence[ModelCount], joined: Join | None) -> int:

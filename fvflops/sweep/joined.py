@@ -80,8 +80,11 @@ def read_joined(path: str) -> JoinedFile:
 
 
 def parse_csv(text: str, path: str, *, delimiter: str = ",") -> JoinedFile:
-    """Return the rows of CSV text, with a header; the errors are those of `read_joined`."""
-    lines = [line for line in csv.reader(io.StringIO(text.removeprefix("\ufeff")), delimiter=delimiter) if any(line)]
+    """Return the rows of CSV text with a header, above which lines may begin with #; errors are as in `read_joined`."""
+    text = text.removeprefix("\ufeff")
+    while text.startswith("#"):
+        text = text.partition("\n")[2]
+    lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter) if any(line)]
     headings, rows = ([cell.strip() for cell in lines[0]] if lines else []), lines[1:]
     for number, row in enumerate(rows, start=1):
         if len(row) != len(headings):
@@ -130,7 +133,7 @@ def _make_file(path: str, headings: Sequence[str], rows: Sequence[Sequence[str]]
 def _read_column(heading: str, cells: Sequence[str]) -> tuple[Column, list[Value]]:
     present = [cell for cell in cells if cell.lower() not in _MISSING]
     if not present or not all(map(_NUMBER.fullmatch, present)):
-        return text_column(heading), [cell or None for cell in cells]
+        return text_column(heading), [None if cell in ("", "-") else cell for cell in cells]
     parsed = [_parse_number(cell) if cell.lower() not in _MISSING else None for cell in cells]
     return number_column(heading, form=_NumberForm(_count_decimals(present))), parsed
 
@@ -166,8 +169,8 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
 
     A row has a model's name if the parts of one, between colons and slashes, are the last parts of the other:
     `resnet50` is `timm:resnet50`, but `zoo:resnet50` is not. Case does not matter, nor whether words are separated by
-    `-` or `_`. A row of which that is true with more parts is preferred, then one with the same tag
-    (`resnet50.a1_in1k`). A name for which several rows remain has none, nor have several models that share a row.
+    `-` or `_`; a tag (`resnet50.a1_in1k`) does if both have one. A row with the same tag is preferred, then the one with
+    more parts. A name for which several rows remain has none, nor have several models that share a row.
 
     >>> file = parse_csv("name,top1\\nresnet50,80.4\\nVIT-B-16,81.07\\nalexnet,56.5\\n", "accuracy.csv")
     >>> joined = join(file, ["timm:resnet50", "torchvision:vit_b_16", "zoo:gpt2"])
@@ -239,11 +242,13 @@ class _RowIndex:
         parts = _split(model)
         if not parts:
             return []
-        last = parts[-1]
-        for name in dict.fromkeys((last, _TAG.sub("", last))):
+        last, untagged = parts[-1], _TAG.sub("", parts[-1])
+        for name in dict.fromkeys((last, untagged)):
+            # A tag is ignored if only one of the names has one.
             candidates = [
                 (self._parts[number][-1] == name, _count_common(parts[:-1], self._parts[number][:-1]), number)
                 for number in self._by_last.get(name, ())
+                if untagged in (last, self._parts[number][-1]) or self._parts[number][-1] == last
             ]
             candidates = [candidate for candidate in candidates if candidate[1] is not None]
             if candidates:

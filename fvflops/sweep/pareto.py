@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
-from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, width_of
+from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
 from fvflops.reports.pictures.scales import label_linear, label_logarithmic
+from fvflops.reports.text.display_width import truncate_middle
 from fvflops.text import suggest
 
 # One column of a paper, in inches; points of a font.
@@ -21,7 +22,7 @@ _TEXT, _LABEL = 7.0, 6.0
 _MANY = 25  # points: with more, those of the front alone have labels
 _TICKS = 5
 _DECADE = 10.0  # a scale on which values span more is logarithmic
-_LONGEST = 1.3  # inches of a label
+_LONGEST = 1.5  # inches of a label
 _RADIUS = 0.032  # inches around a point in which there is no label
 _LEADER = 0.12  # inches from which a line leads from a label to its point
 # Blue and orange of Okabe and Ito's palette, which colour-blind people can tell apart; the others are grey.
@@ -215,15 +216,13 @@ def _draw_legend(figure: Any, axes: Any, points: Sequence[_Point]) -> None:
 
 def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
     """Label the front, and the other points unless there are many, where there is room."""
-    from matplotlib.patheffects import withStroke
-
     dpi = axes.figure.dpi
     extent = axes.get_window_extent()
     page = Frame(extent.x0 / dpi, extent.y0 / dpi, axes.figure.bbox.x1 / dpi, extent.y1 / dpi + 0.05)
     labelled = sorted(
         (point for point in points if point.on_front or len(points) <= _MANY), key=lambda point: not point.on_front
     )
-    texts = [fit(plain(point.label), _LONGEST, _LABEL) for point in labelled]
+    texts = [_fit(plain(point.label)) for point in labelled]
     at = {point: _locate(axes, point.x, point.y) for point in points}
     front = sorted((point for point in points if point.on_front), key=lambda point: point.x)
     corners = [_locate(axes, *corner) for corner in zip(*_steps(front, lower), strict=True)]
@@ -251,7 +250,7 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
             color=ink if point.on_front else colours.colour("quiet"),
             annotation_clip=False,
             zorder=6,
-            path_effects=[withStroke(linewidth=1.5, foreground="white")],
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
         )
         if leader := _lead(Label((x, y), frame)):
             axes.annotate(
@@ -262,6 +261,15 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
                 arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2},
                 zorder=2.5,
             )
+
+
+def _fit(text: str) -> str:
+    """Return a text truncated in the middle, as names of variants differ at their ends."""
+    length = len(text)
+    while width_of(text, _LABEL) > _LONGEST:
+        length -= 1
+        text = truncate_middle(text, length)
+    return text
 
 
 def _locate(axes: Any, x: float, y: float) -> tuple[float, float]:

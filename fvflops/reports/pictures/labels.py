@@ -63,8 +63,8 @@ def place_labels(
 
     >>> page, offsets = Frame(0, 0, 4, 3), ((0.1, 0), (-0.1, 0))
     >>> [frame and round(frame.left, 2) for frame in place_labels(
-    ...     [(1, 1), (1.2, 1), (1.1, 1)], [(0.5, 0.1)] * 3, page=page, occupied=(), offsets=offsets)]
-    [1.1, 0.6, None]
+    ...     [(1, 1), (1.1, 1), (1.2, 1)], [(0.5, 0.1)] * 3, page=page, occupied=(), offsets=offsets)]
+    [1.1, 0.5, None]
     """
     placed: dict[int, Label] = {}
     chooser = _Chooser(page, occupied, cost)

@@ -23,7 +23,9 @@ def label_logarithmic(
     decades = math.log10(last / first)
     between = (1,) if decades > _FEW_DECADES else (1, 2, 5)
     limit = "auto" if ticks is None or len(between) > 1 else ticks
-    scale.set_major_locator(LogLocator(subs=between, numticks=limit) if decades > 1 else MaxNLocator(_TICKS, integer=integer))
+    scale.set_major_locator(
+        LogLocator(subs=between, numticks=limit) if decades > 1 else MaxNLocator(_TICKS, integer=integer)
+    )
     scale.set_major_formatter(FuncFormatter(lambda value, _: _write(value, form, integer)))
     scale.set_minor_formatter(NullFormatter())
 
