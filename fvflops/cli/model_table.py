@@ -19,7 +19,7 @@ from fvflops.reports.pictures.picture import kind_of
 from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.sweep.joined import Join, join, read_joined
 from fvflops.sweep.model_count import COSTS, ModelCount
-from fvflops.sweep.pareto import check_axis, draw_pareto
+from fvflops.sweep.pareto import check_axis, draw_pareto, has_points
 from fvflops.sweep.table import check_columns, model_report, model_table
 from fvflops.units import format_quantity
 from fvflops.views.ranking import check_sort
@@ -94,14 +94,7 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     kind = None if arguments.plot is None else kind_of(arguments.plot)
     shown = {*(COSTS if columns is None else columns), *(axes or ()), arguments.sort and _read_key(arguments.sort)}
     counts = _count(names, arguments, table, peak_memory=_MEMORY in shown)
-    notes: list[str] = []
-    if axes is not None and kind is not None:
-        titles = {"flops": f"FLOPs ({table.multiply_add} per multiply-add)", "bytes": "Memory traffic"}
-        picture, front = draw_pareto(
-            model_table(counts, joined), x=axes[0], y=axes[1], kind=kind, higher=higher, titles=titles
-        )
-        paths.write_bytes(arguments.plot, picture)
-        notes.append(f"Pareto front of {axes[0]} and {axes[1]}: {', '.join(map(plain_name, front))}.")
+    notes = [] if axes is None or kind is None else [_plot(counts, joined, axes, higher, kind, table, arguments.plot)]
     document = model_report(
         counts,
         table,
@@ -114,6 +107,9 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     )
     format = "markdown" if arguments.format == _PAPER else arguments.format
     write(write_document(document, format, width=find_width(sys.stdout)), arguments.output)
+    if axes is not None and not has_points(model_table(counts, joined), *axes):
+        print(f"fvflops: error: {arguments.plot} is not written: {_describe_empty(axes)}", file=sys.stderr)
+        return max(_report_failures(counts, joined), 1)
     return _report_failures(counts, joined)
 
 
@@ -194,6 +190,29 @@ def _count(
     finally:
         progress.clear()
     return counts
+
+
+def _plot(
+    counts: Sequence[ModelCount],
+    joined: Join | None,
+    axes: tuple[str, str],
+    higher: Sequence[str],
+    kind: str,
+    table: FormulaTable,
+    path: str,
+) -> str:
+    """Write the plot of two columns, if any model has both, and return a sentence on it."""
+    models = model_table(counts, joined)
+    if not has_points(models, *axes):
+        return f"No plot: {_describe_empty(axes)}."
+    titles = {"flops": f"FLOPs ({table.multiply_add} per multiply-add)", "bytes": "Memory traffic"}
+    picture, front = draw_pareto(models, x=axes[0], y=axes[1], kind=kind, higher=higher, titles=titles)
+    paths.write_bytes(path, picture)
+    return f"Pareto front of {axes[0]} and {axes[1]}: {', '.join(map(plain_name, front))}."
+
+
+def _describe_empty(axes: tuple[str, str]) -> str:
+    return f"no model has both {axes[0]} and {axes[1]}"
 
 
 def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:

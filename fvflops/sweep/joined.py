@@ -169,7 +169,7 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
 
     A row has a model's name if the parts of one, between colons and slashes, are the last parts of the other:
     `resnet50` is `timm:resnet50`, but `zoo:resnet50` is not. Case does not matter, nor whether words are separated by
-    `-` or `_`; a tag (`resnet50.a1_in1k`) does if both have one. A row with the same tag is preferred, then the one with
+    `-` or `_`; a tag (`resnet50.a1_in1k`) does if both have one. A row with the same tag is preferred, then one with
     more parts. A name for which several rows remain has none, nor have several models that share a row.
 
     >>> file = parse_csv("name,top1\\nresnet50,80.4\\nVIT-B-16,81.07\\nalexnet,56.5\\n", "accuracy.csv")

@@ -78,7 +78,7 @@ def draw_pareto(
     higher: Collection[str] = (),
     titles: dict[str, str] | None = None,
 ) -> tuple[bytes, list[str]]:
-    """Return a picture of one point a row, 3.4 inches wide, and the names of the rows on the Pareto front.
+    """Return a picture of one point a row, 3.4 inches wide, and the names of the Pareto front in the order of `x`.
 
     The first column of the table has the names; `x` and `y` are the keys of two others with numbers, of which less is
     better unless they are in `higher`. A row without one of the values has no point. `titles` are those of the axes
@@ -90,7 +90,7 @@ def draw_pareto(
     lower = (x not in higher, y not in higher)
     points = _find_points(table, x, y, lower)
     if not points:
-        raise ValueError(f"--plot: no model has both {x} and {y}")
+        raise ValueError(f"a plot needs points: no model has both {x} and {y}")
     figure = make_figure(WIDTH, HEIGHT, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)
     axes = figure.add_subplot()
@@ -103,7 +103,13 @@ def draw_pareto(
     figure.draw_without_rendering()  # the layout sets the size of the axes, which the labels need
     figure.set_layout_engine("none")
     _draw_labels(axes, points, lower)
-    return encode(figure, kind), [point.name for point in points if point.on_front]
+    return encode(figure, kind), [point.name for point in _list_front(points)]
+
+
+def has_points(table: Table, x: str, y: str) -> bool:
+    """Return whether a row has values in both columns."""
+    keys = [column.key for column in table.columns]
+    return any(row[keys.index(x)] is not None and row[keys.index(y)] is not None for row in table.rows)
 
 
 def check_axis(table: Table, key: str) -> Column:
@@ -127,6 +133,11 @@ def _find_points(table: Table, x: str, y: str, lower: tuple[bool, bool]) -> list
         _Point(str(name), label, first, second, index in front)
         for index, (label, (name, first, second)) in enumerate(zip(labels, rows, strict=True))
     ]
+
+
+def _list_front(points: Sequence[_Point]) -> list[_Point]:
+    """Return the points of the front in the order of their first coordinate."""
+    return sorted((point for point in points if point.on_front), key=lambda point: point.x)
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
@@ -159,7 +170,7 @@ def _tick_form(column: Column) -> Callable[[float], str]:
 
 
 def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
-    front = sorted((point for point in points if point.on_front), key=lambda point: point.x)
+    front = _list_front(points)
     axes.plot(*_steps(front, lower), color=_LINE, linewidth=0.9, zorder=2, solid_joinstyle="miter")
     for on_front, colour, edge, order in ((False, "white", "#7a7a7a", 3), (True, _FRONT, "white", 4)):
         shown = [point for point in points if point.on_front is on_front]
@@ -224,7 +235,7 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
     )
     texts = [_fit(plain(point.label)) for point in labelled]
     at = {point: _locate(axes, point.x, point.y) for point in points}
-    front = sorted((point for point in points if point.on_front), key=lambda point: point.x)
+    front = _list_front(points)
     corners = [_locate(axes, *corner) for corner in zip(*_steps(front, lower), strict=True)]
     segments = [(*first, *second) for first, second in pairwise(corners)]
     positions = [at[point] for point in labelled]

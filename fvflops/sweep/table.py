@@ -138,15 +138,15 @@ def _in_paper_units(table: Table) -> Table:
 
 
 def _paper_column(column: Column, values: Sequence[Any]) -> Column:
-    """Return a column in one unit, the largest of which most values have a tenth or more.
+    """Return a column in one unit, the largest that is no larger than most values.
 
-    >>> _paper_column(COLUMNS[1], [8_030_261_248, 124_439_808, None]).heading
+    >>> _paper_column(COLUMNS[1], [8_030_261_248, 1_235_814_400, 494_032_768, None]).heading
     'Params (B)'
     """
     heading, power = _PAPER[column.key]
     known = [value for value in values if value]
     if known:
-        fitting = [unit for unit in _UNITS if 2 * sum(value >= 10 ** (unit - 1) for value in known) >= len(known)]
+        fitting = [unit for unit in _UNITS if 2 * sum(value >= 10**unit for value in known) >= len(known)]
         power = max(fitting, default=min(_UNITS))
     unit = _UNITS[power][0 if column.key == "parameters" else 1] + ("B" if column.key in _BYTES else "")
     return replace(column, heading=f"{heading} ({unit})", form=_paper_form(power))
