@@ -161,7 +161,10 @@ class _NumberForm:
     def __call__(self, value: float) -> str:
         if abs(value) >= _LARGEST:
             return format_short(value)
-        return f"{value:.{min(self.decimals, _DECIMALS)}f}"
+        decimals = min(self.decimals, _DECIMALS)
+        # A tick of a plot may have more digits than the cells.
+        is_exact = math.isclose(value, round(value, decimals), rel_tol=1e-9, abs_tol=10.0 ** -(_DECIMALS + 1))
+        return f"{value:.{decimals}f}" if is_exact else f"{value:.{_DECIMALS}g}"
 
 
 def join(file: JoinedFile, models: Sequence[str]) -> Join:

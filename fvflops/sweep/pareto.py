@@ -161,7 +161,7 @@ def _set_scales(axes: Any, points: Sequence[_Point], columns: Sequence[Column]) 
         else:
             margin = 0.1 * (most - least) or abs(most) * 0.1 or 1
             set_limits(least - margin, most + margin)
-            label_linear(scale, _tick_form(column), ticks=_TICKS)
+            label_linear(scale, _tick_form(column))
 
 
 def _tick_form(column: Column) -> Callable[[float], str]:
@@ -252,15 +252,20 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
     for point, text, (x, y), frame in zip(labelled, texts, positions, frames, strict=True):
         if frame is None:
             continue
+        # The nearest end is exact: what a renderer draws is a little wider or narrower than measured.
+        side, end = ("left", frame.left) if frame.left > x else ("right", frame.right)
+        if frame.left <= x <= frame.right:
+            side, end = "center", (frame.left + frame.right) / 2
         axes.annotate(
             escape(text),
             (point.x, point.y),
-            ((frame.left - x) * 72, (frame.bottom - y) * 72 + 0.8),
+            ((end - x) * 72, (frame.bottom - y) * 72 + 0.8),
+            ha=side,
             textcoords="offset points",
             fontsize=_LABEL,
             color=ink if point.on_front else colours.colour("quiet"),
             annotation_clip=False,
-            zorder=6,
+            zorder=2.8,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
         )
         if leader := _lead(Label((x, y), frame)):

@@ -28,11 +28,11 @@ def label_logarithmic(
     scale.set_minor_formatter(NullFormatter())
 
 
-def label_linear(scale: Any, form: Callable[[float], str], *, ticks: int = _TICKS) -> None:
-    """Label a linear scale with `form` of each value, at no more than about `ticks` values."""
+def label_linear(scale: Any, form: Callable[[float], str]) -> None:
+    """Label a linear scale with `form` of each value."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    scale.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
+    scale.set_major_locator(MaxNLocator(_TICKS + 1, steps=[1, 2, 5, 10]))
     scale.set_major_formatter(FuncFormatter(lambda value, _: form(_clean(value))))
 
 
