@@ -16,6 +16,7 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.names import plain_name, printable
 from fvflops.reports.pictures.picture import kind_of
+from fvflops.sources.input_specs import parse_input
 from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.sweep.joined import Join, join, read_joined
 from fvflops.sweep.model_count import COSTS, ModelCount
@@ -173,6 +174,8 @@ def _count(
     names: Sequence[str], arguments: argparse.Namespace, table: FormulaTable, *, peak_memory: bool
 ) -> list[ModelCount]:
     options = model_options(arguments, device=arguments.device)
+    for text in options.inputs:
+        parse_input(text)
     settings = CountSettings(
         table=table,
         execution=arguments.execution,
