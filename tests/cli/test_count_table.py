@@ -77,7 +77,7 @@ def rows_of(capsys, *argv, code=0):
 
 
 def test_rows_are_the_counts_of_the_models_alone(capsys, models):
-    names = (*ZOO, "zoo:resnet50", f"{models}:linear", f"{models}:routed", f"{models}:empty")
+    names = (*ZOO, f"{models}:linear", f"{models}:routed", f"{models}:empty")
     rows = rows_of(capsys, *names)
     assert list(rows) == list(names)
     for name, row in rows.items():
@@ -90,7 +90,7 @@ def test_rows_are_the_counts_of_the_models_alone(capsys, models):
         (call,) = [row for row in csv.DictReader(io.StringIO(out)) if row["module"] == ""]
         assert code == 0 and (row["bytes"], row["macs"]) == (call["bytes"], call["macs"])
     # A model whose control flow needs values has them.
-    assert rows[f"{models}:routed"]["execution"] == "real" and rows["zoo:resnet50"]["device"] == "meta"
+    assert rows[f"{models}:routed"]["execution"] == "real" and rows["zoo:lenet5"]["device"] == "meta"
 
 
 def test_options_hold_for_each_model(capsys):
@@ -139,9 +139,7 @@ def test_each_format_names_the_rows_as_the_user_did(capsys, models, tmp_path, fo
     else:
         lines = {"latex": r"zoo:llama\_tiny & ", "html": "<td class=text>zoo:llama_tiny</td>"}
         assert lines.get(format, "| zoo:llama_tiny | ") in out.replace('"', "")
-        assert "not counted" in out.lower() and "fvflops_table::scan ×1" in out.replace(
-            "fvflops\\_table", "fvflops_table"
-        )
+        assert "not counted" in out.lower() and "::scan ×1" in out
         assert ("Params (" in out) == (format in ("latex", "paper"))
 
 
@@ -301,10 +299,7 @@ def test_latex_compiles(capsys, tmp_path):
     )
     assert code == 1 and r"timm:efficientnet\_b0 & 5.29 & " in out
     document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{chr(10)}{out}\end{{document}}"
-    # pdflatex has no – of its own.
-    (tmp_path / "table.tex").write_text(
-        document.replace(r"\begin{document}", r"\usepackage[utf8]{inputenc}\begin{document}")
-    )
+    (tmp_path / "table.tex").write_text(document)
     done = subprocess.run(["pdflatex", "-halt-on-error", "table.tex"], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout.decode(errors="replace")[-800:]
 
