@@ -23,6 +23,7 @@ _MANY = 25  # points: with more, those of the front alone have labels
 _TICKS = 5
 _DECADE = 10.0  # a scale on which values span more is logarithmic
 _LONGEST = 1.5  # inches of a label
+_CLOSE = 0.08  # inches between a label and a point to which it seems to belong
 _RADIUS = 0.032  # inches around a point in which there is no label
 _LEADER = 0.12  # inches from which a line leads from a label to its point
 # Blue and orange of Okabe and Ito's palette, which colour-blind people can tell apart; the others are grey.
@@ -178,7 +179,7 @@ def _draw_points(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
             [point.x for point in shown],
             [point.y for point in shown],
             "o",
-            markersize=4.2 if on_front else 3.6,
+            markersize=4.2 if on_front else 3.6 if len(points) <= 10 * _MANY else 2.2,
             markerfacecolor=colour,
             markeredgecolor=edge,
             markeredgewidth=0.5 if on_front else 0.8,
@@ -227,9 +228,11 @@ def _draw_legend(figure: Any, axes: Any, points: Sequence[_Point]) -> None:
 
 def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) -> None:
     """Label the front, and the other points unless there are many, where there is room."""
+    import numpy as np
+
     dpi = axes.figure.dpi
     extent = axes.get_window_extent()
-    page = Frame(extent.x0 / dpi, extent.y0 / dpi, axes.figure.bbox.x1 / dpi, extent.y1 / dpi + 0.05)
+    page = Frame(extent.x0 / dpi, extent.y0 / dpi, axes.figure.bbox.x1 / dpi - 0.04, extent.y1 / dpi + 0.05)
     labelled = sorted(
         (point for point in points if point.on_front or len(points) <= _MANY), key=lambda point: not point.on_front
     )
@@ -239,6 +242,7 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
     corners = [_locate(axes, *corner) for corner in zip(*_steps(front, lower), strict=True)]
     segments = [(*first, *second) for first, second in pairwise(corners)]
     positions = [at[point] for point in labelled]
+    places = np.array([at[point] for point in points])
     frames = place_labels(
         positions,
         [(width_of(text, _LABEL), _LABEL / 72) for text in texts],
@@ -246,7 +250,7 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
         occupied=[around(place, _RADIUS) for place in at.values()],
         offsets=_OFFSETS,
         near=_NEAR,
-        cost=lambda label, others: _judge(label, others, segments, list(at.values())),
+        cost=lambda label, others: _judge(label, others, segments, places),
     )
     ink = colours.colour("ink")
     for point, text, (x, y), frame in zip(labelled, texts, positions, frames, strict=True):
@@ -298,18 +302,23 @@ def _judge(
     label: Label,
     others: Sequence[Label],
     segments: Sequence[tuple[float, float, float, float]],
-    points: Sequence[tuple[float, float]],
+    points: Any,
 ) -> float:
-    """Return how bad a place is: far from its point, on the front's line or a leader, or led to past what is there."""
+    """Return how bad a place is: far from its point or close to others, on a line, or led to past what is there."""
     leader = _lead(label)
     leaders = [line for line in map(_lead, others) if line is not None]
     crossed = sum(label.frame.overlaps(_bounds(segment)) for segment in segments)
     passed = sum(_crosses(line, label.frame) for line in leaders)
+    neighbours = points[(points != label.point).any(axis=1)]
+    close = int((_distances(neighbours, label.frame) < _CLOSE).sum())
     if leader is not None:
-        passed += sum(_distance(point, *leader) < _RADIUS for point in points if point != label.point)
+        hidden = int((_distances_to_line(neighbours, leader) < _RADIUS).sum())
+        if hidden and len(points) > _MANY:  # a leader among many points is not seen
+            return math.inf
+        passed += hidden
         passed += sum(_crosses(leader, other.frame) for other in others)
         passed += sum(_intersect(leader, line) for line in leaders)
-    return math.dist(_nearest(label.frame, *label.point), label.point) + 0.25 * crossed + 0.5 * passed
+    return math.dist(_nearest(label.frame, *label.point), label.point) + 0.05 * close + 0.25 * crossed + 0.5 * passed
 
 
 def _lead(label: Label) -> _Line | None:
@@ -346,9 +355,17 @@ def _nearest(frame: Frame, x: float, y: float) -> tuple[float, float]:
     return min(max(x, frame.left), frame.right), min(max(y, frame.bottom), frame.top)
 
 
-def _distance(point: tuple[float, float], start: tuple[float, float], end: tuple[float, float]) -> float:
-    """Return the distance of a point from a line between two others."""
-    along = (end[0] - start[0], end[1] - start[1])
-    share = ((point[0] - start[0]) * along[0] + (point[1] - start[1]) * along[1]) / (along[0] ** 2 + along[1] ** 2)
-    share = min(max(share, 0.0), 1.0)
-    return math.dist(point, (start[0] + share * along[0], start[1] + share * along[1]))
+def _distances(points: Any, frame: Frame) -> Any:
+    """Return the distances of points, an array of (x, y), from a rectangle."""
+    import numpy as np
+
+    return np.hypot(*(points - np.clip(points, frame[:2], frame[2:])).T)
+
+
+def _distances_to_line(points: Any, line: _Line) -> Any:
+    """Return the distances of points, an array of (x, y), from a line between two others."""
+    import numpy as np
+
+    start, along = np.array(line[0]), np.subtract(line[1], line[0])
+    shares = np.clip((points - start) @ along / (along @ along), 0.0, 1.0)
+    return np.hypot(*(points - start - shares[:, None] * along).T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -58,8 +59,9 @@ def place_labels(
     All lengths are in inches. `sizes` are the (width, height) of the labels. An offset (right, up) is from the point to
     the nearest end of the label, or to its middle if `right` is 0, and to the middle of its height. Of the free
     rectangles within `page` the one with the least `cost`, given the other labels, is chosen; of equal ones the first.
-    Offsets in `near` are tried for all points before `offsets` for those that remain; with a cost, labels then move
-    while that lowers it.
+    Offsets in `near` are tried for all points before `offsets` for those that remain. With a cost, labels beyond the
+    left or right end of the page are moved into it, and all move while that lowers the cost; an infinite one forbids a
+    place.
 
     >>> page, offsets = Frame(0, 0, 4, 3), ((0.1, 0), (-0.1, 0))
     >>> [frame and round(frame.left, 2) for frame in place_labels(
@@ -101,15 +103,22 @@ class _Chooser(NamedTuple):
         for right, up in offsets:
             side = (right > 0) - (right < 0)
             left, bottom = point[0] + right - size[0] * (1 - side) / 2, point[1] + up - size[1] / 2
+            if self.cost is not None:
+                left = self._shift(left, size[0])
             label = Label(point, Frame(left, bottom, left + size[0], bottom + size[1]))
             padded = _pad(label.frame)
             if padded.is_within(self.page) and not any(map(padded.overlaps, taken)):
                 if self.cost is None:
                     return label
                 value = self.cost(label, others)
-                if best is None or value < best[0]:
+                if value < (math.inf if best is None else best[0]):
                     best = value, label
         return None if best is None else best[1]
+
+    def _shift(self, left: float, width: float) -> float:
+        """Return the left end of a label moved into the page, if it is not wider than that."""
+        first, last = self.page.left + 1.1 * PADDING[0], self.page.right - 1.1 * PADDING[0] - width
+        return min(max(left, first), last) if first <= last else left
 
 
 def _pad(frame: Frame) -> Frame:
