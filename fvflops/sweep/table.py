@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fvflops.counting.metrics import METRICS
-from fvflops.formulas import FormulaTable
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value
 from fvflops.reports.names import plain_name
 from fvflops.sweep.joined import Join
@@ -85,7 +85,7 @@ def model_table(counts: Sequence[ModelCount], join: Join | None = None) -> Table
 
 def model_report(
     counts: Sequence[ModelCount],
-    table: FormulaTable,
+    table: str | FormulaTable = "default",
     *,
     columns: Sequence[str] | None = None,
     join: Join | None = None,
@@ -97,8 +97,9 @@ def model_report(
     """Return the table of models, by default with parameters, FLOPs, activations, bytes, memory and joined columns.
 
     Below it are the models that could not be counted with their errors, unsupported ops, the convention, the inputs,
-    names that `join` did not match, and `notes`. `sort` is the key of any column, FLOPs if only `top` is given. With
-    `paper`, counts are in the units of papers, which the headings name. An unknown column raises ValueError.
+    names that `join` did not match, and `notes`. `table` is the convention of the counts. `sort` is the key of any
+    column, FLOPs if only `top` is given. With `paper`, counts are in the units of papers, which the headings name. An
+    unknown column raises ValueError.
     """
     ranked = model_table(counts, join).ranked(sort="flops" if top and sort is None else sort, top=top)
     shown = _select(ranked, columns, join)
@@ -109,7 +110,7 @@ def model_report(
     unsupported = [f"{plain_name(count.model)}: {count.unsupported}" for count in counts if count.unsupported]
     if unsupported:
         parts.append(Items("Unsupported, so not counted:", unsupported))
-    parts.append(Items("", [*_describe(counts, table), *(join.notes if join else ()), *notes]))
+    parts.append(Items("", [*_describe(counts, resolve_table(table)), *(join.notes if join else ()), *notes]))
     return Document("models", parts=parts)
 
 
