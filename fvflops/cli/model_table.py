@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fvflops.reports.names import plain_name, printable
 from fvflops.reports.pictures.picture import kind_of
 from fvflops.sources.input_specs import parse_input
 from fvflops.sweep.count_model import CountSettings, count_model
-from fvflops.sweep.joined import Join, join, read_joined
+from fvflops.sweep.joined import Join, join, list_names, read_joined
 from fvflops.sweep.model_count import COSTS, ModelCount
 from fvflops.sweep.pareto import check_axis, draw_pareto, has_points
 from fvflops.sweep.table import check_columns, model_report, model_table
@@ -185,6 +186,10 @@ def _count(
     )
     progress = Progress(noun="model")
     counts = []
+    # What is logged of a model is in its row and below the table.
+    logger = logging.getLogger("fvflops")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         for name in names:
             count = count_model(name, options, settings)
@@ -192,6 +197,7 @@ def _count(
             progress.show(len(counts), len(names))
     finally:
         progress.clear()
+        logger.setLevel(level)
     return counts
 
 
@@ -229,8 +235,8 @@ def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:
 def _report_failures(counts: Sequence[ModelCount], joined: Join | None) -> int:
     """Write a line on models that were not counted, and one on those without a row; return the exit code."""
     if joined is not None and joined.missing:
-        listed = ", ".join(map(plain_name, joined.missing))
-        print(f"fvflops: warning: no row of {printable(joined.file.path)} for {listed}", file=sys.stderr)
+        path = printable(joined.file.path)
+        print(f"fvflops: warning: no row of {path} for {list_names(joined.missing)}", file=sys.stderr)
     failed = [count for count in counts if count.error]
     if not failed:
         return 0

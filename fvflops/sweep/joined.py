@@ -200,24 +200,25 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
     unused = [name for name in unused if not any(name in names for names in several.values())]
     notes = []
     for model, names in several.items():
-        notes.append(f"{file.path} has several rows for {plain_name(model)}: {_list_names(names)}.")
+        notes.append(f"{file.path} has several rows for {plain_name(model)}: {list_names(names)}.")
     for number, names in shared.items():
         if len(names) > 1:
             row = plain_name(file.rows[number][0])
-            notes.append(f"{file.path}: the row {row} is that of {_list_names(names)}: write their full names.")
+            notes.append(f"{file.path}: the row {row} is that of {list_names(names)}: write their full names.")
     without = [model for model in missing if model not in found and model not in several]
     if without:
-        notes.append(f"{file.path} has no row for {_list_names(without)}.")
+        notes.append(f"{file.path} has no row for {list_names(without)}.")
     if unused:
         verb = "has" if len(unused) == 1 else "have"
-        notes.append(f"{format_quantity(len(unused), 'row')} of {file.path} {verb} no model: {_list_names(unused)}.")
+        notes.append(f"{format_quantity(len(unused), 'row')} of {file.path} {verb} no model: {list_names(unused)}.")
     return Join(file, cells, missing, tuple(notes))
 
 
 _SHOWN = 5
 
 
-def _list_names(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
+    """Return the first names for a sentence, and how many there are besides."""
     shown = [plain_name(name) for name in names[:_SHOWN]]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest:,} more" if rest else "")

@@ -10,7 +10,7 @@ from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value
 from fvflops.reports.names import plain_name
-from fvflops.sweep.joined import Join
+from fvflops.sweep.joined import Join, list_names
 from fvflops.sweep.model_count import COLUMNS, COSTS, ModelCount
 from fvflops.text import suggest
 from fvflops.units import format_in, format_quantity
@@ -167,6 +167,9 @@ def _describe(counts: Sequence[ModelCount], table: FormulaTable) -> list[str]:
             inputs.setdefault(count.inputs, []).append(plain_name(count.model))
     if inputs:
         sentences.append(f"Inputs: {_list_inputs(inputs)}.")
+    real = [count.model for count in counts if count.execution == "real"]
+    if real:
+        sentences.append(f"Counted in real execution: {list_names(real)}.")
     built = [f"{plain_name(count.model)} ({count.built})" for count in counts if count.built]
     return [*sentences, *([f"Counted another model instead: {', '.join(built)}."] if built else [])]
 

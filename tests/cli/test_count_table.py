@@ -89,7 +89,9 @@ def test_rows_are_the_counts_of_the_models_alone(capsys, models):
         code, out, _ = run(capsys, "count", name, "--by", "call", "--depth", "0", "--format", "csv")
         (call,) = [row for row in csv.DictReader(io.StringIO(out)) if row["module"] == ""]
         assert code == 0 and (row["bytes"], row["macs"]) == (call["bytes"], call["macs"])
-    # A model whose control flow needs values has them.
+    # A model whose control flow needs values has them, and the table says so.
+    _, out, err = run(capsys, "count", *names[:2], f"{models}:routed", "--format", "markdown")
+    assert err == "" and f"Counted in real execution: {models}:routed." in out
     assert rows[f"{models}:routed"]["execution"] == "real" and rows["zoo:lenet5"]["device"] == "meta"
 
 

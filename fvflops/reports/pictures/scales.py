@@ -22,7 +22,7 @@ def label_logarithmic(
     first, last = scale.get_view_interval()
     decades = math.log10(last / first)
     between = (1,) if decades > _FEW_DECADES else (1, 2, 5)
-    powers = LogLocator(subs=between, numticks="auto" if ticks is None or len(between) > 1 else ticks)
+    powers = LogLocator(subs=between, numticks=ticks if len(between) == 1 else None)
     scale.set_major_locator(powers if decades > 1 else MaxNLocator(_TICKS, integer=integer))
     scale.set_major_formatter(FuncFormatter(lambda value, _: _write(value, form, integer)))
     scale.set_minor_formatter(NullFormatter())
