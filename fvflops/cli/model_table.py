@@ -21,7 +21,7 @@ from fvflops.sources.input_specs import parse_input
 from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.sweep.joined import Join, join, list_names, read_joined
 from fvflops.sweep.model_count import COSTS, ModelCount
-from fvflops.sweep.pareto import check_axis, draw_pareto, has_points
+from fvflops.sweep.pareto_plot import check_axis, draw_pareto, has_points
 from fvflops.sweep.table import check_columns, model_report, model_table
 from fvflops.units import format_quantity
 from fvflops.views.ranking import check_sort

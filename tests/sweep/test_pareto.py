@@ -8,8 +8,9 @@ import pytest
 pytest.importorskip("matplotlib", reason="matplotlib, of the extra `plot`, is not installed")
 
 from fvflops.reports.document import Table, number_column, text_column
-from fvflops.sweep import pareto
-from fvflops.sweep.pareto import draw_pareto, pareto_front
+from fvflops.sweep import pareto_plot
+from fvflops.sweep.pareto import pareto_front
+from fvflops.sweep.pareto_plot import draw_pareto
 from fvflops.units import format_parameters
 
 
@@ -77,8 +78,8 @@ NETS = [
 def drawn(monkeypatch):
     """Collect the figures that are drawn, and return (figure, picture, front)."""
     figures = []
-    encode = pareto.encode
-    monkeypatch.setattr(pareto, "encode", lambda figure, kind: figures.append(figure) or encode(figure, kind))
+    encode = pareto_plot.encode
+    monkeypatch.setattr(pareto_plot, "encode", lambda figure, kind: figures.append(figure) or encode(figure, kind))
 
     def draw(rows, kind="svg", **options):
         picture, front = draw_pareto(make_table(rows), kind=kind, **{"x": "flops", "y": "top1", **options})
