@@ -21,6 +21,7 @@ from fvflops.text import suggest
 # One column of a paper, in inches; points of a font.
 WIDTH, HEIGHT = 3.4, 2.75
 _TEXT, _LABEL = 7.0, 6.0
+_FEW = 10  # points: with more, a label whose leader would pass others is left out
 _MANY = 25  # points: with more, those of the front alone have labels
 _TICKS = 5
 _DECADE = 10.0  # a scale on which values span more is logarithmic
@@ -225,7 +226,7 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
         occupied=[around(place, RADIUS) for place in at.values()],
         offsets=_OFFSETS,
         near=_NEAR,
-        cost=LabelCost(list(at.values()), list(pairwise(corners)), clear=len(points) > _MANY),
+        cost=LabelCost(list(at.values()), list(pairwise(corners)), clear=len(points) > _FEW),
     )
     ink = colours.colour("ink")
     for point, text, (x, y), frame in zip(labelled, texts, positions, frames, strict=True):

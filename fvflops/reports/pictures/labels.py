@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 PADDING = (0.03, 0.025)  # inches around a label, horizontal and vertical
 _ROUNDS = 4  # in which labels move
+_ORDERS, _MANY = 8, 80  # other orders that are tried, and the most labels that all of them place
+_MISSING = 2.0  # cost of a missing label
 
 Point = tuple[float, float]
 
@@ -61,28 +64,48 @@ def place_labels(
     rectangles within `page` the one with the least `cost`, given the other labels, is chosen; of equal ones the first.
     Offsets in `near` are tried for all points before `offsets` for those that remain. With a cost, labels beyond the
     left or right end of the page are moved into it, and all move while that lowers the cost; an infinite one forbids a
-    place.
+    place. Of a few orders in which points choose, the one with the least total cost is taken.
 
     >>> page, offsets = Frame(0, 0, 4, 3), ((0.1, 0), (-0.1, 0))
     >>> [frame and round(frame.left, 2) for frame in place_labels(
     ...     [(1, 1), (1.1, 1), (1.2, 1)], [(0.5, 0.1)] * 3, page=page, occupied=(), offsets=offsets)]
     [1.1, 0.5, None]
     """
-    placed: dict[int, Label] = {}
     chooser = _Chooser(page, occupied, cost)
+    orders = [list(range(len(points)))]
+    if cost is not None:
+        chance = random.Random(0)
+        orders += [chance.sample(orders[0], len(points)) for _ in range(min(_ORDERS, _MANY // max(len(points), 1)))]
+    arrangements = [_arrange(order, points, sizes, chooser, offsets, near) for order in orders]
+    best = min(arrangements, key=lambda placed: chooser.judge(placed, len(points)))
+    return [best[index].frame if index in best else None for index in range(len(points))]
+
+
+def _arrange(
+    order: Sequence[int],
+    points: Sequence[Point],
+    sizes: Sequence[tuple[float, float]],
+    chooser: _Chooser,
+    offsets: Sequence[tuple[float, float]],
+    near: Sequence[tuple[float, float]],
+) -> dict[int, Label]:
+    """Return labels by the index of their points, which choose in an order."""
+    placed: dict[int, Label] = {}
     for tried in (near, offsets) if near else (offsets,):
-        for index, (point, size) in enumerate(zip(points, sizes, strict=True)):
-            if index not in placed and (label := chooser.choose(point, size, tried, list(placed.values()))):
+        for index in order:
+            if index not in placed and (
+                label := chooser.choose(points[index], sizes[index], tried, list(placed.values()))
+            ):
                 placed[index] = label
-    for _ in range(_ROUNDS if cost is not None else 0):
+    for _ in range(_ROUNDS if chooser.cost is not None else 0):
         before = dict(placed)
-        for index, (point, size) in enumerate(zip(points, sizes, strict=True)):
+        for index in order:
             others = [label for other, label in placed.items() if other != index]
-            if label := chooser.choose(point, size, offsets, others):
+            if label := chooser.choose(points[index], sizes[index], offsets, others):
                 placed[index] = label
         if placed == before:
             break
-    return [placed[index].frame if index in placed else None for index in range(len(points))]
+    return placed
 
 
 class _Chooser(NamedTuple):
@@ -114,6 +137,16 @@ class _Chooser(NamedTuple):
                 if value < (math.inf if best is None else best[0]):
                     best = value, label
         return None if best is None else best[1]
+
+    def judge(self, placed: Mapping[int, Label], count: int) -> float:
+        """Return the cost of an arrangement, with that of labels that are missing among so many."""
+        if self.cost is None:
+            return 0.0
+        missing = _MISSING * (count - len(placed))
+        return missing + sum(
+            self.cost(label, [other for key, other in placed.items() if key != index])
+            for index, label in placed.items()
+        )
 
     def _shift(self, left: float, width: float) -> float:
         """Return the left end of a label moved into the page, if it is not wider than that."""

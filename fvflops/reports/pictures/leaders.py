@@ -31,8 +31,8 @@ def leader_of(label: Label) -> Line | None:
 class LabelCost:
     """The cost of a place of a label, for `place_labels`: how far it is from its point, and what is in between.
 
-    `points` are all points of a plot and `lines` what is drawn between them, in inches. With `clear` a leader that
-    passes another point is forbidden, as among many points it is not seen.
+    `points` are all points of a plot and `lines` what is drawn between them, in inches. With `clear` no leader may
+    pass a label, another leader or a point that is not its own: among many points it would not be seen.
     """
 
     def __init__(self, points: Sequence[Point], lines: Sequence[Line], *, clear: bool = False) -> None:
@@ -49,11 +49,11 @@ class LabelCost:
         neighbours = self._points[(self._points != label.point).any(axis=1)]
         passed = sum(_crosses(line, label.frame) for line in leaders)
         if leader is not None:
-            hidden = int((_distances_to_line(neighbours, leader) < RADIUS).sum())
-            if hidden and self._clear:
-                return math.inf
-            passed += hidden + sum(_crosses(leader, other.frame) for other in others)
+            passed += int((_distances_to_line(neighbours, leader) < RADIUS).sum())
+            passed += sum(_crosses(leader, other.frame) for other in others)
             passed += sum(_intersect(leader, line) for line in leaders)
+        if passed and self._clear:
+            return math.inf
         crossed = sum(_crosses(line, label.frame) for line in self._lines)
         close = int((_distances(neighbours, label.frame) < _CLOSE).sum())
         distance = math.dist(_nearest(label.frame, label.point), label.point)
@@ -61,9 +61,12 @@ class LabelCost:
 
 
 def _crosses(line: Line, frame: Frame) -> bool:
-    """Return whether a line passes through a rectangle or ends in it."""
+    """Return whether a line passes through a rectangle or begins in it."""
     left, bottom, right, top = frame
-    if any(left < x < right and bottom < y < top for x, y in line):
+    (x1, y1), (x2, y2) = line
+    if max(x1, x2) < left or min(x1, x2) > right or max(y1, y2) < bottom or min(y1, y2) > top:
+        return False
+    if left < x1 < right and bottom < y1 < top:
         return True
     corners = [(left, bottom), (right, bottom), (right, top), (left, top), (left, bottom)]
     return any(_intersect(line, side) for side in pairwise(corners))
