@@ -46,7 +46,11 @@ _ALIASES = {"memory": _MEMORY}
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a table of models."""
-    group = parser.add_argument_group("several models")
+    group = parser.add_argument_group(
+        "several models",
+        "Several MODELs give a table with a row for each; 'timm:resnet*', 'hf:models/*' and @FILE, with a name a line, "
+        "stand for several.",
+    )
     group.add_argument(
         "--columns",
         metavar="A,B,...",
@@ -62,8 +66,12 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plot", metavar="PATH", help="also plot the models and their Pareto front, .svg or .png; needs matplotlib"
     )
-    group.add_argument("--x", metavar="COLUMN", help="default: flops against a joined column, else parameters")
-    group.add_argument("--y", metavar="COLUMN", help="default: the first joined column of numbers, else flops")
+    group.add_argument(
+        "--x", metavar="COLUMN", help="horizontal axis; default: flops below a joined column, else parameters"
+    )
+    group.add_argument(
+        "--y", metavar="COLUMN", help="vertical axis; default: the first joined column of numbers, else flops"
+    )
     group.add_argument(
         "--lower",
         action="append",

@@ -1,6 +1,9 @@
 """Labels of a plot: none overlaps another or what is there, and each is where an offset put it."""
 
+import math
 import random
+
+import pytest
 
 from fvflops.reports.pictures.labels import PADDING, Frame, Label, around, place_labels
 
@@ -66,3 +69,26 @@ def test_a_cost_may_depend_on_the_other_labels():
         [(1.0, 1.0), (3.0, 1.0)], [(0.5, 0.1)] * 2, page=PAGE, occupied=(), offsets=SIDES, cost=avoid_height
     )
     assert len({round(frame.bottom, 2) for frame in frames if frame}) == 2
+
+
+def test_the_cost_of_a_label_is_what_is_between_it_and_its_point():
+    pytest.importorskip("numpy", reason="numpy, which matplotlib brings, is not installed")
+    from fvflops.reports.pictures.leaders import LabelCost, leader_of
+
+    label = Label((1.0, 1.0), Frame(1.5, 0.95, 2.0, 1.05))
+    assert leader_of(label) == ((1.0, 1.0), (1.5, 1.0))
+    own, passed, beside = (1.0, 1.0), (1.25, 1.0), (1.7, 1.1)
+    line = ((1.7, 0.5), (1.7, 1.5))
+
+    def cost(points, lines=(), others=(), **options):
+        return round(LabelCost([own, *points], lines, **options)(label, others), 3)
+
+    assert cost([]) == 0.5  # the distance
+    assert cost([(1.25, 2.0)]) == 0.5
+    assert cost([passed]) == 1.0 and cost([beside]) == 0.55 and cost([], [line]) == 0.75
+    across = Label((1.2, 0.5), Frame(1.1, 1.4, 1.3, 1.5))  # its leader crosses that of the label
+    assert cost([], others=[across]) == 1.0
+    on_leader = Label((1.3, 1.0), Frame(1.2, 0.95, 1.4, 1.05))
+    assert cost([], others=[on_leader]) == 1.0
+    assert cost([passed], clear=True) == cost([], others=[across], clear=True) == math.inf
+    assert cost([beside], [line], clear=True) == 0.8
