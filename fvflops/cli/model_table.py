@@ -192,7 +192,7 @@ def _count(
         train=arguments.train,
         peak_memory=peak_memory,
     )
-    progress = Progress(noun="model")
+    progress = Progress()
     counts = []
     # What is logged of a model is in its row and below the table.
     logger = logging.getLogger("fvflops")
@@ -200,9 +200,9 @@ def _count(
     logger.setLevel(logging.ERROR)
     try:
         for name in names:
+            progress.show(len(counts), len(names), noun="model", note=f": {plain_name(name)}")
             count = count_model(name, options, settings)
             counts.append(_fail_unsupported(count, table) if arguments.strict else count)
-            progress.show(len(counts), len(names))
     finally:
         progress.clear()
         logger.setLevel(level)
