@@ -37,6 +37,7 @@ _OF_ONE = {
     "speedscope": None,
     "flamegraph": None,
     "weight": None,
+    "save_trace": None,
 }
 _OF_TABLE = ("columns", "join", "plot", "x", "y")
 _MEMORY = "peak_memory"
@@ -130,8 +131,9 @@ def _check_options(arguments: argparse.Namespace) -> None:
             f"--format {arguments.format} is of one model: for several use {', '.join((*FORMATS, _PAPER))}"
         )
     for option, default in _OF_ONE.items():
-        if getattr(arguments, option) != default:
-            raise ValueError(f"--{option} is of one model: omit it in a table of models (several, --columns or --plot)")
+        if getattr(arguments, option, default) != default:
+            name = option.replace("_", "-")
+            raise ValueError(f"--{name} is of one model: omit it in a table of models (several, --columns or --plot)")
     for option in ("x", "y"):
         if getattr(arguments, option) is not None and arguments.plot is None:
             raise ValueError(f"--{option} is an axis of a plot: add --plot models.svg")
@@ -193,7 +195,7 @@ def _count(
         peak_memory=peak_memory,
     )
     progress = Progress()
-    counts = []
+    counts: list[ModelCount] = []
     # What is logged of a model is in its row and below the table.
     logger = logging.getLogger("fvflops")
     level = logger.level
