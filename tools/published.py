@@ -15,7 +15,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from fvflops import ActivationCountAnalysis, FlopCountAnalysis, load_table  # noqa: E402
-from fvflops.trace import Status  # noqa: E402
+from fvflops import ModelCount, count_many  # noqa: E402
 from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
 LEAST = 0.97
@@ -51,28 +52,22 @@ def read_published(path: Path) -> list[Published]:
     return [Published(model, size, tuple(pairs)) for (model, size), pairs in figures.items()]
 
 
-def build(name: str, size: int) -> torch.nn.Module:
-    """Build a timm model on the meta device for a square image."""
+def build(name: str, size: int, fused: bool) -> tuple[torch.nn.Module, torch.Tensor]:
+    """Build a timm model for a square image, with fused attention or without, and the image."""
     import timm
+    from timm.layers import set_fused_attn
 
-    with torch.device("meta"):
-        default: Any = timm.create_model(name, pretrained=False)
-        if default.pretrained_cfg["input_size"][-1] == size:
-            return default
-        try:
-            return timm.create_model(name, pretrained=False, img_size=size)
-        except TypeError:  # a convolutional network takes images of any size
-            return default
+    set_fused_attn(fused)
+    model: Any = timm.create_model(name, pretrained=False)
+    if model.pretrained_cfg["input_size"][-1] != size:
+        with suppress(TypeError):  # a convolutional network takes images of any size
+            model = timm.create_model(name, pretrained=False, img_size=size)
+    return model, torch.empty(1, 3, size, size)
 
 
-def measure(model: torch.nn.Module, size: int, table_name: str) -> tuple[float, float, list[str]]:
-    """Return GMACs and MActivations to the two digits that are published, and the ops with no row."""
-    table = load_table(table_name)
-    flops = FlopCountAnalysis(model.eval(), torch.empty(1, 3, size, size, device="meta"), table=table, warn=False)
-    total = flops.total()
-    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table, warn=False)
-    unknown = sorted(flops.counts().ledger()[Status.UNSUPPORTED])
-    return round(total / 1e9, 2), round(activations.total() / 1e6, 2), unknown
+def round_as_published(row: ModelCount) -> tuple[float, float]:
+    """Return GMACs and MActivations to the two digits that are published."""
+    return round((row.flops or 0) / 1e9, 2), round((row.activations or 0) / 1e6, 2)
 
 
 def matches(measured: tuple[float, float], figures: tuple[tuple[float, float], ...]) -> bool:
@@ -80,12 +75,10 @@ def matches(measured: tuple[float, float], figures: tuple[tuple[float, float], .
     return any(abs(measured[0] - gmacs) < 0.001 and abs(measured[1] - macts) < 0.001 for gmacs, macts in figures)
 
 
-def explain(case: Published, measured: tuple[float, float], unknown: list[str]) -> str:
+def explain(case: Published, row: ModelCount) -> str:
     """Return the cause of a miss, as far as the figures tell it."""
     known = KNOWN_CAUSES.get(case.model)
-    if known:
-        return known
-    return f"unknown ops: {', '.join(unknown)}" if unknown else "cause not found"
+    return known or (f"unsupported ops: {row.unsupported}" if row.unsupported else "cause not found")
 
 
 # Looked into one by one: model → why today's count differs from the published one.
@@ -99,31 +92,29 @@ KNOWN_CAUSES = {
 def run(cases: list[Published]) -> Iterator[tuple[str, int, int]]:
     """Yield (table, models that match, models that this timm builds), printing each miss and each op without a row."""
     import timm
-    from timm.layers import set_fused_attn
 
     for table, fused in CASES:
-        set_fused_attn(fused)
-        matched = built = 0
-        without_row: set[str] = set()
+        known = [case for case in cases if timm.is_model(case.model)]
         for case in cases:
-            if not timm.is_model(case.model):
+            if case not in known:
                 print(f"{table:8} {case.model}@{case.size}: this timm has no such model")
+        candidates = [(case.model, partial(build, case.model, case.size, fused)) for case in known]
+        matched = 0
+        without_row: set[str] = set()
+        for case, row in zip(known, count_many(candidates, table=table), strict=True):
+            if row.error:
+                print(f"{table:8} {case.model}@{case.size}: RAISED {row.error}")
                 continue
-            built += 1
-            try:
-                gmacs, macts, unknown = measure(build(case.model, case.size), case.size, table)
-            except Exception as error:  # one model that cannot be run must not hide the others
-                print(f"{table:8} {case.model}@{case.size}: RAISED {type(error).__name__}: {str(error)[:200]}")
-                continue
-            without_row.update(unknown)
-            if matches((gmacs, macts), case.figures):
+            without_row.update(item.partition(" ×")[0] for item in row.unsupported.split("; ") if item)
+            measured = round_as_published(row)
+            if matches(measured, case.figures):
                 matched += 1
                 continue
             published = " or ".join(f"{pair[0]}/{pair[1]}" for pair in case.figures)
-            why = explain(case, (gmacs, macts), unknown)
-            print(f"{table:8} {case.model}@{case.size}: counted {gmacs}/{macts}, published {published}: {why}")
+            counted = f"counted {measured[0]}/{measured[1]}, published {published}"
+            print(f"{table:8} {case.model}@{case.size}: {counted}: {explain(case, row)}")
         print(f"{table:8} ops without a row: {', '.join(sorted(without_row)) or 'none'}")
-        yield table, matched, built
+        yield table, matched, len(known)
 
 
 def main() -> int:

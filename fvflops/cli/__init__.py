@@ -31,6 +31,7 @@ COMMANDS = {
     "peak": "measure the peaks of this machine's device, for utilisations and rooflines",
     "profile": "measure a model's time and memory, with its counts",
     "annotate": "add a model's FLOPs, bytes and modules to chrome traces that torch.profiler wrote earlier",
+    "sweep": "count many models into a file, in worker processes with limits of time and memory",
     "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
 }
 

@@ -15,7 +15,7 @@ _OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "h
 # The path of `--output` for standard output.
 STANDARD = "-"
 # Arguments that may be the path of an input file, or FILE:NAME.
-_INPUTS = ("model", "other", "budget", "table", "config", "config_b", "peaks", "device", "shard")
+_INPUTS = ("model", "other", "budget", "table", "config", "config_b", "peaks", "device", "shard", "join")
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
@@ -56,7 +56,8 @@ def check_file(option: str, path: str) -> None:
 
 
 def _find_inputs(arguments: argparse.Namespace) -> set[str]:
-    texts = [text for option in _INPUTS if (text := getattr(arguments, option, None)) is not None]
+    values = [value for option in _INPUTS if (value := getattr(arguments, option, None)) is not None]
+    texts = [text for value in values for text in ([value] if isinstance(value, str) else value)]
     # A value without a file extension is a name, such as a table's.
     return {_resolve(file) for text in texts for file in (text, text.rpartition(":")[0]) if os.path.splitext(file)[1]}
 

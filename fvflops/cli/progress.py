@@ -1,4 +1,4 @@
-"""A progress bar on standard error for long profiles."""
+"""A progress bar on standard error for long profiles and sweeps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
+
+from fvflops.cli.terminal import find_width
 
 _WIDTH = 30
 _MIN_SECONDS = 2.0  # shorter work shows no bar
@@ -15,7 +17,7 @@ class Progress:
     """Progress bar on one line of a terminal, for work that takes longer than two seconds.
 
     >>> class Terminal(list):
-    ...     isatty, write, flush = lambda self: True, list.append, lambda self: None
+    ...     isatty, write, flush, fileno = lambda self: True, list.append, lambda self: None, lambda self: -1
     >>> terminal, seconds = Terminal(), iter([0.0, 1.0, 2.0])
     >>> bar = Progress(terminal, clock=lambda: next(seconds))
     >>> bar.show(1, 4)
@@ -32,15 +34,19 @@ class Progress:
         self._start = clock()
         self._drawn = False
 
-    def show(self, done: int, total: int) -> None:
-        """Draw the bar at `done` of `total` runs."""
+    def show(self, done: int, total: int, *, noun: str = "run", note: str = "") -> None:
+        """Draw the bar at `done` of `total` runs, or of what `noun` says, followed by a note.
+
+        A line that is longer than the terminal is truncated.
+        """
         elapsed = self._clock() - self._start
-        if elapsed * total / done < _MIN_SECONDS or not self._stream.isatty():
+        if (elapsed * total / done if done else elapsed) < _MIN_SECONDS or not self._stream.isatty():
             return
         filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
-        remaining = elapsed * (total - done) / done
-        self._stream.write(f"\r[{bar}] run {done} of {total}, about {remaining:.0f} s more\x1b[K")
+        remaining = f", about {elapsed * (total - done) / done:.0f} s more" if done else ""
+        line = f"[{bar}] {noun} {done:,} of {total:,}{remaining}{note}"
+        self._stream.write(f"\r{line[: find_width(self._stream) - 1]}\x1b[K")
         self._stream.flush()
         self._drawn = True
 

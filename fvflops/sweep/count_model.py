@@ -28,6 +28,7 @@ from fvflops.sources.load import SOURCES, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.sources.model_errors import describe_module, explain_error
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
+from fvflops.sources.shrunken import shrink_model
 from fvflops.sweep.model_count import ModelCount
 from fvflops.text import printable
 from fvflops.trace import Status
@@ -35,11 +36,13 @@ from fvflops.units import format_bytes
 
 _MAX_ERROR = 300  # characters
 _META = "meta"
+_SMALLER = "smaller"
 # Beginnings of the names of ops outside the dispatcher.
-_UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
+UNSEEN = ("unseen::", "prim::PythonOp.", "triton::")
 
-# In the message of an allocation that failed.
-_MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory")
+_EXCESS = "its weights take"
+# In the message of an allocation that failed, or was not tried.
+_MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory", "not enough memory", _EXCESS)
 # Source → distribution, where they have different names.
 _DISTRIBUTIONS = {"hf": "transformers", "open_clip": "open_clip_torch"}
 
@@ -63,7 +66,7 @@ class CountSettings:
     memory: int | None = None
 
 
-DEFAULT_SETTINGS = CountSettings()
+DEFAULT_SETTINGS: CountSettings = CountSettings()
 
 
 def count_model(
@@ -72,7 +75,8 @@ def count_model(
     """Return the row of a model that a MODEL argument names, such as `timm:resnet50`; it never raises for a model.
 
     Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is
-    built with random weights. An unknown table raises as in `load_table`.
+    built with random weights. Of transformers' default configurations that do not fit into memory a smaller one is
+    counted, and the row's `built` says which. An unknown table raises as in `load_table`.
 
     >>> row = count_model("zoo:lenet5")
     >>> row.model, row.parameters, row.flops, row.peak_memory, row.error
@@ -85,62 +89,89 @@ def count_model(
 
 def count_built(name: str, build: Build, options: SourceOptions, settings: CountSettings) -> ModelCount:
     """Return the row of the model that `build` returns for options; `name` names the row."""
-    table = resolve_table(settings.table)
     begun = time.perf_counter()
-    row = ModelCount(name, table=table.name, options=describe_options(options, settings), versions=find_versions(name))
-    attempts = _Attempts(row, replace(settings, table=table))
-    row = attempts.run(build, options)
+    row = _Attempts(start_row(name, options, settings), settings).run(name, build, options)
     return replace(row, seconds=round(time.perf_counter() - begun, 3))
 
 
+def start_row(name: str, options: SourceOptions, settings: CountSettings) -> ModelCount:
+    """Return the row of a model before it is built."""
+    return ModelCount(
+        name,
+        options=describe_options(options, settings),
+        table=resolve_table(settings.table).name,
+        versions=find_versions(name),
+    )
+
+
 class _Attempts:
-    """Attempts at counting one model: on the meta device, then with random weights."""
+    """Attempts at counting one model: on the meta device, with random weights, and a smaller one."""
 
     def __init__(self, row: ModelCount, settings: CountSettings) -> None:
         self._row = row
         self._settings = settings
         self._weights: int | None = None  # bytes
-        self._errors: dict[str, list[str]] = {}  # error → devices
+        self._errors: dict[str, list[str]] = {}  # error → attempts
 
-    def run(self, build: Build, options: SourceOptions) -> ModelCount:
+    def run(self, name: str, build: Build, options: SourceOptions) -> ModelCount:
         """Return the row of the first attempt that succeeds, or one with the errors of all."""
         if options.device is not None:
-            devices: tuple[str | None, ...] = (options.device,)
+            devices: tuple[str, ...] = (options.device,)
         else:
-            devices = (None,) if self._settings.execution == "real" else (_META, None)
+            default = str(torch.get_default_device())  # some sources build on the meta device unless told otherwise
+            devices = (default,) if self._settings.execution == "real" else (_META, default)
+        if options.device is None and _META not in devices:
+            self._weights = _weigh_without_building(build, options)
         for device in devices:
             if device != _META and (excess := self._describe_excess()):
                 self._errors[excess] = [_name_device(device)]
-                continue
-            row, error = self._try(build, replace(options, device=device))
-            if error is None:
-                return row
-            self._errors.setdefault(describe_error(error), []).append(_name_device(device))
-            if isinstance(error, ImportError):
-                break
+            elif self._try(build, replace(options, device=device), _name_device(device)):
+                return self._row
+        if self._lacks_memory() and self._try_smaller(name, build, options):
+            return self._row
         text = self._join_errors(len(devices))
-        failure = "out of memory" if any(word in text for word in _MEMORY_WORDS) else "error"
-        return replace(self._row, failure=failure, error=text)
+        return replace(self._row, failure="out of memory" if self._lacks_memory() else "error", error=text)
 
-    def _try(self, build: Build, options: SourceOptions) -> tuple[ModelCount, BaseException | None]:
+    def _lacks_memory(self) -> bool:
+        return any(word in error for error in self._errors for word in _MEMORY_WORDS)
+
+    def _try(self, build: Build, options: SourceOptions, attempt: str) -> bool:
+        """Build and count the model, and return whether that succeeded."""
         loaded = None
         try:
             with _fixed_seed():
                 loaded = build(options)
                 self._weights = _weigh(loaded.model)
                 self._row = _describe_model(self._row, loaded.model)
-                return _count(self._row, loaded, self._settings), None
+                self._row = _count(self._row, loaded, self._settings)
         except (Exception, SystemExit) as error:
-            return self._row, error
+            self._errors.setdefault(describe_error(error), []).append(attempt)
+            return False
         finally:
             del loaded
+        return True
+
+    def _try_smaller(self, name: str, build: Build, options: SourceOptions) -> bool:
+        named = self._row
+        try:
+            smaller = shrink_model(name, options)
+        except Exception as error:
+            self._errors.setdefault(describe_error(error), []).append(_SMALLER)
+            return False
+        if smaller is None:
+            return False
+        self._row = replace(named, built=smaller.changes)
+        if self._try(build, smaller.options, _SMALLER):
+            return True
+        self._row = named
+        return False
 
     def _describe_excess(self) -> str:
         """Return that the weights need more memory than there is, or ""."""
-        limit = _machine_memory() if self._settings.memory is None else self._settings.memory
+        limit = machine_memory() if self._settings.memory is None else self._settings.memory
         if self._weights is None or limit is None or self._weights <= limit:
             return ""
-        return f"its weights take {format_bytes(self._weights)}, more than the limit of {format_bytes(limit)}"
+        return f"{_EXCESS} {format_bytes(self._weights)}, more than the limit of {format_bytes(limit)}"
 
     def _join_errors(self, attempts: int) -> str:
         if attempts == 1 or len(self._errors) == 1:
@@ -230,7 +261,7 @@ def _list_unsupported(flops: FlopCountAnalysis) -> str:
         return ""
     places = find_unsupported_locations(flops.trace(), flops.counts())
     return "; ".join(
-        f"{op} ×{calls}" + (f" in {format_locations(places[op])}" if op.startswith(_UNSEEN) else "")
+        f"{op} ×{calls}" + (f" in {format_locations(places[op])}" if op.startswith(UNSEEN) else "")
         for op, calls in sorted(unsupported.items())
     )
 
@@ -249,11 +280,19 @@ def _weigh(model: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
-def _name_device(device: str | None) -> str:
-    return "with weights" if device is None else device
+def _weigh_without_building(build: Build, options: SourceOptions) -> int | None:
+    """Return the bytes of a model's weights, None where it cannot be built on the meta device."""
+    try:
+        return _weigh(build(replace(options, device=_META)).model)
+    except Exception:  # building it with weights raises the same, or succeeds
+        return None
 
 
-def _machine_memory() -> int | None:
+def _name_device(device: str) -> str:
+    return device if device == _META else "with weights"
+
+
+def machine_memory() -> int | None:
     """Return the bytes of memory of this machine, None where the system does not say."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None

@@ -78,7 +78,7 @@ def test_one_file_loads_tools_and_support_needs_none():
 @pytest.mark.parametrize(
     ("path", "source", "wrong"),
     [
-        ("tests/zoo/test_zoo.py", "from sweeping.case import Case", {"sweeping.case.Case"}),
+        ("tests/zoo/test_zoo.py", "from sweeping.timm import build", {"sweeping.timm.build"}),
         ("tests/zoo/test_zoo.py", "def f():\n    import tools.golden", {"tools.golden"}),
         ("tests/zoo/test_zoo.py", "from . import other", {"..other"}),
         ("tests/zoo/test_zoo.py", "from tests.support.tools import load_tool", set()),

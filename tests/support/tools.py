@@ -10,7 +10,7 @@ from tests.support.checkout import TOOLS
 
 
 def load_tool(name: str) -> ModuleType:
-    """Run a program ("sweep.py") as a new module, or import a module of a package there ("sweeping.case")."""
+    """Run a program ("sweep.py") as a new module, or import a module of a package there ("sweeping.timm")."""
     path = sys.path[:]
     sys.path.insert(0, str(TOOLS))
     try:

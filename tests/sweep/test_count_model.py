@@ -14,6 +14,7 @@ from fvflops.formulas import load_table
 from fvflops.sources import SourceOptions, load_model
 from fvflops.sweep import COLUMNS, CountSettings, ModelCount, count_many, count_model
 from tests.support.models.unseen_work import KINDS, Net
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 
 class NeedsValues(nn.Module):
@@ -57,7 +58,16 @@ def test_weights_beyond_the_limit_are_not_built():
     row = count_model("tests.sweep.test_count_model:make_needs_values", options, settings)
     assert row.error.startswith("meta: Linear") or row.error.startswith("meta: ")
     assert row.error.endswith(" | with weights: its weights take 144 B, more than the limit of 100 B")
-    assert (row.flops, row.device, row.parameters) == (None, "meta", None)
+    assert (row.flops, row.device, row.failure) == (None, "meta", "out of memory")
+
+
+def test_a_default_configuration_that_does_not_fit_is_counted_smaller():
+    define_torchvision_schemas()
+    settings = CountSettings(execution="real", memory=200_000_000, peak_memory=False)
+    row = count_model("transformers:GPT2Model", settings=settings)
+    assert (row.error, row.execution, row.built) == ("", "real", "n_layer=2")
+    smaller = count_model("transformers:GPT2Model", SourceOptions(config='{"n_layer": 2}'))
+    assert (row.parameters, row.flops, row.options) == (smaller.parameters, smaller.flops, '{"execution": "real"}')
 
 
 def make_needs_values():

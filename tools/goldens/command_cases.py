@@ -58,6 +58,7 @@ def jobs() -> list[Job]:
         "count/pictures": _count_pictures,
         "count/orders": _count_orders,
         "count/models": _count_models,
+        "count/tables": _count_tables,
         "count/files": _count_files,
         "count/terminal": _count_terminal,
         "formats": _formats,
@@ -161,6 +162,32 @@ def _count_models(commands: Commands) -> None:
         commands.run("count", "nets.py:routed", *ways)
     commands.run("count", *_NET, "--execution", "real", "--by", "op")
     commands.run("count", *_NET, "--execution", "real", "--device", "cpu", "--train", "--format", "json")
+
+
+def _count_tables(commands: Commands) -> None:
+    names = ("zoo:lenet5", "nets.py:with_inputs", "nets.py:unknown", "nets.py:routed", "nets.py:hostile", "zoo:none")
+    with open("accuracy.csv", "w") as file:
+        file.write("model,top-1,note\nlenet5,30.25,a_b & c%\nwith_inputs,7.5,\nother,1,x\n")
+    commands.keep()
+    joined = ("--join", "accuracy.csv")
+    for form in (*_FORMATS, "paper"):
+        commands.run("count", *names, "--format", form)
+        commands.run("count", *names, *joined, "--format", form, "--strict")
+        commands.run(
+            "count",
+            "zoo:l*y",
+            "zoo:lenet*",
+            "--format",
+            form,
+            "--columns",
+            "memory,inputs",
+            "--sort",
+            "macs",
+            "--top",
+            "2",
+        )
+    for options in ((), ("--y", "memory"), joined, (*joined, "--x", "bytes", "--lower", "top-1")):
+        commands.run("count", *names, *options, "--plot", "models.svg")
 
 
 def _count_files(commands: Commands) -> None:

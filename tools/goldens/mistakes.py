@@ -70,6 +70,12 @@ _COUNT: tuple[tuple[str, ...], ...] = (
     ("nets.py:routed", "--assume", "aten::indx=3", "--execution", "shapes"),
     ("nets.py:routed", "--assume", "aten::index=-3", "--execution", "shapes"),
     ("nets.py:unknown", "--strict"),
+    ("zoo:lenet5", "nets.py:net", "--by", "op"),
+    ("zoo:lenet5", "nets.py:net", "--format", "svg", "--output", "x.svg"),
+    ("zoo:lenet5", "nets.py:net", "--columns", "flosp"),
+    ("zoo:lenet5", "nets.py:net", "--plot", "x.pdf"),
+    ("zoo:lenet5", "--join", "none.csv"),
+    ("zoo:x*",),
 )
 _OTHERS: tuple[tuple[str, ...], ...] = (
     (),

@@ -1,1 +1,1 @@
-"""The parts of tools/sweep.py: libraries of models, workers that count them, the CSV of results."""
+"""The parts of tools/sweep.py: the names of libraries' models, and how they are built for real execution."""

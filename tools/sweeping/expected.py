@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sweeping.result import Result
+from fvflops.sweep.count_model import UNSEEN
+from fvflops.sweep.model_count import ModelCount
 
-# library → model → what it computes outside the dispatcher.
-EXPECTED_UNSEEN: dict[str, dict[str, str]] = {
-    "timm": {},
-    "torchvision": {},
-    "transformers": {},
-}
+# MODEL → what it computes outside the dispatcher.
+EXPECTED_UNSEEN: dict[str, str] = {}
 
 
-def find_unexpected(library: str, results: Iterable[Result]) -> list[Result]:
-    """Return the results that report work outside the dispatcher which is not expected of their model."""
-    expected = EXPECTED_UNSEEN.get(library, {})
-    return [result for result in results if result.unseen and result.model not in expected]
+def find_unseen(row: ModelCount) -> str:
+    """Return the work outside the dispatcher of a row.
+
+    >>> find_unseen(ModelCount("m", unsupported="aten::x ×2; unseen::f ×1 in 'scan' at net.py:42"))
+    "unseen::f ×1 in 'scan' at net.py:42"
+    """
+    return "; ".join(item for item in row.unsupported.split("; ") if item.startswith(UNSEEN))
+
+
+def find_unexpected(rows: Iterable[ModelCount]) -> list[ModelCount]:
+    """Return the rows with work outside the dispatcher that is not expected of their model."""
+    return [row for row in rows if find_unseen(row) and row.model not in EXPECTED_UNSEEN]

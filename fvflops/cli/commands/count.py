@@ -1,4 +1,4 @@
-"""`fvflops count`: record a model once, count it and write the report."""
+"""`fvflops count`: record a model once, count it and write the report; of several models a table."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fvflops.cli.arguments import (
     add_save_trace,
 )
 from fvflops.cli.exports import check_exports
+from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import is_standard_output, write, write_report
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
@@ -30,6 +31,7 @@ from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.op_coverage import format_locations
+from fvflops.sources.patterns import expand_names
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
 from fvflops.views.breakdown import read_breakdown
@@ -48,7 +50,7 @@ _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops count`."""
-    add_model(parser)
+    add_model(parser, nargs="+")
     add_run(parser)
     parser.add_argument(
         "--by",
@@ -70,10 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("additional files")
     add_exports(files, weights="flops (default), macs, bytes, memory")
     add_save_trace(files)
+    add_table_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count the model that the arguments name and write the report; return the exit code."""
+    """Count the models that the arguments name and write the report; return the exit code."""
+    names = expand_names(arguments.model)
+    if asks_for_table(arguments, names):
+        return count_models(names, arguments)
+    (arguments.model,) = names
+    return _count_one(arguments)
+
+
+def _count_one(arguments: argparse.Namespace) -> int:
     report = REPORTS[arguments.format]
     _check(arguments, report)
     files = check_exports(arguments)

@@ -13,6 +13,7 @@ from fvflops import paths
 from fvflops.features.roofline.model import Load, Roofline, sum_loads
 from fvflops.features.roofline.report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
+from fvflops.reports.pictures.labels import Frame, around, place_labels
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.units import format_percent, format_quantity, format_seconds, format_short
@@ -24,8 +25,10 @@ _TEXT, _TITLE = 6.5, 9.0
 _LABELS = 16
 _LARGEST = 220.0  # square points of a marker with a share of 100% of the time
 _SMALLEST = 14.0
-# Offsets at which the label of a point is tried, right and up; the first are below the roof.
-_OFFSETS = ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
+# Offsets at which the label of a point is tried, right and up, in inches; the first are below the roof.
+_OFFSETS = tuple(
+    (0.1 * right, 0.11 * up) for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
+)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
 
@@ -198,59 +201,41 @@ def _draw_point(axes: Any, point: Point, total: Load, colour: str) -> None:
     )
 
 
-class _Frame(NamedTuple):
-    """A rectangle on the page, inches."""
-
-    left: float
-    bottom: float
-    right: float
-    top: float
-
-    def overlaps(self, other: _Frame) -> bool:
-        """Return whether two rectangles have a point in common."""
-        horizontal = self.left <= other.right and other.left <= self.right
-        return horizontal and self.bottom <= other.top and other.bottom <= self.top
-
-
 def _label(axes: Any, points: list[Point]) -> None:
     """Label points where there is room, the longest time first."""
     from matplotlib.patheffects import withStroke
 
     dpi = axes.figure.dpi
-    page = axes.get_window_extent()
-    edge = _Frame(page.x0 / dpi, page.y0 / dpi, page.x1 / dpi, page.y1 / dpi)
+    extent = axes.get_window_extent()
+    page = Frame(extent.x0 / dpi, extent.y0 / dpi, extent.x1 / dpi, extent.y1 / dpi)
     positions = [axes.transData.transform((point.load.intensity, _height(point.load))) / dpi for point in points]
-    occupied = [_Frame(x - 0.03, y - 0.03, x + 0.03, y + 0.03) for x, y in positions]
     height = _TEXT / 72
     # Labels of the roofs.
-    occupied += [
-        _Frame(edge.right - 1.15, y, edge.right, y + height + 0.04)
+    roofs = [
+        Frame(page.right - 1.15, y, page.right, y + height + 0.04)
         for line in axes.lines[1:]
         for y in [axes.transData.transform((1, line.get_ydata()[-1]))[1] / dpi]
     ]
-    for point, (x, y) in list(zip(points, positions, strict=True))[:_LABELS]:
-        text = _label_text(point)
-        width = width_of(text, _TEXT)
-        for to_right, up in _OFFSETS:
-            left = x + 0.1 * to_right - width * (1 - to_right) / 2
-            bottom = y + 0.11 * up - height / 2
-            frame = _Frame(left - 0.03, bottom - 0.025, left + width + 0.03, bottom + height + 0.025)
-            inside = edge.left < frame.left and frame.right < edge.right
-            inside = inside and edge.bottom < frame.bottom and frame.top < edge.top
-            if inside and not any(map(frame.overlaps, occupied)):
-                occupied.append(frame)
-                offset = ((left - x) * 72, (bottom - y) * 72)
-                axes.annotate(
-                    escape(text),
-                    (point.load.intensity, _height(point.load)),
-                    offset,
-                    textcoords="offset points",
-                    fontsize=_TEXT,
-                    color=colours.colour("ink"),
-                    zorder=4,
-                    path_effects=[withStroke(linewidth=2, foreground="white")],
-                )
-                break
+    labelled = points[:_LABELS]
+    frames = place_labels(
+        positions[:_LABELS],
+        [(width_of(_label_text(point), _TEXT), height) for point in labelled],
+        page=page,
+        occupied=[*(around(position, 0.03) for position in positions), *roofs],
+        offsets=_OFFSETS,
+    )
+    for point, (x, y), frame in zip(labelled, positions, frames, strict=False):
+        if frame is not None:
+            axes.annotate(
+                escape(_label_text(point)),
+                (point.load.intensity, _height(point.load)),
+                ((frame.left - x) * 72, (frame.bottom - y) * 72),
+                textcoords="offset points",
+                fontsize=_TEXT,
+                color=colours.colour("ink"),
+                zorder=4,
+                path_effects=[withStroke(linewidth=2, foreground="white")],
+            )
 
 
 def _label_text(point: Point) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +10,13 @@ from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.model import Axis, CostExpression, Sizes, format_sizes
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
+from fvflops.reports.pictures.scales import label_logarithmic
 from fvflops.units import format_short
 
 _POINTS = 200  # of a curve
 _WIDTH, _HEIGHT = 5.2, 4.2  # of a panel, in inches
 _MARGIN = 0.1
 _TITLE = 9.0
-_TICKS = 6  # within a power of ten, at most
-_FEW_DECADES = 2  # with as many or fewer, there are ticks between the powers of ten
 
 
 def draw_scaling(costs: Sequence[CostExpression], *, kind: str, title: str) -> bytes:
@@ -52,7 +50,7 @@ def _draw_panel(panel: Any, cost: CostExpression, axis_index: int) -> None:
     panel.plot(*zip(*points, strict=True), "o", markersize=4, color="#ff725c", label="counted")
     panel.set(xscale="log", yscale="log", xlabel=as_text(axis.name), ylabel=METRICS[cost.metric].title)
     for scale in (panel.xaxis, panel.yaxis):
-        _write_ticks(scale)
+        label_logarithmic(scale, format_short, integer=True)
     names = tuple(name for name in cost.names if name != axis.name)
     panel.set_title(as_text(format_sizes(names, fixed)) if names else "", fontsize=8)
     panel.legend(fontsize=8)
@@ -69,23 +67,6 @@ def _wrap(text: str, inches: float) -> list[str]:
         else:
             lines[-1] = longer
     return lines
-
-
-def _write_ticks(scale: Any) -> None:
-    """Label a logarithmic scale in the number format of the tables, such as `2G`."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    first, last = scale.get_view_interval()
-    decades = math.log10(last / first)
-    between = (1,) if decades > _FEW_DECADES else (1, 2, 5)
-    scale.set_major_locator(LogLocator(subs=between) if decades > 1 else MaxNLocator(_TICKS, integer=True))
-    scale.set_major_formatter(FuncFormatter(_write_tick))
-    scale.set_minor_formatter(NullFormatter())
-
-
-def _write_tick(value: float, _: int | None) -> str:
-    rounded = round(value)
-    return format_short(rounded) if math.isclose(value, rounded) else ""
 
 
 def _choose_fixed_sizes(cost: CostExpression, axis_index: int) -> Sizes:

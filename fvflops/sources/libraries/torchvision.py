@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
+from torch import nn
+
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.imports import describe_unknown_model, import_library
 from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
+
+_DETECTION_SIDE = 800  # the shorter side to which a detection model resizes its images
+_FRAMES = 16  # of a clip, unless a model needs more
+_FLOW_SIZE = (368, 768)  # of both images: a crop of Sintel, in which RAFT's published weights were tuned
 
 
 def list_names() -> Sequence[str]:
@@ -31,17 +38,24 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     fixed = {"weights": None, **({"weights_backbone": None} if needs_backbone else {})}
     build_model = partial(models.get_model, name)
     model = call_library(build_model, parse_arguments(options.args), f"torchvision:{name}", fixed=fixed)
-    return BuiltModel(model, _find_inputs(models.get_model_weights(name)))
+    kind = models.get_model_builder(name).__module__.split(".")[2]
+    if kind == "detection":  # a list of images, which may have different sizes
+        return BuiltModel(model, inputs=([torch.rand(3, _DETECTION_SIDE, _DETECTION_SIDE)],))
+    return BuiltModel(model, _find_inputs(kind, models.get_model_weights(name), model))
 
 
-def _find_inputs(weights: Any) -> tuple[InputSpec, ...]:
+def _find_inputs(kind: str, weights: Any, model: nn.Module) -> tuple[InputSpec, ...]:
     """Return the input shapes of a model's pretrained weights, () where torchvision has none."""
+    if kind == "optical_flow":
+        return (InputSpec(None, (1, 3, *_FLOW_SIZE)),) * 2
     if not len(weights):
         return ()
     preset = weights.DEFAULT.transforms()
     size = getattr(preset, "crop_size", None) or getattr(preset, "resize_size", None)
+    if hasattr(model, "image_size"):  # vit_h_14's default weights are for larger images than the model
+        size = (model.image_size,)
     if size is None:
         return ()
     sides = tuple(size) * 2 if len(size) == 1 else tuple(size)
-    frames = weights.DEFAULT.meta.get("min_temporal_size")
+    frames = max(_FRAMES, weights.DEFAULT.meta.get("min_temporal_size", 0)) if kind == "video" else None
     return (InputSpec(None, (1, 3, *((frames,) if frames else ()), *sides[-2:])),)

@@ -1,0 +1,244 @@
+"""`fvflops sweep`: count many models into a file, in worker processes or on a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from fvflops.cli.arguments import add_assume, add_inputs, add_run, model_options, parse_assumptions
+from fvflops.cli.progress import Progress
+from fvflops.formulas import load_table
+from fvflops.sources.patterns import expand_names
+from fvflops.sweep.count_model import CountSettings, machine_memory
+from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
+from fvflops.sweep.model_count import ModelCount
+from fvflops.sweep.ray_pool import RayPool, import_ray
+from fvflops.sweep.results import encode_row
+from fvflops.sweep.sweep import Plan, plan_sweep, run_sweep, summarise
+from fvflops.sweep.task import Executor, Task
+from fvflops.text import printable_short
+from fvflops.units import format_bytes, format_quantity, parse_size
+
+_STDOUT = "-"
+_SHOWN_FAILURES = 10
+_LEAST_MEMORY = 1_000_000_000  # bytes, for torch and a library of models
+_RATE_SECONDS = 1.0  # no rate is shown before
+_SYSTEM_SHARE = 0.8  # of the machine's memory that the workers may allocate together
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fvflops sweep`."""
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="names and patterns: 'timm:resnet*', 'zoo:*', 'hf:models/*' (folders), @names.txt (one a line)",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="a row for each model: .parquet, .csv, .jsonl or .sqlite; a model with a row is not counted again; - is "
+        "standard output, in JSON lines",
+    )
+    add_inputs(parser)
+    add_assume(parser)
+    add_run(parser)
+    parser.add_argument(
+        "--no-peak-memory", action="store_true", help="do not predict peak memory, which takes about half of the time"
+    )
+    parser.add_argument("--again", action="store_true", help="count models again that have a row")
+    parser.add_argument("--retry-failed", action="store_true", help="count models again whose row has an error")
+    workers = parser.add_argument_group("workers")
+    workers.add_argument(
+        "--workers", type=_parse_count, metavar="N", help="worker processes; default: one for each core"
+    )
+    workers.add_argument(
+        "--ray", metavar="ADDRESS", help="a Ray cluster instead of worker processes: auto, or ray://HOST:10001"
+    )
+    workers.add_argument(
+        "--timeout", type=_parse_seconds, default=300.0, metavar="S", help="seconds for a model; default: 300"
+    )
+    workers.add_argument(
+        "--memory",
+        type=_parse_bytes,
+        metavar="SIZE",
+        help="bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the workers, "
+        "and no limit on a cluster",
+    )
+    workers.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module that each worker imports first, such as one that registers ops; may be repeated",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Count the models and return the exit code: 1 if one failed."""
+    names = expand_names(arguments.models)
+    options = model_options(arguments, device=arguments.device)
+    load_table(arguments.table)
+    if arguments.ray is not None and arguments.workers is not None:
+        raise ValueError(f"--workers {arguments.workers}: a cluster has one for each of its cores: omit --workers")
+    workers = arguments.workers or _count_cores()
+    memory = arguments.memory or (None if arguments.ray is not None else _share_memory(workers))
+    settings = CountSettings(
+        arguments.table,
+        arguments.execution,
+        parse_assumptions(arguments.assume),
+        arguments.train,
+        peak_memory=not arguments.no_peak_memory,
+        memory=memory,
+    )
+    executor = _make_executor(arguments, workers, memory)
+    if arguments.output == _STDOUT:
+        tasks = [Task(name, None, options, settings) for name in names]
+        return _run_to_stdout(tasks, executor)
+    plan = plan_sweep(
+        names,
+        arguments.output,
+        options,
+        settings,
+        again=arguments.again,
+        retry_failed=arguments.retry_failed,
+    )
+    return _run_to_file(names, plan, executor)
+
+
+def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | None) -> Executor:
+    sys.path.insert(0, os.getcwd())  # of the workers too
+    for name in arguments.imports:
+        _check_import(name)
+    limits = WorkerLimits(arguments.timeout, memory, tuple(arguments.imports))
+    if arguments.ray is not None:
+        import_ray()
+        return RayPool(arguments.ray, limits)
+    import_pebble()
+    return LocalPool(workers, limits)
+
+
+def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
+    failed = False
+    for row in executor.run(tasks):
+        sys.stdout.write(encode_row(row))
+        sys.stdout.flush()
+        failed = failed or bool(row.failure)
+    return int(failed)
+
+
+def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> int:
+    progress = SweepProgress(len(plan.tasks))
+    begun = time.monotonic()
+    rows = {name: plan.rows[name] for name in names if name in plan.rows}
+    counted: list[ModelCount] = []
+    try:
+        for row in run_sweep(plan, executor, progress.show_running):
+            counted.append(row)
+            rows[row.model] = row
+            progress.add(row)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.clear()
+    left = len(plan.tasks) - len(counted)
+    earlier = len(names) - len(plan.tasks)
+    _report(list(rows.values()), earlier, plan.output, time.monotonic() - begun)
+    if left:
+        print(f"Stopped with {format_quantity(left, 'model')} left: the same command goes on.", file=sys.stderr)
+    return int(bool(left) or any(row.failure for row in rows.values()))
+
+
+def _report(rows: Sequence[ModelCount], earlier: int, output: str, seconds: float) -> None:
+    before = f", {earlier:,} of them earlier" if earlier else ""
+    print(f"{summarise(rows)}{before}; {seconds:.0f} s; {output}")
+    failed = [row for row in rows if row.failure]
+    for row in failed[:_SHOWN_FAILURES]:
+        print(f"  {row.model}: {row.failure}: {printable_short(row.error)}", file=sys.stderr)
+    if len(failed) > _SHOWN_FAILURES:
+        print(f"  {len(failed) - _SHOWN_FAILURES:,} more: see the column error of {output}", file=sys.stderr)
+
+
+class SweepProgress:
+    """A bar with the rate, the failures and the models that are being counted."""
+
+    def __init__(self, total: int, bar: Progress | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bar = Progress() if bar is None else bar
+        self._total = total
+        self._done = self._failed = 0
+        self._clock = clock
+        self._begun = clock()
+        self._running: Sequence[str] = ()
+
+    def add(self, row: ModelCount) -> None:
+        """Show that one more model is done."""
+        self._done += 1
+        self._failed += bool(row.failure)
+        self._show()
+
+    def show_running(self, names: Sequence[str]) -> None:
+        """Show which models are being counted."""
+        self._running = names
+        self._show()
+
+    def clear(self) -> None:
+        """Erase the bar."""
+        self._bar.clear()
+
+    def _show(self) -> None:
+        elapsed = self._clock() - self._begun
+        rate = f", {self._done / elapsed:.1f}/s" if self._done and elapsed > _RATE_SECONDS else ""
+        failed = f", {self._failed:,} failed" if self._failed else ""
+        names = f": {', '.join(map(printable_short, self._running))}" if self._running else ""
+        self._bar.show(self._done, self._total, noun="model", note=f"{rate}{failed}{names}")
+
+
+def _check_import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"--import {name}: {error}") from error
+
+
+def _count_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
+
+
+def _share_memory(workers: int) -> int | None:
+    memory = machine_memory()
+    return None if memory is None else int(memory * _SYSTEM_SHARE) // workers
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
+    return int(text)
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0; got {text!r}")
+    return seconds
+
+
+def _parse_bytes(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size < _LEAST_MEMORY:
+        raise argparse.ArgumentTypeError(
+            f"must be at least {format_bytes(_LEAST_MEMORY)}, which torch itself needs; got {text!r}"
+        )
+    return size

@@ -1,0 +1,159 @@
+"""Place the labels of points so that they overlap neither each other nor points."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+PADDING = (0.03, 0.025)  # inches around a label, horizontal and vertical
+_ROUNDS = 4  # in which labels move
+_ORDERS, _MANY = 8, 80  # other orders that are tried, and the most labels that all of them place
+_MISSING = 2.0  # cost of a missing label
+
+Point = tuple[float, float]
+
+
+class Frame(NamedTuple):
+    """A rectangle on the page, in inches."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def overlaps(self, other: Frame) -> bool:
+        """Return whether two rectangles have a point in common."""
+        horizontal = self.left <= other.right and other.left <= self.right
+        return horizontal and self.bottom <= other.top and other.bottom <= self.top
+
+    def is_within(self, page: Frame) -> bool:
+        """Return whether a rectangle is inside another, without touching its edges."""
+        horizontal = page.left < self.left and self.right < page.right
+        return horizontal and page.bottom < self.bottom and self.top < page.top
+
+
+class Label(NamedTuple):
+    """The rectangle of a label and its point."""
+
+    point: Point
+    frame: Frame
+
+
+def around(point: Point, radius: float) -> Frame:
+    """Return the square around a point."""
+    x, y = point
+    return Frame(x - radius, y - radius, x + radius, y + radius)
+
+
+def place_labels(
+    points: Sequence[Point],
+    sizes: Sequence[tuple[float, float]],
+    *,
+    page: Frame,
+    occupied: Sequence[Frame],
+    offsets: Sequence[tuple[float, float]],
+    near: Sequence[tuple[float, float]] = (),
+    cost: Callable[[Label, Sequence[Label]], float] | None = None,
+) -> list[Frame | None]:
+    """Return a free rectangle for the label of each point, None where there is none; the first points choose first.
+
+    All lengths are in inches. `sizes` are the (width, height) of the labels. An offset (right, up) is from the point to
+    the nearest end of the label, or to its middle if `right` is 0, and to the middle of its height. Of the free
+    rectangles within `page` the one with the least `cost`, given the other labels, is chosen; of equal ones the first.
+    Offsets in `near` are tried for all points before `offsets` for those that remain. With a cost, labels beyond the
+    left or right end of the page are moved into it, and all move while that lowers the cost; an infinite one forbids a
+    place. Of a few orders in which points choose, the one with the least total cost is taken.
+
+    >>> page, offsets = Frame(0, 0, 4, 3), ((0.1, 0), (-0.1, 0))
+    >>> [frame and round(frame.left, 2) for frame in place_labels(
+    ...     [(1, 1), (1.1, 1), (1.2, 1)], [(0.5, 0.1)] * 3, page=page, occupied=(), offsets=offsets)]
+    [1.1, 0.5, None]
+    """
+    chooser = _Chooser(page, occupied, cost)
+    orders = [list(range(len(points)))]
+    if cost is not None:
+        chance = random.Random(0)
+        orders += [chance.sample(orders[0], len(points)) for _ in range(min(_ORDERS, _MANY // max(len(points), 1)))]
+    arrangements = [_arrange(order, points, sizes, chooser, offsets, near) for order in orders]
+    best = min(arrangements, key=lambda placed: chooser.judge(placed, len(points)))
+    return [best[index].frame if index in best else None for index in range(len(points))]
+
+
+def _arrange(
+    order: Sequence[int],
+    points: Sequence[Point],
+    sizes: Sequence[tuple[float, float]],
+    chooser: _Chooser,
+    offsets: Sequence[tuple[float, float]],
+    near: Sequence[tuple[float, float]],
+) -> dict[int, Label]:
+    """Return labels by the index of their points, which choose in an order."""
+    placed: dict[int, Label] = {}
+    for tried in (near, offsets) if near else (offsets,):
+        for index in order:
+            if index not in placed and (
+                label := chooser.choose(points[index], sizes[index], tried, list(placed.values()))
+            ):
+                placed[index] = label
+    for _ in range(_ROUNDS if chooser.cost is not None else 0):
+        before = dict(placed)
+        for index in order:
+            others = [label for other, label in placed.items() if other != index]
+            if label := chooser.choose(points[index], sizes[index], offsets, others):
+                placed[index] = label
+        if placed == before:
+            break
+    return placed
+
+
+class _Chooser(NamedTuple):
+    page: Frame
+    occupied: Sequence[Frame]
+    cost: Callable[[Label, Sequence[Label]], float] | None
+
+    def choose(
+        self,
+        point: Point,
+        size: tuple[float, float],
+        offsets: Sequence[tuple[float, float]],
+        others: Sequence[Label],
+    ) -> Label | None:
+        """Return the best label of a point that is free, None if none is."""
+        taken = [*(_pad(label.frame) for label in others), *self.occupied]
+        best: tuple[float, Label] | None = None
+        for right, up in offsets:
+            side = (right > 0) - (right < 0)
+            left, bottom = point[0] + right - size[0] * (1 - side) / 2, point[1] + up - size[1] / 2
+            if self.cost is not None:
+                left = self._shift(left, size[0])
+            label = Label(point, Frame(left, bottom, left + size[0], bottom + size[1]))
+            padded = _pad(label.frame)
+            if padded.is_within(self.page) and not any(map(padded.overlaps, taken)):
+                if self.cost is None:
+                    return label
+                value = self.cost(label, others)
+                if value < (math.inf if best is None else best[0]):
+                    best = value, label
+        return None if best is None else best[1]
+
+    def judge(self, placed: Mapping[int, Label], count: int) -> float:
+        """Return the cost of an arrangement, with that of labels that are missing among so many."""
+        if self.cost is None:
+            return 0.0
+        missing = _MISSING * (count - len(placed))
+        return missing + sum(
+            self.cost(label, [other for key, other in placed.items() if key != index])
+            for index, label in placed.items()
+        )
+
+    def _shift(self, left: float, width: float) -> float:
+        """Return the left end of a label moved into the page, if it is not wider than that."""
+        first, last = self.page.left + 1.1 * PADDING[0], self.page.right - 1.1 * PADDING[0] - width
+        return min(max(left, first), last) if first <= last else left
+
+
+def _pad(frame: Frame) -> Frame:
+    horizontal, vertical = PADDING
+    return Frame(frame.left - horizontal, frame.bottom - vertical, frame.right + horizontal, frame.top + vertical)

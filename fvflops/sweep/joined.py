@@ -1,0 +1,271 @@
+"""Columns of a CSV or Parquet file, such as accuracies, joined to models by name."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fvflops import paths
+from fvflops.reports.document import Column, Value, number_column, text_column
+from fvflops.reports.names import plain_name
+from fvflops.units import format_quantity, format_short
+
+_LARGEST = 1e7  # of a column that is shown with all its digits
+_DECIMALS = 6
+# Cells without a value.
+_MISSING = frozenset(["", "-", "nan", "na", "n/a", "none", "null"])
+_NUMBER = re.compile(r"[+-]?(\d{1,20}(\.\d{0,20})?|\.\d{1,20})(e[+-]?\d{1,3})?%?", re.IGNORECASE)
+_SEPARATOR = re.compile(r"[:/]+")
+# A tag of pretrained weights, as in `resnet50.a1_in1k`, or the suffix of a file.
+_TAG = re.compile(r"\.[a-z]\w*$")
+_KEY = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedFile:
+    """Rows of a file: `columns`, and in `rows` (name, cells) as they stand there; names may occur twice.
+
+    >>> file = parse_csv("model,top1\\nresnet50,80.4\\nvit_b_16,81.07\\n", "accuracy.csv")
+    >>> [column.key for column in file.columns], file.rows
+    (['top1'], (('resnet50', (80.4,)), ('vit_b_16', (81.07,))))
+    >>> file.columns[0].show(80.4)
+    '80.40'
+    """
+
+    path: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, tuple[Value, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The rows of a file by model; `notes` are sentences on names without a match.
+
+    `missing` are the models without a row, or with several.
+    """
+
+    file: JoinedFile
+    cells: Mapping[str, tuple[Value, ...]]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def cells_of(self, model: str) -> tuple[Value, ...]:
+        """Return the cells of a model, all None without a row."""
+        return self.cells.get(model) or (None,) * len(self.file.columns)
+
+
+def read_joined(path: str) -> JoinedFile:
+    """Return the rows of a .csv, .tsv or .parquet file, whose column `model`, or else the first, has the names.
+
+    A column of numbers, with or without %, is one; empty cells and NaN have no value. A file that is missing raises
+    OSError, one without rows or with one column ValueError, and .parquet without pyarrow ValueError.
+    """
+    suffix = path.rpartition(".")[2].lower()
+    if suffix == "parquet":
+        return _read_parquet(path)
+    if suffix not in ("csv", "tsv"):
+        raise ValueError(f"{path}: a table to join must be a .csv, .tsv or .parquet file")
+    try:
+        with paths.open_text(path) as file:
+            text = file.read()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text: save it as CSV UTF-8") from None
+    return parse_csv(text, path, delimiter="\t" if suffix == "tsv" else ",")
+
+
+def parse_csv(text: str, path: str, *, delimiter: str = ",") -> JoinedFile:
+    """Return the rows of CSV text with a header, above which lines may begin with #; errors are as in `read_joined`."""
+    text = text.removeprefix("\ufeff")
+    while text.startswith("#"):
+        text = text.partition("\n")[2]
+    lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter) if any(line)]
+    headings, rows = ([cell.strip() for cell in lines[0]] if lines else []), lines[1:]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(headings):
+            raise ValueError(
+                f"{path}: row {number} has {format_quantity(len(row), 'cell')}, the header {len(headings)}: "
+                f"{plain_name(delimiter.join(row))!r}"
+            )
+    return _make_file(path, headings, [[cell.strip() for cell in row] for row in rows])
+
+
+def _read_parquet(path: str) -> JoinedFile:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError(f"{path} needs pyarrow ({error}): pip install 'fvflops[parquet]'") from error
+    arrow: Any = importlib.import_module("pyarrow")
+    try:
+        table = parquet.read_table(arrow.BufferReader(paths.read_bytes(path)))
+    except arrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}") from None
+    rows = zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)
+    return _make_file(path, table.column_names, [["" if cell is None else str(cell) for cell in row] for row in rows])
+
+
+def _make_file(path: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> JoinedFile:
+    if len(headings) < 2 or not rows:
+        raise ValueError(
+            f"{path} has {format_quantity(len(headings), 'column')} and {format_quantity(len(rows), 'row')}: "
+            "it needs a header, names of models in the first column and values in others"
+        )
+    for heading in headings:
+        if not heading or headings.count(heading) > 1:
+            raise ValueError(f"{path}: the header has {f'two columns {heading!r}' if heading else 'an empty cell'}")
+    lowered = [heading.lower() for heading in headings]
+    key = lowered.index(_KEY) if _KEY in lowered else 0
+    columns, values = [], []
+    for index, cells in enumerate(zip(*rows, strict=True)):
+        if index != key:
+            column, parsed = _read_column(headings[index], cells)
+            columns.append(column)
+            values.append(parsed)
+    names = [row[key] for row in rows]
+    return JoinedFile(path, tuple(columns), tuple(zip(names, zip(*values, strict=True), strict=True)))
+
+
+def _read_column(heading: str, cells: Sequence[str]) -> tuple[Column, list[Value]]:
+    present = [cell for cell in cells if cell.lower() not in _MISSING]
+    if not present or not all(map(_NUMBER.fullmatch, present)):
+        return text_column(heading), [None if cell in ("", "-") else cell for cell in cells]
+    parsed = [_parse_number(cell) if cell.lower() not in _MISSING else None for cell in cells]
+    return number_column(heading, form=_NumberForm(_count_decimals(present))), parsed
+
+
+def _parse_number(text: str) -> Value:
+    number = text.rstrip("%")
+    return int(number) if number.lstrip("+-").isdecimal() else _check_finite(float(number), text)
+
+
+def _check_finite(number: float, text: str) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is too large a number")
+    return number
+
+
+def _count_decimals(cells: Iterable[str]) -> int:
+    """Return the most digits after the point of any cell, as a column has one number format."""
+    return max(len(cell.lower().partition("e")[0].rstrip("%").partition(".")[2]) for cell in cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberForm:
+    decimals: int
+
+    def __call__(self, value: float) -> str:
+        if abs(value) >= _LARGEST:
+            return format_short(value)
+        decimals = min(self.decimals, _DECIMALS)
+        # A tick of a plot may have more digits than the cells.
+        is_exact = math.isclose(value, round(value, decimals), rel_tol=1e-9, abs_tol=10.0 ** -(_DECIMALS + 1))
+        return f"{value:.{decimals}f}" if is_exact else f"{value:.{_DECIMALS}g}"
+
+
+def join(file: JoinedFile, models: Sequence[str]) -> Join:
+    """Return the rows of a file by model.
+
+    A row has a model's name if the parts of one, between colons and slashes, are the last parts of the other:
+    `resnet50` is `timm:resnet50`, but `zoo:resnet50` is not. Case does not matter, nor whether words are separated by
+    `-` or `_`; a tag (`resnet50.a1_in1k`) does if both have one. A row with the same tag is preferred, then one with
+    more parts. A name for which several rows remain has none, nor have several models that share a row.
+
+    >>> file = parse_csv("name,top1\\nresnet50,80.4\\nVIT-B-16,81.07\\nalexnet,56.5\\n", "accuracy.csv")
+    >>> joined = join(file, ["timm:resnet50", "torchvision:vit_b_16", "zoo:gpt2"])
+    >>> joined.cells_of("timm:resnet50"), joined.cells_of("zoo:gpt2"), joined.notes
+    ((80.4,), (None,), ('accuracy.csv has no row for zoo:gpt2.', '1 row of accuracy.csv has no model: alexnet.'))
+    """
+    distinct = list(dict.fromkeys(models))
+    found: dict[str, int] = {}
+    several: dict[str, list[str]] = {}
+    index = _RowIndex(file)
+    for model in distinct:
+        numbers = index.find(model)
+        if len(numbers) == 1:
+            found[model] = numbers[0]
+        elif numbers:
+            several[model] = [file.rows[number][0] for number in numbers]
+    by_row: dict[int, list[str]] = {}
+    for model, number in found.items():
+        by_row.setdefault(number, []).append(model)
+    shared = {number: _prefer_exact(file.rows[number][0], names) for number, names in by_row.items()}
+    cells = {names[0]: file.rows[number][1] for number, names in shared.items() if len(names) == 1}
+    missing = tuple(model for model in distinct if model not in cells)
+    unused = [name for number, (name, _) in enumerate(file.rows) if number not in by_row and name]
+    unused = [name for name in unused if not any(name in names for names in several.values())]
+    notes = []
+    for model, names in several.items():
+        notes.append(f"{file.path} has several rows for {plain_name(model)}: {list_names(names)}.")
+    for number, names in shared.items():
+        if len(names) > 1:
+            row = plain_name(file.rows[number][0])
+            notes.append(f"{file.path}: the row {row} is that of {list_names(names)}: write their full names.")
+    without = [model for model in missing if model not in found and model not in several]
+    if without:
+        notes.append(f"{file.path} has no row for {list_names(without)}.")
+    if unused:
+        verb = "has" if len(unused) == 1 else "have"
+        notes.append(f"{format_quantity(len(unused), 'row')} of {file.path} {verb} no model: {list_names(unused)}.")
+    return Join(file, cells, missing, tuple(notes))
+
+
+_SHOWN = 5
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the first names for a sentence, and how many there are besides."""
+    shown = [plain_name(name) for name in names[:_SHOWN]]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
+
+
+def _prefer_exact(row: str, models: list[str]) -> list[str]:
+    """Return the models of a row; only the one that has its whole name, if there is one."""
+    exact = [model for model in models if _split(model) == _split(row)]
+    return exact or models
+
+
+class _RowIndex:
+    """Rows by the parts of their names."""
+
+    def __init__(self, file: JoinedFile) -> None:
+        self._parts = [_split(name) for name, _ in file.rows]
+        self._by_last: dict[str, list[int]] = {}
+        for number, parts in enumerate(self._parts):
+            if parts:
+                for last in {parts[-1], _TAG.sub("", parts[-1])}:
+                    self._by_last.setdefault(last, []).append(number)
+
+    def find(self, model: str) -> list[int]:
+        """Return the numbers of the rows that fit a name best, [] for none."""
+        parts = _split(model)
+        if not parts:
+            return []
+        last, untagged = parts[-1], _TAG.sub("", parts[-1])
+        for name in dict.fromkeys((last, untagged)):
+            # A tag is ignored if only one of the names has one.
+            candidates = [
+                (self._parts[number][-1] == name, _count_common(parts[:-1], self._parts[number][:-1]), number)
+                for number in self._by_last.get(name, ())
+                if untagged in (last, self._parts[number][-1]) or self._parts[number][-1] == last
+            ]
+            candidates = [candidate for candidate in candidates if candidate[1] is not None]
+            if candidates:
+                best = max(candidate[:2] for candidate in candidates)
+                return [number for *key, number in candidates if tuple(key) == best]
+        return []
+
+
+def _split(name: str) -> tuple[str, ...]:
+    return tuple(part for part in _SEPARATOR.split(name.strip().lower().replace("-", "_")) if part)
+
+
+def _count_common(first: Sequence[str], second: Sequence[str]) -> int | None:
+    """Return how many parts are the last of both, None if one has others than the other."""
+    count = min(len(first), len(second))
+    return count if list(first[len(first) - count :]) == list(second[len(second) - count :]) else None

@@ -1,0 +1,172 @@
+"""Run tasks in worker processes of this machine, each model within a limit of time and memory.
+
+The processes are those of pebble (the extra `sweep`), whose pool stops the worker of one task when its time is up, and
+replaces a worker that died without losing the others' tasks. joblib's loky cannot stop one task, and gives up all that
+are queued when a worker dies; Ray can do both, but takes several seconds and a server of its own to start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from fvflops.sweep.count_model import describe_error, start_row
+from fvflops.sweep.model_count import ModelCount
+from fvflops.sweep.task import OnTick, Task, run_task
+
+_TICK = 1.0  # seconds
+_QUEUED = 2  # tasks for each worker that are handed to the pool ahead of time
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker may use: `timeout` seconds and `memory` bytes for a model; `imports` are modules it imports first.
+
+    A model that takes longer is stopped. Beyond `memory` an allocation raises in the worker; this needs Linux.
+    """
+
+    timeout: float | None = None
+    memory: int | None = None
+    imports: tuple[str, ...] = ()
+
+
+NO_LIMITS = WorkerLimits()
+
+
+class WorkerPool:
+    """Running worker processes, each with one thread; without pebble raise ImportError."""
+
+    def __init__(self, workers: int, limits: WorkerLimits) -> None:
+        self._limits = limits
+        self._pool = import_pebble().ProcessPool(
+            max_workers=workers,
+            initializer=prepare_worker,
+            initargs=(limits, os.getpid()),
+            context=multiprocessing.get_context("spawn"),
+        )
+
+    def schedule(self, task: Task) -> Future[ModelCount]:
+        """Queue a task and return its future."""
+        future: Future[ModelCount] = self._pool.schedule(_run_prepared, args=(task,), timeout=self._limits.timeout)
+        return future
+
+    def read(self, future: Future[ModelCount], task: Task) -> ModelCount:
+        """Return the row of a task when its future is done."""
+        error = future.exception()
+        if error is None:
+            return future.result()
+        row = start_row(task.name, task.options, task.settings)
+        if isinstance(error, TimeoutError):
+            seconds = float(self._limits.timeout or 0)
+            return replace(row, seconds=seconds, failure="timeout", error=f"stopped after {seconds:g} s")
+        if isinstance(error, import_pebble().ProcessExpired):
+            return replace(row, failure="killed", error=describe_exit(error.exitcode))
+        return replace(row, failure="error", error=describe_error(error))
+
+    def stop(self) -> None:
+        """Stop the workers, whatever they do."""
+        self._pool.stop()
+        self._pool.join()
+
+
+class LocalPool:
+    """Runs tasks in `workers` processes of this machine."""
+
+    def __init__(self, workers: int, limits: WorkerLimits = NO_LIMITS) -> None:
+        self._workers = workers
+        self._limits = limits
+
+    def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
+        """Yield the row of each task as it is done; without pebble raise ImportError."""
+        waiting = iter(tasks)
+        pending: dict[Future[ModelCount], Task] = {}
+        done: queue.SimpleQueue[Future[ModelCount]] = queue.SimpleQueue()
+        pool = WorkerPool(self._workers, self._limits)
+        try:
+            while True:
+                for task in islice(waiting, self._workers * _QUEUED - len(pending)):
+                    future = pool.schedule(task)
+                    pending[future] = task
+                    future.add_done_callback(done.put)
+                if not pending:
+                    return
+                on_tick([task.name for future, task in pending.items() if future.running()])
+                try:
+                    future = done.get(timeout=_TICK)
+                except queue.Empty:
+                    continue
+                yield pool.read(future, pending.pop(future))
+        finally:
+            pool.stop()
+
+
+def import_pebble() -> Any:
+    """Return the module pebble; without it raise ImportError that names the extra."""
+    try:
+        return importlib.import_module("pebble")
+    except ImportError:
+        raise ImportError("worker processes need pebble: pip install 'fvflops[sweep]'") from None
+
+
+def describe_exit(code: int) -> str:
+    """Return why a process ended.
+
+    >>> describe_exit(-9), describe_exit(3)
+    ('the worker was killed by SIGKILL (out of memory?)', 'the worker ended with exit code 3')
+    """
+    if code >= 0:
+        return f"the worker ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"the worker was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+_import_errors: list[BaseException] = []
+
+
+def prepare_worker(limits: WorkerLimits, parent: int) -> None:
+    """Prepare this process for counting: silent, with one thread and a limit of memory; it ends when `parent` does."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if limits.memory is not None and sys.platform == "linux":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory, hard))
+    try:
+        for name in limits.imports:
+            importlib.import_module(name)
+    except Exception as error:  # raised for each task: a pool whose workers cannot start has no rows
+        _import_errors.append(error)
+
+
+def _run_prepared(task: Task) -> ModelCount:
+    if _import_errors:
+        raise _import_errors[0]
+    return run_task(task)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended: a killed sweep leaves no workers behind."""
+    while os.getppid() == parent:
+        time.sleep(_TICK)
+    os._exit(1)

@@ -1,0 +1,106 @@
+"""`fvflops sweep`: rows in files and on standard output, progress, and what is refused."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from fvflops.cli import main
+from fvflops.cli.commands.sweep import SweepProgress
+from fvflops.cli.progress import Progress
+from fvflops.sources import SourceOptions
+from fvflops.sweep import CountSettings, ModelCount, count_model
+from fvflops.sweep.results import read_rows, write_rows
+
+
+def test_models_are_counted_with_the_options_of_the_command(tmp_path, capsys):
+    output = tmp_path / "rows.sqlite"
+    arguments = ["sweep", "zoo:lenet5", "--output", str(output), "--workers", "1", "--input", "2,1,28,28"]
+    assert main([*arguments, "--table", "exact", "--train", "--import", "json"]) == 0
+    (row,) = read_rows(str(output)).values()
+    expected = count_model("zoo:lenet5", SourceOptions(("2,1,28,28",)), CountSettings("exact", train=True))
+    assert replace(row, seconds=0) == replace(expected, seconds=0)
+    assert (row.table, row.inputs) == ("exact", "float32[2, 1, 28, 28]")
+    assert json.loads(row.options) == {"inputs": ["2,1,28,28"], "train": True}
+    assert capsys.readouterr().out.startswith("1 model: 1 counted; ")
+    assert main([*arguments, "--table", "exact", "--train"]) == 0
+    assert capsys.readouterr().out.startswith("1 model: 1 counted, 1 of them earlier; ")
+    assert main(arguments) == 2
+    assert (
+        "rows.sqlite has zoo:lenet5 counted with the table exact, not default: add --again" in capsys.readouterr().err
+    )
+
+
+def test_standard_output_has_json_lines(capsys):
+    assert main(["sweep", "zoo:lenet5", "zoo:none", "--output", "-", "--workers", "1"]) == 1
+    rows = {row["model"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["zoo:lenet5"]["flops"] == 416_520
+    assert rows["zoo:none"]["failure"] == "error"
+
+
+def test_failures_of_an_earlier_sweep_are_shown_again(tmp_path, capsys):
+    output = str(tmp_path / "rows.csv")
+    rows = [ModelCount(f"zoo:{number}", table="default", failure="timeout", error="slow") for number in range(12)]
+    write_rows(output, rows)
+    assert main(["sweep", *(row.model for row in rows), "--output", output]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("12 models: 0 counted, 12 failed (12 timeout), 12 of them earlier; ")
+    assert shown.err.splitlines()[0] == "  zoo:0: timeout: slow"
+    assert shown.err.splitlines()[-1] == f"  2 more: see the column error of {output}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["zoo:resmet*", "--output", "r.csv"], "'zoo:resmet*' matches none of the 9 models of zoo"),
+        (["zoo:lenet5", "--output", "r.txt"], "--output r.txt: results are written as .parquet, .csv, .jsonl, .sqlite"),
+        (["zoo:lenet5", "--output", "r.csv", "--memory", "2K"], "--memory: must be at least 1 GB"),
+        (["zoo:lenet5", "--output", "r.csv", "--memory", "much"], "'much' is not a number such as"),
+        (["zoo:lenet5", "--output", "r.csv", "--timeout", "0"], "must be a number of seconds above 0; got '0'"),
+        (["zoo:lenet5", "--output", "r.csv", "--timeout", "nan"], "must be a number of seconds above 0; got 'nan'"),
+        (["zoo:lenet5", "--output", "r.csv", "--workers", "0"], "must be an integer of at least 1; got '0'"),
+        (["zoo:lenet5", "--output", "r.csv", "--import", "no_such"], "--import no_such: No module named 'no_such'"),
+        (["zoo:lenet5", "--output", "r.csv", "--ray", "auto", "--workers", "2"], "--workers 2: a cluster has one for"),
+        (["zoo:lenet5", "--output", "r.csv", "--table", "defualt"], "defualt"),
+        (["zoo:lenet5"], "the following arguments are required: --output"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["sweep", *arguments])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_shows_the_rate_the_failures_and_what_is_running(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    terminal, seconds = Terminal(), [0.0]
+    progress = SweepProgress(4, Progress(terminal, clock=lambda: seconds[0]), clock=lambda: seconds[0])
+    seconds[0] = 4.0
+    progress.show_running(["timm:a", "timm:b"])
+    progress.add(ModelCount("timm:a"))
+    progress.add(ModelCount("timm:b", failure="timeout"))
+    lines = terminal.getvalue().replace("\x1b[K", "").split("\r")
+    assert lines[1] == "[------------------------------] model 0 of 4: timm:a, timm:b"
+    assert lines[2] == "[#######-----------------------] model 1 of 4, about 12 s more, 0.2/s: timm:a, timm:b"
+    assert lines[3] == "[###############---------------] model 2 of 4, about 4 s more, 0.5/s, 1 failed: timm:a, timm:b"
+
+
+def test_progress_is_cut_at_the_width_of_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal, seconds = Terminal(), [0.0]
+    bar = Progress(terminal, clock=lambda: seconds[0])
+    seconds[0] = 9.0
+    bar.show(1, 2, note=": a very long name of a model")
+    assert len(terminal.getvalue().replace("\x1b[K", "").lstrip("\r")) == 39

@@ -1,0 +1,50 @@
+"""A sweep on a Ray cluster of two nodes, one of which is killed while it works: ray_cluster.py OUTPUT NAME...
+
+Prints the model of each row, and that a node is killed.
+It is a program of its own, since Ray reads its settings when it is imported.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+# Ray's nodes and its driver on 127.0.0.1, as on systems without clusters.
+os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0")
+
+from ray.cluster_utils import Cluster
+
+from fvflops.sources import SourceOptions
+from fvflops.sweep import CountSettings
+from fvflops.sweep.local_pool import WorkerLimits
+from fvflops.sweep.ray_pool import RayPool
+from fvflops.sweep.sweep import plan_sweep, run_sweep
+
+NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
+
+
+def main(output, names):
+    """Sweep, and kill the second node when it is building a model."""
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1, memory=4 << 30, **NODE) for _ in range(2)]
+        cluster.wait_for_nodes()
+        settings = CountSettings(peak_memory=False, memory=2 << 30)
+        pool = RayPool(cluster.address, WorkerLimits(timeout=100, memory=2 << 30))
+        for row in run_sweep(plan_sweep(names, output, SourceOptions(), settings), pool):
+            print(row.model, flush=True)
+            raylet = nodes[1].all_processes["raylet"][0].process.pid if len(nodes) == 2 else None
+            if last_event(raylet) == "begin":
+                cluster.remove_node(nodes.pop(), allow_graceful=False)
+                print("killed", flush=True)
+    finally:
+        cluster.shutdown()
+
+
+def last_event(raylet):
+    """Return the last event of a node's models, "" before the first."""
+    events = Path(os.environ["EVENTS"]).read_text().splitlines() if os.path.exists(os.environ["EVENTS"]) else []
+    return next((line.split()[1] for line in reversed(events) if line.startswith(f"{raylet} ")), "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,66 @@
+"""Worker processes: every model has one row, whatever it does to its worker."""
+
+import pytest
+
+from fvflops import count_many
+from fvflops.sweep.local_pool import LocalPool, WorkerLimits
+from fvflops.sweep.task import Task
+from tests.support.models.sweep_candidates import CANDIDATES
+
+
+def test_each_failure_is_a_row_of_its_own(capfd):
+    rows = {row.model: row for row in count_many(CANDIDATES.items(), workers=2, timeout=6, memory=8 << 30)}
+    assert rows.keys() == CANDIDATES.keys()
+    assert {name: row.flops for name, row in rows.items() if row.flops} == {"w1": 8, "w2": 16, "w3": 24, "w4": 32}
+    failures = {name: (row.failure, row.error) for name, row in rows.items() if row.failure}
+    assert failures.pop("hangs") == ("timeout", "stopped after 6 s")
+    assert failures.pop("crashes") == ("killed", "the worker was killed by SIGKILL (out of memory?)")
+    assert failures.pop("leaves") == ("killed", "the worker ended with exit code 3")
+    assert failures.pop("exhausts")[0] == "out of memory"
+    assert failures.pop("raises")[0] == "error"
+    assert not failures
+    assert all(row.table == "default" and row.versions for row in rows.values())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_workers_stop_when_the_caller_does():
+    rows = count_many([("w1", CANDIDATES["w1"]), ("hangs", CANDIDATES["hangs"])], workers=1)
+    assert next(rows).flops == 8
+    rows.close()
+
+
+def test_a_function_that_cannot_be_sent_is_an_error_of_its_row():
+    (row,) = count_many([("local", lambda: None)], workers=1)
+    assert row.failure == "error"
+    assert "pickle" in row.error.lower()
+
+
+def test_a_module_that_cannot_be_imported_is_an_error_of_each_row():
+    pool = LocalPool(1, WorkerLimits(imports=("no_such_module",)))
+    (row,) = pool.run([Task("zoo:lenet5")])
+    assert row.error == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_a_timeout_without_workers_is_refused():
+    with pytest.raises(ValueError, match="timeout=3: a model in this process cannot be stopped: pass workers=1"):
+        count_many([], timeout=3)
+
+
+def test_without_pebble_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pebble", None)
+    with pytest.raises(ImportError, match="worker processes need pebble: pip install 'fvflops\\[sweep\\]'"):
+        next(count_many(["zoo:lenet5"], workers=1))
+
+
+def test_only_as_many_tasks_are_taken_as_the_pool_needs():
+    taken = []
+
+    def models():
+        for width in range(1, 100):
+            taken.append(width)
+            yield f"w{width}", CANDIDATES["w1"]
+
+    rows = count_many(models(), workers=1)
+    next(rows)
+    assert len(taken) <= 4
+    rows.close()

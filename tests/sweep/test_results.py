@@ -1,0 +1,123 @@
+"""Files of rows in every format, the journal, and what is refused."""
+
+import json
+import sqlite3
+
+import pytest
+
+from fvflops.sweep import ModelCount
+from fvflops.sweep.results import Journal, ResultError, check_format, read_rows, write_rows
+
+ROWS = [
+    ModelCount("timm:b", 1, 2, 3, 0, None, 5, "aten::x ×2", "real", "float32[1]", "cpu", "float32", seconds=0.25),
+    ModelCount("timm:a,\"b'", options='{"seq": 8}', failure="error", error="ValueError: a, b\u2028c | é"),
+    ModelCount("zoo:big", flops=(1 << 63) - 1),
+]
+EXTENSIONS = (".parquet", ".csv", ".jsonl", ".sqlite")
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_rows_are_read_as_they_were_written_sorted_by_model(extension, tmp_path):
+    path = str(tmp_path / f"rows{extension}")
+    assert read_rows(path) == {}
+    write_rows(path, ROWS)
+    assert list(read_rows(path).values()) == sorted(ROWS, key=lambda row: row.model)
+    write_rows(path, ROWS[:1])
+    assert list(read_rows(path)) == ["timm:b"]
+
+
+def test_other_programs_read_the_types(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    for extension in (".parquet", ".csv", ".sqlite"):
+        write_rows(str(tmp_path / f"rows{extension}"), ROWS)
+    frame = pandas.read_parquet(tmp_path / "rows.parquet")
+    assert frame["flops"].tolist()[1] == 2
+    assert frame["seconds"].dtype == "float64"
+    assert pandas.read_csv(tmp_path / "rows.csv")["parameters"].sum() == 1
+    with sqlite3.connect(tmp_path / "rows.sqlite") as database:
+        assert database.execute("SELECT model, flops FROM models WHERE flops > 2").fetchall() == [
+            ("zoo:big", (1 << 63) - 1)
+        ]
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_numbers_too_large_for_a_format_are_refused_and_the_file_stays(extension, tmp_path):
+    path = str(tmp_path / f"rows{extension}")
+    write_rows(path, ROWS)
+    large = ModelCount("x", flops=1 << 63)
+    if extension in (".csv", ".jsonl"):
+        write_rows(path, [large])
+        assert read_rows(path) == {"x": large}
+        return
+    with pytest.raises(ResultError, match=r"flops of x is 9,223,372,036,854,775,808, too large for"):
+        write_rows(path, [large])
+    assert len(read_rows(path)) == len(ROWS)
+
+
+def test_the_journal_keeps_whole_lines_only(tmp_path):
+    output = str(tmp_path / "rows.parquet")
+    journal = Journal(output)
+    assert journal.read() == {}
+    with journal.open() as append:
+        append(ROWS[0])
+        append(ROWS[1])
+    with open(journal.path, "a") as file:
+        file.write('{"model": "torn é'[:-1])
+    assert list(journal.read().values()) == ROWS[:2]
+    with journal.open() as append:
+        append(ROWS[2])
+    assert list(journal.read().values()) == ROWS
+    journal.remove()
+    assert journal.read() == {}
+
+
+def test_a_second_sweep_of_the_same_output_is_refused(tmp_path):
+    output = str(tmp_path / "rows.csv")
+    with Journal(output).open(), pytest.raises(ResultError, match="is open in another sweep"), Journal(output).open():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows.csv", "a,b\n1,2\n", "rows.csv is not of a sweep of this version of fvflops, it lacks activations"),
+        ("rows.csv", "a,b\n", "it lacks activations"),
+        ("rows.csv", "", "it lacks activations"),
+        ("rows.jsonl", "no\n", "rows.jsonl is not in JSON lines"),
+        ("rows.jsonl", "[1]\n", "rows.jsonl is not in JSON lines of a sweep"),
+        ("rows.parquet", "PAR", "rows.parquet is not a Parquet file"),
+        ("rows.sqlite", "SQL", "rows.sqlite has no rows of a sweep"),
+    ],
+)
+def test_other_files_are_refused(name, text, message, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ResultError, match=message):
+        read_rows(str(path))
+
+
+def test_a_number_that_is_none_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(str(path), ROWS[:1])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "flops": "many"}) + "\n")
+    with pytest.raises(ResultError, match="flops is 'many', not a number"):
+        read_rows(str(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("rows.parqet", r"results are written as .parquet, .csv, .jsonl, .sqlite: did you mean '.parquet'\?"),
+        ("rows", "results are written as"),
+        ("s3://bucket/rows.csv", "a sweep writes a local file"),
+    ],
+)
+def test_an_output_of_another_kind_is_refused(path, message):
+    with pytest.raises(ResultError, match=message):
+        check_format(path)
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(ImportError, match=r"pip install 'fvflops\[parquet\]', or choose --output results.csv"):
+        check_format("rows.parquet")

@@ -1,0 +1,114 @@
+"""Sweeps that are stopped go on, and give what one process gives."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from fvflops.sources import SourceOptions
+from fvflops.sweep import CountSettings, ModelCount
+from fvflops.sweep.results import Journal, ResultError, encode_row, read_rows, write_rows
+from fvflops.sweep.sweep import plan_sweep, run_sweep
+from fvflops.sweep.task import InProcess
+from tests.support.checkout import ROOT
+
+NAMES = [*(f"zoo:{name}" for name in ("lenet5", "resnet50", "vit_b_16", "llama_tiny")), "zoo:none"]
+OPTIONS, SETTINGS = SourceOptions(), CountSettings(peak_memory=False)
+
+
+def without_seconds(rows):
+    return [replace(row, seconds=0.0) for row in rows.values()]
+
+
+@pytest.fixture(scope="module")
+def in_one_process(tmp_path_factory):
+    """Return the rows of a sweep in this process, from its Parquet."""
+    output = str(tmp_path_factory.mktemp("sweep") / "rows.parquet")
+    list(run_sweep(plan_sweep(NAMES, output, OPTIONS, SETTINGS), InProcess()))
+    return without_seconds(read_rows(output))
+
+
+def test_a_killed_sweep_goes_on_and_gives_what_one_process_gives(tmp_path, in_one_process):
+    output = str(tmp_path / "rows.parquet")
+    command = [sys.executable, "-m", "fvflops", "sweep", *NAMES, "--output", output, "--workers", "2"]
+    command += ["--no-peak-memory"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as sweep:
+        deadline = time.monotonic() + 100
+        while not Journal(output).read():
+            assert sweep.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        sweep.send_signal(signal.SIGKILL)
+    early = Journal(output).read()
+    assert early and not os.path.exists(output)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 1, result.stderr  # for zoo:none
+    assert f"5 models: 4 counted, 1 failed (1 error), {len(early)} of them earlier" in result.stdout
+    assert "zoo:none: error: no model 'none' in the zoo" in result.stderr
+    assert without_seconds(read_rows(output)) == in_one_process
+    assert not os.path.exists(Journal(output).path)
+
+
+def test_what_is_in_the_output_is_not_done_again(tmp_path):
+    output = str(tmp_path / "rows.jsonl")
+    table = {"table": "default"}
+    write_rows(output, [ModelCount("a", seconds=1, **table), ModelCount("b", failure="timeout", seconds=9, **table)])
+    with Journal(output).open() as append:
+        append(ModelCount("c", seconds=3, **table))
+
+    def planned(**arguments):
+        names = ["a", "b", "c", "d"]
+        return [task.name for task in plan_sweep(names, output, OPTIONS, SETTINGS, **arguments).tasks]
+
+    assert planned() == ["d"]
+    assert planned(retry_failed=True) == ["d", "b"]
+    assert planned(again=True) == ["d", "b", "c", "a"]  # longest first; of d nothing is known
+    assert read_rows(output).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "message"),
+    [
+        (OPTIONS, CountSettings("exact"), "has zoo:lenet5 counted with the table default, not exact"),
+        (SourceOptions(inputs=("2,1,28,28",)), SETTINGS, "counted with the options of the defaults, not"),
+    ],
+)
+def test_rows_of_another_table_or_other_options_are_not_mixed(options, settings, message, tmp_path):
+    output = str(tmp_path / "rows.csv")
+    list(run_sweep(plan_sweep(["zoo:lenet5"], output, OPTIONS, SETTINGS), InProcess()))
+    with pytest.raises(ResultError, match=message):
+        plan_sweep(["zoo:lenet5"], output, options, settings)
+    assert plan_sweep(["zoo:lenet5"], output, options, settings, again=True).tasks
+    assert plan_sweep(["zoo:gpt2"], output, options, settings).tasks
+
+
+def test_an_interrupted_sweep_writes_its_rows_and_keeps_others(tmp_path):
+    output = str(tmp_path / "rows.csv")
+    write_rows(output, [ModelCount("kept")])
+
+    class Interrupted:
+        def run(self, tasks, on_tick):
+            yield ModelCount(tasks[0].name, flops=1)
+            raise KeyboardInterrupt
+
+    plan = plan_sweep(["zoo:lenet5", "zoo:gpt2"], output, OPTIONS, SETTINGS)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_sweep(plan, Interrupted()))
+    assert [row.flops for row in read_rows(output).values()] == [None, 1]
+    assert not os.path.exists(Journal(output).path)
+
+
+def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path):
+    output = str(tmp_path / "rows.parquet")
+
+    class Large:
+        def run(self, tasks, on_tick):
+            yield ModelCount(tasks[0].name, flops=1 << 70)
+
+    with pytest.raises(ResultError, match=r"choose --output results\.jsonl"):
+        list(run_sweep(plan_sweep(["x"], output, OPTIONS, SETTINGS), Large()))
+    assert encode_row(Journal(output).read()["x"]) == encode_row(ModelCount("x", flops=1 << 70))
