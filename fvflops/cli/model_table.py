@@ -30,7 +30,6 @@ from fvflops.views.ranking import check_sort
 _PAPER = "paper"
 # Options of one model, with their defaults.
 _OF_ONE = {
-    "save_trace": None,
     "by": "module",
     "depth": None,
     "collapse": False,
