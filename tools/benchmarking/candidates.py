@@ -1,8 +1,12 @@
-"""Candidates of architecture searches: MobileNet-like networks, and cells of NAS-Bench-201."""
+"""The candidates of architecture searches: MobileNet-like networks, and cells of NAS-Bench-201."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import torch
 from torch import nn
@@ -80,7 +84,10 @@ class Cell(nn.Module):
         nodes = [x]
         edges = iter(self.edges)
         for node in range(1, 4):
-            nodes.append(sum((next(edges)(nodes[source]) for source in range(1, node)), next(edges)(nodes[0])))
+            total = next(edges)(nodes[0])
+            for source in range(1, node):
+                total = total + next(edges)(nodes[source])
+            nodes.append(total)
         return nodes[-1]
 
 
@@ -139,3 +146,28 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int =
 
 def _round(width: float) -> int:
     return max(8, int(width + 4) // 8 * 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A space of architectures: `builders` returns factories of different ones, drawn at random."""
+
+    shape: tuple[int, ...]
+    builders: Callable[[random.Random, int], list[Callable[[], nn.Module]]]
+
+
+def _draw_mobile_nets(generator: random.Random, number: int) -> list[Callable[[], nn.Module]]:
+    return [partial(MobileNet, random.Random(generator.random())) for _ in range(number)]
+
+
+def _draw_cells(
+    build: Callable[[tuple[str, ...]], nn.Module], generator: random.Random, number: int
+) -> list[Callable[[], nn.Module]]:
+    return [partial(build, ops) for ops in generator.sample(list(product(OPS, repeat=len(EDGES))), number)]
+
+
+SPACES: dict[str, Space] = {
+    "MobileNet-like": Space((1, 3, 224, 224), _draw_mobile_nets),
+    "NAS-Bench-201 cells": Space((1, 16, 32, 32), partial(_draw_cells, partial(Cell, width=16))),
+    "NAS-Bench-201 networks": Space((1, 3, 32, 32), partial(_draw_cells, CellNetwork)),
+}
