@@ -156,6 +156,12 @@ def _clear_cached_shardings() -> None:
 
 INTERNALS: Mapping[str, Internal] = {
     # Calls of modules, functions and backward passes
+    "global_forward_pre_hooks": Internal("torch.nn.modules.module", "_global_forward_pre_hooks", _SHAPE_EXECUTION),
+    "global_forward_hooks": Internal("torch.nn.modules.module", "_global_forward_hooks", _SHAPE_EXECUTION),
+    "global_backward_pre_hooks": Internal("torch.nn.modules.module", "_global_backward_pre_hooks", _SHAPE_EXECUTION),
+    "global_backward_hooks": Internal("torch.nn.modules.module", "_global_backward_hooks", _SHAPE_EXECUTION),
+    "is_any_autocast_enabled": Internal("torch._C", "_is_any_autocast_enabled", _SHAPE_EXECUTION),
+    "tracing_state": Internal("torch._C", "_get_tracing_state", _SHAPE_EXECUTION),
     "module_call": Internal("torch.nn", "Module._call_impl", _MODULES, "target"),
     "engine_run": Internal("torch.autograd", "_engine_run_backward", "backward phases", "target"),
     "function_apply": Internal("torch.autograd.function", "_SingleLevelFunction.apply", _FUNCTIONS, "target"),

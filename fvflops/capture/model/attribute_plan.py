@@ -32,19 +32,25 @@ class AttributePlan:
     `mappings` are the dicts of parameters, buffers and children, all three if `is_plain`; `pick_containers` returns
     other dicts and sets, `tuples` tuples, `others` other mutable values. `pick_public` returns the numbers, strings and
     tuples that a module tree contains, `names` are their names, `public_tuples` the tuples' positions among these.
-    `is_shared`: it is cached. `texts` caches the `extra_repr` of torch's classes by class and public values.
+    `is_shared`: it is cached. If `is_constant`, all other values are immutable, or tuples that `pick_constants` returns
+    with these, and `pick_empty` returns the containers and the children, `pick_tensors` parameters and buffers. `texts`
+    caches the `extra_repr` of torch's classes by class and public values.
     """
 
     __slots__ = (
         "has_extra_repr",
         "has_script_objects",
+        "is_constant",
         "is_plain",
         "is_shared",
         "mappings",
         "names",
         "others",
+        "pick_constants",
         "pick_containers",
+        "pick_empty",
         "pick_public",
+        "pick_tensors",
         "public_tuples",
         "texts",
         "tuples",
@@ -56,6 +62,7 @@ class AttributePlan:
         self.tuples: list[int] = []
         self.others: list[int] = []
         public: list[int] = []
+        constants: list[int] = []
         for position, (key, kind) in enumerate(zip(keys, types, strict=True)):
             if key in TENSOR_MAPPINGS and kind in MAPPINGS:
                 self.mappings.append(position)
@@ -65,6 +72,8 @@ class AttributePlan:
                 self.tuples.append(position)
             elif kind not in IMMUTABLE:
                 self.others.append(position)
+            if kind is tuple or kind in IMMUTABLE:
+                constants.append(position)
             if not key.startswith("_") and (kind is type(None) or issubclass(kind, (*_NUMBERS_AND_STRINGS, tuple))):
                 public.append(position)
         self.pick_containers = picker(containers)
@@ -75,6 +84,12 @@ class AttributePlan:
         self.has_script_objects = torch.ScriptObject in types
         self.has_extra_repr = "extra_repr" in keys
         self.is_shared = _SHARED_TYPES.issuperset(types)
+        self.is_constant = self.is_plain and self.is_shared and not self.others
+        self.pick_constants = picker(constants)
+        by_key = {keys[position]: position for position in self.mappings}
+        *tensors, children = [by_key.get(key, 0) for key in TENSOR_MAPPINGS]
+        self.pick_tensors = picker(tensors)
+        self.pick_empty = picker([*containers, children])
         self.texts: dict[tuple[Any, ...], str] = {}
 
 

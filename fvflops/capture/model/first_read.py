@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.model.attribute_plan import IMMUTABLE, AttributePlan, plan_of
+from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
 from fvflops.capture.model.model import ReprKind, class_facts, extra_repr_of, is_described, module_paths
 from fvflops.capture.recorder.signature import describe
 from fvflops.capture.shapes.metadata import Metadata
@@ -40,8 +41,8 @@ class _ModuleFacts(NamedTuple):
 class FirstRead:
     """A model's modules, in the order of their first paths, and their contents.
 
-    `paths` are all paths with their modules, `first_paths` those of `modules`. `mappings`, `empty`, `others` and
-    `tensors` are those of ModelIndex; `labels` are kind and name of each tensor. `is_plain` is False for a model with
+    `paths` are all paths with their modules, `first_paths` those of `modules`. `mappings`, `empty`, `others`, `tensors`
+    and `kinds` are those of ModelIndex; `labels` are kind and name of each tensor. `is_plain` is False for a model with
     modules that keep their tensors elsewhere, such as a ScriptModule: then the rest is incomplete.
     """
 
@@ -52,6 +53,7 @@ class FirstRead:
         self.mappings: list[dict[str, Any]] = []
         self.empty: list[Any] = []
         self.others: list[Any] = []
+        self.kinds: list[LeafKind | None] = []
         self.tensors: list[torch.Tensor] = []
         self.labels: list[tuple[str, str]] = []
         self._indices: dict[int, int] = {}
@@ -77,6 +79,7 @@ class FirstRead:
         self.modules.append(module)
         self.first_paths.append(path)
         self.mappings.append(attributes)
+        self.kinds.append(find_kind(type(module), plan, values))
         containers = plan.pick_containers(values)
         if any(containers):
             for value in containers:

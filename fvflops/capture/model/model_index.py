@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fvflops.capture.model.attribute_plan import CONTAINERS, IMMUTABLE, MAPPINGS, TENSOR_MAPPINGS, picker
+from fvflops.capture.model.attribute_plan import CONTAINERS, IMMUTABLE, MAPPINGS, TENSOR_MAPPINGS, picker, plan_of
 from fvflops.capture.model.first_read import FirstRead
+from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
 from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.signature import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
@@ -39,8 +40,8 @@ class ModelIndex:
     ones under their first name; `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows`
     (bytes of the storage, device, "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a
     DTensor, has no memory: that of its inner tensors is in `inner_storages` and `inner_rows`. `devices` are the
-    tensors' devices, `unstrided` the other tensors; `is_fake`: some are FakeTensors. Uninitialised lazy parameters
-    raise ValueError.
+    tensors' devices, `unstrided` the other tensors; `is_fake`: some are FakeTensors. `kinds` are those of leaf modules,
+    None for other modules. Uninitialised lazy parameters raise ValueError.
     """
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
@@ -103,6 +104,7 @@ class ModelIndex:
         self.metadata: list[Metadata] = layout.metadata
         self.rows = layout.rows
         self.regions = layout.regions
+        self.kinds = layout.kinds
         if self.owner is None:
             self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
         else:
@@ -175,7 +177,7 @@ def _read_contents(owner: nn.Module | None) -> tuple[FirstRead | None, _Names, _
     elif layout is None:
         first = FirstRead(owner)
         if first.is_plain:
-            names = _Names(first.first_paths, first.labels, list(map(len, first.mappings)))
+            names = _Names(first.first_paths, first.labels, list(map(len, first.mappings)), first.kinds)
             if owner is not None:
                 _LAYOUTS[owner] = _READ_ONCE
             return first, names, _contents_of(first)
@@ -190,16 +192,19 @@ def _read_contents(owner: nn.Module | None) -> tuple[FirstRead | None, _Names, _
 class _Names:
     """Names of a model's modules and tensors.
 
-    `paths` and `regions` belong to unique modules. `sizes` are the lengths of the mappings with their attributes, then
-    of those with parameters, buffers and children. `labels` are kind and name of each tensor. The other attributes are
-    results for the last index: its `columns`, and what is derived from them.
+    `paths`, `regions` and `kinds` belong to unique modules. `sizes` are the lengths of the mappings with their
+    attributes, then of those with parameters, buffers and children. `labels` are kind and name of each tensor. The
+    other attributes are results for the last index: its `columns`, and what is derived from them.
     """
 
-    def __init__(self, paths: list[str], labels: list[tuple[str, str]], sizes: list[int]) -> None:
+    def __init__(
+        self, paths: list[str], labels: list[tuple[str, str]], sizes: list[int], kinds: Sequence[LeafKind | None]
+    ) -> None:
         self.paths = paths
         self.regions = [Region("module", path) for path in paths]
         self.labels = labels
         self.sizes = sizes
+        self.kinds = kinds
         self.columns: tuple[list[Any], ...] = ()
         self.metadata: list[Metadata] = []
         self.rows: list[tuple[int, str, str, str]] = []
@@ -255,7 +260,11 @@ class _ModuleLayout(_Names):
                     if tensor is not None and id(tensor) in inner_positions:
                         labels.setdefault(id(tensor), (kind, prefix + name))
         self._pick_tensors = picker([inner_positions[key] for key in labels])
-        super().__init__(list(names.values()), list(labels.values()), sizes)
+        kinds = []
+        for module in names:
+            contents = list(module.__dict__.values())
+            kinds.append(find_kind(type(module), plan_of(module.__dict__, contents), contents))
+        super().__init__(list(names.values()), list(labels.values()), sizes, kinds)
 
     def read(self, owner: nn.Module | None) -> _Contents | None:
         """Return the modules' contents, or None if the layout is outdated."""
