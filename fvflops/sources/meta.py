@@ -50,7 +50,7 @@ class _MetaContext(DeviceContext):
                 if func in _FILLED and "out" not in kwargs:
                     func = torch.empty
         elif func in _IN_PLACE or func in _INITIALISERS:
-            tensor = args[0] if args else kwargs.get("tensor")
+            tensor: Any = args[0] if args else kwargs.get("tensor")
             if type(tensor) in _TENSOR_TYPES and tensor.is_meta and _changes_only_values(func, tensor, args, kwargs):
                 return tensor
         return func(*args, **kwargs)

@@ -33,11 +33,13 @@ from fvflops.torch_internals import (
     global_forward_hooks,
     global_forward_pre_hooks,
     is_any_autocast_enabled,
+    message_of_missing,
+    module_call,
     tracing_state,
     transform_depth,
 )
 
-_CALL_IMPL = nn.Module._call_impl
+_CALL_IMPL = None if message_of_missing(module_call) else getattr(*module_call)
 _INPUT = -1  # the position of the input among the tensors that a call reads
 _FUNCTIONAL = vars(F)
 
