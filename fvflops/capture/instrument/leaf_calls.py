@@ -42,6 +42,7 @@ from fvflops.torch_internals import (
 _CALL_IMPL = None if message_of_missing(module_call) else getattr(*module_call)
 _INPUT = -1  # the position of the input among the tensors that a call reads
 _FUNCTIONAL = vars(F)
+_TENSOR_TYPES = frozenset({torch.Tensor, nn.Parameter, type(None)})
 
 
 class Leaf(NamedTuple):
@@ -76,7 +77,7 @@ class LeafCalls:
             )
             if kind is not None and originals[kind]
         }
-        self._leaves: dict[int, Leaf | None] = {}
+        self._leaves: dict[int, Leaf] = {}
 
     def find(self, module: nn.Module, value: Any) -> Leaf | None:
         """Return a module whose call with this argument can be replayed or learnt, None for others."""
@@ -85,7 +86,11 @@ class LeafCalls:
             return None
         leaf = self._leaves.get(key)
         if leaf is None:
-            leaf = self._leaves[key] = self._read(*self._found[key])
+            leaf = self._read(*self._found[key])
+            if leaf is None:
+                del self._found[key]
+                return None
+            self._leaves[key] = leaf
         kind, values, empty, parameters, buffers, tensors, _, _ = leaf
         attributes = module.__dict__
         if (
@@ -158,10 +163,12 @@ class LeafCalls:
         if tuple(writes) == (result.storage_ref.index,):
             leaf.calls[metadata] = LeafCall(outcome, tuple([positions[storage] for storage in reads]), composite)
 
-    def _read(self, kind: LeafKind, start: int, end: int) -> Leaf:
+    def _read(self, kind: LeafKind, start: int, end: int) -> Leaf | None:
         values = self._values[start:end]
         parameters, buffers = kind.pick_tensors(values)
         tensors = [*parameters.values(), *buffers.values()]
+        if not _TENSOR_TYPES.issuperset(map(type, tensors)):
+            return None  # a subclass, such as a quantised weight, may replace the op
         found = [None if tensor is None else self._mode.concrete.resolve(tensor) for tensor in tensors]
         key = (kind, *[None if item is None else item[1] for item in found])
         calls = self._calls.get(key)
