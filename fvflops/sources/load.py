@@ -6,9 +6,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch import nn
 from fvflops.sources.factory import build_from_factory
 from fvflops.sources.input_specs import make_arguments, parse_input
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel
+from fvflops.sources.meta import on_meta
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 
 # Source → the module that is one; it is imported when a model of the source is named.
@@ -78,7 +79,7 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
     device = options.device or ("meta" if source in _BUILT_ON_META else None)
     if device is not None:
         _check_device(device)
-    with torch.device(device) if device is not None else nullcontext():
+    with _building_on(device):
         if source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
@@ -136,6 +137,12 @@ def add_paths(folders: Sequence[str]) -> None:
         path = os.path.abspath(folder)
         if path not in sys.path:
             sys.path.insert(0, path)
+
+
+def _building_on(device: str | None) -> AbstractContextManager[Any]:
+    if device is None:
+        return nullcontext()
+    return on_meta() if torch.device(device).type == "meta" else torch.device(device)
 
 
 def _check_device(name: str) -> None:

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.instrument.leaf_calls import find_leaf_calls
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.torch_state import function_mode_removed
-from fvflops.torch_internals import function_mode_stack, module_call
+from fvflops.torch_internals import TorchDispatchMode, function_mode_stack, module_call
 
 # Without gradients and torch function modes, their forward takes a fused path, in which no submodules are called and no
 # matrix products dispatched. A no-op mode prevents that and, unlike torch.backends.mha's switch, is not global.
@@ -43,7 +44,7 @@ class _Unfused(TorchFunctionMode):
 
 
 @contextmanager
-def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]:
+def module_scopes(recorder: Recorder, model_index: ModelIndex, mode: TorchDispatchMode | None = None) -> Iterator[None]:
     """Record calls of a model's modules, except submodules of a ScriptModule, as regions while the context lasts.
 
     Wraps the method that every module call goes through: torch's global hooks cost three times as much per call, have
@@ -63,7 +64,7 @@ def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]
 
     try:
         with (
-            wrapped([(CALLS, partial(_around, recorder, model_index, unfused)), (_COMPILES, defer_compile)]),
+            wrapped([(CALLS, partial(_around, recorder, model_index, mode, unfused)), (_COMPILES, defer_compile)]),
             function_mode_removed(unfused),
             undone_in_child(restore_compiled),
         ):
@@ -79,13 +80,18 @@ def module_scopes(recorder: Recorder, model_index: ModelIndex) -> Iterator[None]
 
 
 def _around(
-    recorder: Recorder, model_index: ModelIndex, unfused: _Unfused, original: Callable[..., Any]
+    recorder: Recorder,
+    model_index: ModelIndex,
+    mode: TorchDispatchMode | None,
+    unfused: _Unfused,
+    original: Callable[..., Any],
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
     hidden_ops = {id(module): ops for module in scripts.values() if (ops := _hidden_ops(module))}
     unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
+    leaf_calls = find_leaf_calls(recorder, mode, model_index, original)
     regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
     for name, module in scripts.items():
         if name and name.rpartition(".")[0] in scripts:
@@ -97,6 +103,14 @@ def _around(
             return original(module, *args, **kwargs)
         if unseen_work is not None:
             unseen_work.enter(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
+        leaf = None
+        if leaf_calls is not None and len(args) == 1 and not kwargs:
+            leaf = leaf_calls.find(module, args[0])
+            if leaf is not None:
+                replayed = leaf_calls.replay(leaf, region, args[0])
+                if replayed is not None:
+                    return replayed
+                metadata, first_event = args[0].metadata, len(recorder.events)
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if id(module) in with_fused_path:
@@ -115,6 +129,8 @@ def _around(
         if recorder.has_threads:
             recorder.assign_graph(result, (args, kwargs))
         leave(token, result)
+        if leaf is not None and leaf_calls is not None:
+            leaf_calls.learn(leaf, args[0], metadata, recorder.events[first_event:], result)
         return result
 
     return call
