@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # names used as annotations and base classes
     from torch._subclasses import FakeTensor as FakeTensor
     from torch._subclasses import FakeTensorMode as FakeTensorMode
     from torch.utils import _pytree as pytree  # noqa: F401
+    from torch.utils._device import DeviceContext as DeviceContext
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper_subclass  # noqa: F401
 
@@ -133,6 +134,7 @@ _PROFILER = "kernel profile"
 _PLAN = "plan of distributed ranks"
 _FUNCTORCH = "counting under torch.func"
 _FAKE = "counting of FakeTensors"
+_META_BUILDING = "building of models on the meta device"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
 _RESTORED = "restoration of torch's state after a run"
 _SETTINGS = "restoration of this setting after a run"
@@ -155,6 +157,12 @@ def _clear_cached_shardings() -> None:
 
 INTERNALS: Mapping[str, Internal] = {
     # Calls of modules, functions and backward passes
+    "global_forward_pre_hooks": Internal("torch.nn.modules.module", "_global_forward_pre_hooks", _SHAPE_EXECUTION),
+    "global_forward_hooks": Internal("torch.nn.modules.module", "_global_forward_hooks", _SHAPE_EXECUTION),
+    "global_backward_pre_hooks": Internal("torch.nn.modules.module", "_global_backward_pre_hooks", _SHAPE_EXECUTION),
+    "global_backward_hooks": Internal("torch.nn.modules.module", "_global_backward_hooks", _SHAPE_EXECUTION),
+    "is_any_autocast_enabled": Internal("torch._C", "_is_any_autocast_enabled", _SHAPE_EXECUTION),
+    "tracing_state": Internal("torch._C", "_get_tracing_state", _SHAPE_EXECUTION),
     "module_call": Internal("torch.nn", "Module._call_impl", _MODULES, "target"),
     "engine_run": Internal("torch.autograd", "_engine_run_backward", "backward phases", "target"),
     "function_apply": Internal("torch.autograd.function", "_SingleLevelFunction.apply", _FUNCTIONS, "target"),
@@ -220,6 +228,8 @@ INTERNALS: Mapping[str, Internal] = {
     # Tensors without values
     "FakeTensor": Internal("torch._subclasses", "FakeTensor", _FAKE),
     "FakeTensorMode": Internal("torch._subclasses", "FakeTensorMode", _FAKE),
+    "DeviceContext": Internal("torch.utils._device", "DeviceContext", _META_BUILDING),
+    "device_constructors": Internal("torch.utils._device", "_device_constructors", _META_BUILDING),
     "make_wrapper_subclass": Internal("torch", "Tensor._make_wrapper_subclass", _SHAPE_EXECUTION),
     "no_torch_function": Internal("torch._C", "_disabled_torch_function_impl", _SHAPE_EXECUTION),
     "refuse_data_pointer": Internal("torch._C", "_set_throw_on_mutable_data_ptr", _SHAPE_EXECUTION),

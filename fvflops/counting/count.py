@@ -33,6 +33,10 @@ class RegionCost(NamedTuple):
 _CallCost = tuple[tuple[OpCost, ...], str, int, str]
 
 
+_MAX_DESCRIPTIONS = 1 << 14
+_DESCRIPTIONS: dict[int, tuple[Signature, tuple[str, int, str]]] = {}
+
+
 class CostModel(Protocol):
     """Interface for the cost of a call, implemented by tables and by handles."""
 
@@ -69,13 +73,8 @@ def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:
         cost = by_signature.get(index)
         if cost is None:
             op = trace.signatures[index]
-            cost = by_signature[index] = (
-                cost_model.op_cost(op),
-                op.packet,
-                _elements(op.outputs),
-                find_dtype(op.op, op.names, op.inputs, op.outputs),
-            )
-        _add(entries, cost, scopes[stack], phase, calls, groups.get(stack, ""))
+            cost = by_signature[index] = cost_model.op_cost(op), *_describe(op)
+        _add(entries, cost, scopes[stack], phase, calls, groups.get(stack, "") if groups else "")
     for (index, stack, phase), calls in trace.region_calls.items():
         if index not in costs or (stack, phase) in covered:
             continue
@@ -137,6 +136,19 @@ def name_region(trace: Trace, region: Region) -> str:
         return f"prim::PythonOp.{region.name}"
     owner = trace.modules.by_name[region.name]
     return owner.classes[0] if owner.classes else owner.class_name
+
+
+def _describe(signature: Signature) -> tuple[str, int, str]:
+    """Return an op's name, its output elements and its compute dtype, which are the same for every table."""
+    # Keyed by identity, as in TableCostModel.
+    known, description = _DESCRIPTIONS.get(id(signature), (None, ("", 0, "")))
+    if known is not signature:
+        op, inputs, outputs = signature.op, signature.inputs, signature.outputs
+        description = signature.packet, _elements(outputs), find_dtype(op, signature.names, inputs, outputs)
+        if len(_DESCRIPTIONS) >= _MAX_DESCRIPTIONS:
+            _DESCRIPTIONS.clear()
+        _DESCRIPTIONS[id(signature)] = signature, description
+    return description
 
 
 def _elements(outputs: tuple[Value, ...]) -> int:

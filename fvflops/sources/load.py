@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from fvflops.sources.factory import build_from_factory
 from fvflops.sources.files import is_file, load_file
 from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel
+from fvflops.sources.meta import on_meta
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 
 # Source → the module that is one; it is imported when a model of the source is named.
@@ -84,7 +85,7 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
         _check_device(device)
     if source == FILE:
         return _with_inputs(name, load_file(name, options), specs, options)
-    with torch.device(device) if device is not None else nullcontext():
+    with _building_on(device):
         if source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
@@ -151,6 +152,12 @@ def add_paths(folders: Sequence[str]) -> None:
         path = os.path.abspath(folder)
         if path not in sys.path:
             sys.path.insert(0, path)
+
+
+def _building_on(device: str | None) -> AbstractContextManager[Any]:
+    if device is None:
+        return nullcontext()
+    return on_meta() if torch.device(device).type == "meta" else torch.device(device)
 
 
 def _check_device(name: str) -> None:

@@ -1,11 +1,12 @@
-"""A sequence of records that are constructed on access."""
+"""Sequences and mappings of records that are constructed on access."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 
 class LazyRecords(Sequence[T], Generic[T]):
@@ -50,3 +51,51 @@ class LazyRecords(Sequence[T], Generic[T]):
 
     def __repr__(self) -> str:
         return f"LazyRecords({getattr(self._make, '__name__', self._make)} × {len(self)})"
+
+
+class LazyMapping(Mapping[Key, T], Generic[Key, T]):
+    """A mapping whose contents `make` returns, called on first access; pickled as a dict.
+
+    >>> numbers = LazyMapping(lambda: {"one": 1})
+    >>> numbers["one"], len(numbers), numbers == {"one": 1}
+    (1, 1, True)
+    """
+
+    __slots__ = ("_contents", "_make")
+
+    def __init__(self, make: Callable[[], dict[Key, T]]) -> None:
+        self._make: Callable[[], dict[Key, T]] | None = make
+        self._contents: dict[Key, T] = {}
+
+    def _read(self) -> dict[Key, T]:
+        make = self._make
+        if make is not None:
+            self._contents = make()
+            self._make = None  # last: another thread may read meanwhile
+        return self._contents
+
+    def __getitem__(self, key: Key) -> T:
+        return self._read()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._read()
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def items(self) -> ItemsView[Key, T]:
+        """Return a view of the pairs."""
+        return self._read().items()
+
+    def values(self) -> ValuesView[T]:
+        """Return a view of the values."""
+        return self._read().values()
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._read(),)

@@ -34,6 +34,9 @@ AIMS: dict[tuple[str, str], Aim] = {
     ("growth with layers", "512 / 8, fvflops cold"): Aim("≤", 64),
     ("growth with batch", "4096 / 1, fvflops warm"): Aim("≤", 1.2),
     ("growth with sequence length", "131072 / 128, fvflops warm"): Aim("≤", 1.2),
+    ("candidates: MobileNet-like", "count, candidates"): Aim("≥", 100),
+    ("candidates: MobileNet-like", "build and count, candidates"): Aim("≥", 25),
+    ("candidates: NAS-Bench-201 cells", "count, candidates"): Aim("≥", 300),
     **{
         (f"repeated: {name}", figure): aim
         for name in ("LeNet-5", "LeNet-5, forward+backward", "LeNet-5, each time another model", "ResNet-50")

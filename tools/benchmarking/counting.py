@@ -12,8 +12,17 @@ from fvflops import FlopCountAnalysis, load_table, record
 from fvflops.capture.run import record_call
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.counting import TableCostModel
+from fvflops.sources.meta import build_on_meta
 
-__all__ = ["clear_cache", "count", "count_macs", "count_really", "record_training"]
+__all__ = [
+    "build_on_meta",
+    "clear_cache",
+    "count",
+    "count_macs",
+    "count_quietly",
+    "count_really",
+    "record_training",
+]
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -21,6 +30,11 @@ Loss = Callable[[Any], torch.Tensor]
 def count(model: nn.Module, value: torch.Tensor, loss: Loss | None = None) -> int:
     """Return the flops of a forward run, or with a loss of forward and backward, from nothing to the number."""
     return _analyse(model, value, loss).total()
+
+
+def count_quietly(model: nn.Module, value: torch.Tensor) -> int:
+    """Return the flops of a forward run, as a search over architectures counts them: without warnings."""
+    return FlopCountAnalysis(model, value, warn=False).total()
 
 
 def count_macs(model: nn.Module, value: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["ratio", "s", "MB", "count"]
+Unit = Literal["ratio", "s", "MB", "count", "a second"]
 
 
 @dataclass(frozen=True, slots=True)

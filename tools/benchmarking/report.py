@@ -40,13 +40,18 @@ def _show(figure: Figure, value: float) -> str:
         return f"{value * 1e3:,.2f} ms"
     if figure.unit == "MB":
         return f"{value:,.1f} MB"
+    if figure.unit == "a second":
+        return f"{value:,.1f} /s"
     return f"{value:,.0f}" if figure.unit == "count" else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def _show_spread(figure: Figure) -> str:
     if figure.samples == 1:
         return ""
-    low, high = (_show(figure, value).removesuffix(" ms").removesuffix(" MB") for value in (figure.low, figure.high))
+    low, high = (
+        _show(figure, value).removesuffix(" ms").removesuffix(" MB").removesuffix(" /s")
+        for value in (figure.low, figure.high)
+    )
     return f"  [{low}, {high}] {figure.samples}"
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from benchmarking.candidates import SPACES
 from benchmarking.cases import CASES, STEPS, Step
 from benchmarking.contenders import CONTENDERS, RATIOS, NoOpMode, Subjects
 from benchmarking.counting import count_macs, count_really
@@ -17,6 +18,7 @@ from benchmarking.figure import Figure, summarise_ratios, summarise_values
 from benchmarking.growth import GROWTHS, list_runs
 from benchmarking.probe import REPEATS, start_probe
 from benchmarking.rounds import Limits, Rounds, Run, run_rounds
+from benchmarking.search import run_search
 from benchmarking.training import SUBJECTS, run_steps
 from fvflops import record
 from fvflops.zoo import build
@@ -168,6 +170,19 @@ def measure_really(effort: Effort) -> Section:
     return Section(name, [*_ratios(name, rounds, pairs), *_seconds(name, rounds)], rounds)
 
 
+def count_candidates(space: str, effort: Effort) -> Section:
+    """Time counting, and building and counting, candidates of a search over architectures, in CPU time."""
+    name = f"candidates: {space}"
+    rounds = run_search(space, effort.limits)
+    pairs = [("count", "bare"), ("build and count", "bare"), ("FlopCounterMode on meta", "count")]
+    pairs.append(("build without initialisers", "build"))
+    rates = [
+        summarise_values(name, f"{contender}, candidates", "a second", [1 / value for value in values])
+        for contender, values in rounds.seconds.items()
+    ]
+    return Section(name, [*_ratios(name, rounds, pairs), *rates, *_seconds(name, rounds)], rounds)
+
+
 def _ratios(name: str, rounds: Rounds, pairs: Iterable[tuple[str, str]]) -> list[Figure]:
     seconds = rounds.seconds
     return [
@@ -190,4 +205,5 @@ SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
     "real-run": [run_really],
     "real-training": [partial(train_really, subject) for subject in SUBJECTS],
     "measuring": [measure_really],
+    "candidates": [partial(count_candidates, space) for space in SPACES],
 }

@@ -73,7 +73,7 @@ def instrument(
     if training:
         wrappers += [*backward_hooks(recorder), *recompute_phase(recorder)]
     with (
-        module_scopes(recorder, model_index, scripts),
+        module_scopes(recorder, model_index, mode, scripts),
         wrapped(wrappers),
         optimizer_phase(recorder, prepare) if training else nullcontext(),
         dispatch_mode_active(mode),

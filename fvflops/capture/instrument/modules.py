@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.instrument.leaf_calls import find_leaf_calls
 from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
@@ -19,7 +20,7 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.torch_state import function_mode_removed
-from fvflops.torch_internals import function_mode_stack, module_call
+from fvflops.torch_internals import TorchDispatchMode, function_mode_stack, module_call
 
 # Without gradients and torch function modes, their forward takes a fused path, in which no submodules are called and no
 # matrix products dispatched. A no-op mode prevents that and, unlike torch.backends.mha's switch, is not global.
@@ -46,7 +47,10 @@ class _Unfused(TorchFunctionMode):
 
 @contextmanager
 def module_scopes(
-    recorder: Recorder, model_index: ModelIndex, scripts: Mapping[int, ScriptCopy] | None = None
+    recorder: Recorder,
+    model_index: ModelIndex,
+    mode: TorchDispatchMode | None = None,
+    scripts: Mapping[int, ScriptCopy] | None = None,
 ) -> Iterator[None]:
     """Record calls of a model's modules as regions while the context lasts.
 
@@ -74,7 +78,9 @@ def module_scopes(
 
     try:
         with (
-            wrapped([(CALLS, partial(_around, recorder, model_index, unfused, scripts)), (_COMPILES, defer_compile)]),
+            wrapped(
+                [(CALLS, partial(_around, recorder, model_index, mode, unfused, scripts)), (_COMPILES, defer_compile)]
+            ),
             function_mode_removed(unfused),
             undone_in_child(restore_compiled),
         ):
@@ -92,6 +98,7 @@ def module_scopes(
 def _around(
     recorder: Recorder,
     model_index: ModelIndex,
+    mode: TorchDispatchMode | None,
     unfused: _Unfused,
     copies: Mapping[int, ScriptCopy],
     original: Callable[..., Any],
@@ -101,6 +108,7 @@ def _around(
     unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
+    leaf_calls = find_leaf_calls(recorder, mode, model_index, original)
     if model_index.graphs is None:  # the usual case, of up to thousands of modules
         regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
     else:
@@ -117,6 +125,14 @@ def _around(
             return original(module, *args, **kwargs)
         if unseen_work is not None:
             unseen_work.enter(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
+        leaf = None
+        if leaf_calls is not None and len(args) == 1 and not kwargs:
+            leaf = leaf_calls.find(module, args[0])
+            if leaf is not None:
+                replayed = leaf_calls.replay(leaf, region, args[0])
+                if replayed is not None:
+                    return replayed
+                metadata, first_event = args[0].metadata, len(recorder.events)
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if id(module) in with_fused_path:
@@ -138,6 +154,8 @@ def _around(
         if recorder.has_threads:
             recorder.assign_graph(result, (args, kwargs))
         leave(token, result)
+        if leaf is not None and leaf_calls is not None:
+            leaf_calls.learn(leaf, args[0], metadata, recorder.events[first_event:], result)
         return result
 
     return call

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 
 # Modules with one of these forwards are never called or run no op: that they are uncalled is not reported.
 _SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward, nn.Identity.forward)
+# Modules of torch with classes whose `extra_repr` lists their tensors (ParameterList).
+_REPR_OF_TENSORS = ("torch.nn.modules.container",)
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
@@ -73,8 +76,11 @@ def _visit(path: str, module: nn.Module, found: list[tuple[str, nn.Module]], anc
         prefix = path + "." if path else ""
         for key, child in children.items():
             if child is not None:
-                child = unwrap_compiled(child)
-                if id(child) not in ancestors:
+                if type(child).__name__ == "OptimizedModule":
+                    child = unwrap_compiled(child)
+                if not child._modules:
+                    found.append((prefix + key, child))
+                elif id(child) not in ancestors:
                     _visit(prefix + key, child, found, ancestors)
         ancestors.discard(id(module))
 
@@ -102,7 +108,7 @@ def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[
         ParameterInfo(prefix + name, describe_tensor(tensor), identities.setdefault(key, len(identities)), False)
         for name, key, tensor in packed_tensors(module)
     ]
-    classes, has_forward = _classes(type(module))  # type: ignore[arg-type]
+    classes, has_forward, _ = class_facts(type(module))  # type: ignore[arg-type]
     class_name = _original_class(module)
     if class_name:
         classes = (public_class(class_name),)
@@ -111,7 +117,7 @@ def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[
         canonical=canonical,
         class_name=class_name.rpartition(".")[2] or module._get_name(),
         classes=classes,
-        extra_repr=_extra_repr(module),
+        extra_repr=extra_repr_of(module),
         has_forward=has_forward,
         parameters=(*tensors(module._parameters), *packed),
         buffers=tensors(module._buffers),
@@ -119,7 +125,7 @@ def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[
             **{
                 name: describe(value)
                 for name, value in module.__dict__.items()
-                if not name.startswith("_") and _is_described(value)
+                if not name.startswith("_") and is_described(value)
             },
             # So that a formula can test for the absence of a bias.
             **dict.fromkeys([name for name, tensor in module._parameters.items() if tensor is None]),
@@ -136,7 +142,8 @@ def _original_class(module: Any) -> str:
     return str(read_name(module) or "") if type(module).__module__ == "torch.export.unflatten" and read_name else ""
 
 
-def _extra_repr(module: nn.Module) -> str:
+def extra_repr_of(module: nn.Module) -> str:
+    """Return a module's `extra_repr`, "" if that raises."""
     try:
         return str(module.extra_repr())
     except Exception:  # the model runs without it
@@ -150,12 +157,35 @@ def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) ->
     return ParameterInfo(name, logical_spec(tensor, describe_tensor(tensor)), identity, tensor.requires_grad)
 
 
+class ReprKind(Enum):
+    """What the text of a class's `extra_repr` depends on."""
+
+    EMPTY = "nothing: it is empty"
+    BY_ATTRIBUTES = "public attributes, and which parameters are None"
+    OTHER = "anything"
+
+
+class ClassFacts(NamedTuple):
+    """The classes whose forward a module class uses, whether that forward computes anything, and its `extra_repr`."""
+
+    classes: tuple[str, ...]
+    has_forward: bool
+    extra_repr: ReprKind
+
+
 @lru_cache(maxsize=4096)
-def _classes(cls: type) -> tuple[tuple[str, ...], bool]:
-    """Return the classes whose forward a module class uses, and whether that forward computes anything."""
+def class_facts(cls: type[nn.Module]) -> ClassFacts:
+    """Return what is the same for all modules of a class."""
     # By name, to avoid importing torch.ao. The forward of its PackedParams classes returns its argument.
     is_packed_params = cls.__module__.startswith("torch.ao.nn.") and cls.__name__.endswith("PackedParams")
-    return tuple(_classes_with_forward(cls)), not is_packed_params and _forward_of(cls) not in _SILENT_FORWARDS
+    has_forward = not is_packed_params and _forward_of(cls) not in _SILENT_FORWARDS
+    if cls.extra_repr is nn.Module.extra_repr:
+        extra_repr = ReprKind.EMPTY
+    elif cls.__module__.startswith("torch.nn.modules.") and cls.__module__ not in _REPR_OF_TENSORS:
+        extra_repr = ReprKind.BY_ATTRIBUTES
+    else:
+        extra_repr = ReprKind.OTHER
+    return ClassFacts(tuple(_classes_with_forward(cls)), has_forward, extra_repr)
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:
@@ -173,7 +203,8 @@ def _forward_of(cls: type) -> Any:
     return next((vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)), None)
 
 
-def _is_described(value: Any) -> bool:
+def is_described(value: Any) -> bool:
+    """Return whether a module tree contains an attribute with this value."""
     # By type and the base's methods: those of a subclass may raise, and `__class__` may be overridden.
     kind = type(value)
     if issubclass(kind, tuple):

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, islice
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fvflops.capture.model.attribute_plan import CONTAINERS, IMMUTABLE, MAPPINGS, TENSOR_MAPPINGS, picker, plan_of
+from fvflops.capture.model.first_read import FirstRead
 from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
+from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
 from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
 from fvflops.capture.recorder.signature import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
-from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf
+from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf, metadata_of_leaves
 from fvflops.capture.unseen.fake_tensors import contains_fakes
 from fvflops.torch_internals import is_wrapper_subclass
 from fvflops.trace import ModuleInfo, ModuleTree, Region
 
-# The layout of each indexed model, for the model's lifetime.
+# The layout of each indexed model, for the model's lifetime, or _READ_ONCE.
 _LAYOUTS = WeakIdKeyDictionary()
+_READ_ONCE = object()
 _TENSORS = {torch.Tensor, nn.Parameter}
-_TENSOR_MAPPINGS = ("_parameters", "_buffers", "_modules")
-_MAPPINGS = (dict, OrderedDict)
-_CONTAINERS = (*_MAPPINGS, set)
-# Tuples of these are immutable too.
-_IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
+# Dtypes of which a tensor holds several logical elements in one.
+_PACKED = frozenset({torch.float4_e2m1fn_x2}) if hasattr(torch, "float4_e2m1fn_x2") else frozenset()
 
 
 class ModelIndex:
@@ -36,24 +36,25 @@ class ModelIndex:
 
     `owner` is the model's module, None for a function. `modules` are unique modules, `names` maps each to its first
     path. `mappings` are the dicts of the modules' attributes, parameters, buffers and children; `sizes`, `keys` and
-    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `others` further
-    values of mutable types. `tensors` are the strided parameters and buffers, tied ones under their first name;
-    `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows` (bytes of the storage, device,
-    "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a DTensor, has no memory: that of
-    its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules that fx graphs name, or is None;
-    `has_scripts`: some modules are TorchScript's. `devices` are the tensors' devices, `unstrided` the other tensors;
-    `is_fake`: some are FakeTensors. Uninitialised lazy parameters raise ValueError.
+    `values` are their contents, flattened. Among the attributes, `empty` are empty mappings and sets, `lists` lists of
+    immutable values, `others` further values of mutable types. `tensors` are the strided parameters and buffers, tied
+    ones under their first name; `metadata`, `shapes`, `strides`, `storages`, `offsets`, `requires_grad` and `rows`
+    (bytes of the storage, device, "parameter" or "buffer", name) are in the same order. A wrapper subclass, such as a
+    DTensor, has no memory: that of its inner tensors is in `inner_storages` and `inner_rows`. `graphs` has the modules
+    that fx graphs name, or is None; `has_scripts`: some modules are TorchScript's. `devices` are the tensors' devices,
+    `unstrided` the other tensors; `is_fake`: some are FakeTensors. `kinds` are those of leaf modules, None for other
+    modules. Uninitialised lazy parameters raise ValueError.
     """
 
     def __init__(self, model: nn.Module | Callable[..., Any]) -> None:
         self.owner = owner_of(model)
-        layout, contents = _read_contents(self.owner)
+        first, layout, contents = _read_contents(self.owner)
         self.modules = contents.modules
         self.names: Mapping[nn.Module, str] = IdentityMapping(zip(contents.modules, layout.paths, strict=True))
         self.mappings, self.keys, self.values = contents.mappings, contents.keys, contents.values
         self.sizes = layout.sizes
         self.empty = contents.empty
-        self.others = contents.others
+        self.lists, self.others = _split_lists(contents.others)
         self.tensors = contents.tensors
         self.unstrided: list[torch.Tensor] = []
         self.inner_storages: list[torch.UntypedStorage] = []
@@ -65,7 +66,8 @@ class ModelIndex:
             found = _script_tensors([(self.modules[index], layout.paths[index]) for index in layout.script_positions])
             self.tensors = (*self.tensors, *(tensor for tensor, _ in found.values()))
             labels = [*labels, *(label for _, label in found.values())]
-        if not _are_ordinary(self.tensors):
+        is_ordinary = _are_ordinary(self.tensors)
+        if not is_ordinary:
             self.is_fake = contains_fakes(self.tensors)
             is_strided = [metadata_of_leaf(tensor) is not None for tensor in self.tensors]
             self.unstrided = [tensor for tensor, strided in zip(self.tensors, is_strided, strict=True) if not strided]
@@ -93,7 +95,11 @@ class ModelIndex:
             labels,
         )
         if layout.columns != columns:
-            layout.metadata = [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
+            layout.metadata = (
+                metadata_of_leaves(tensors, *columns[:2], *columns[3:5])
+                if is_ordinary
+                else [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
+            )
             layout.rows = [
                 (nbytes, metadata.spec.device, *label)
                 for nbytes, metadata, label in zip(columns[-2], layout.metadata, labels, strict=True)
@@ -105,6 +111,7 @@ class ModelIndex:
         self.metadata: list[Metadata] = layout.metadata
         self.rows = layout.rows
         self.regions = layout.regions
+        self.kinds = layout.kinds
         self.graphs: GraphModules | None = None
         if layout.graph_positions:
             self.graphs = read_graphs(self.modules, self.names, layout.graph_positions)
@@ -112,10 +119,18 @@ class ModelIndex:
             self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
         else:
             if layout.tree is None or self.unstrided:
-                layout.tree = read_tree(self.owner, self.names)
+                layout.tree = self._read_tree(first, is_ordinary=is_ordinary)
                 if self.graphs is not None:
                     layout.tree = with_graph_modules(layout.tree, self.graphs)
             self.tree = layout.tree
+
+    def _read_tree(self, first: FirstRead | None, *, is_ordinary: bool) -> ModuleTree:
+        assert self.owner is not None
+        if is_ordinary and not any(metadata.dtype in _PACKED for metadata in self.metadata):
+            first = FirstRead(self.owner) if first is None else first
+            if first.is_plain:
+                return first.tree(self.metadata, self.requires_grad)
+        return read_tree(self.owner, self.names)
 
     def _read_inner_storages(self, labels: Sequence[tuple[str, str]]) -> None:
         for tensor, (kind, name) in zip(self.tensors, labels, strict=True):
@@ -161,41 +176,70 @@ class _Contents(NamedTuple):
     tensors: tuple[torch.Tensor, ...]
 
 
-def _read_contents(owner: nn.Module | None) -> tuple[_ModuleLayout, _Contents]:
-    """Return a model's layout and contents; the layout is cached until it is outdated."""
+def _read_contents(owner: nn.Module | None) -> tuple[FirstRead | None, _Names, _Contents]:
+    """Return a model's layout and contents; the layout is cached until it is outdated.
+
+    A model that is read for the first time, and perhaps for the last, has only names, and is returned as read.
+    """
     layout = None if owner is None else _LAYOUTS.get(owner)
-    contents = None if layout is None else layout.read(owner)
-    if layout is None or contents is None:
-        layout = _ModuleLayout(owner)
+    if isinstance(layout, _ModuleLayout):
         contents = layout.read(owner)
-        assert contents is not None
-        if owner is not None:
-            _LAYOUTS[owner] = layout
-    return layout, contents
+        if contents is not None:
+            return None, layout, contents
+    elif layout is None:
+        first = FirstRead(owner)
+        if first.is_plain:
+            names = _Names(first.first_paths, first.labels, list(map(len, first.mappings)), first.kinds)
+            if owner is not None:
+                _LAYOUTS[owner] = _READ_ONCE
+            return first, names, _contents_of(first)
+    layout = _ModuleLayout(owner)
+    contents = layout.read(owner)
+    assert contents is not None
+    if owner is not None:
+        _LAYOUTS[owner] = layout
+    return None, layout, contents
 
 
-class _ModuleLayout:
+class _Names:
+    """Names of a model's modules and tensors.
+
+    `paths`, `regions` and `kinds` belong to unique modules. `sizes` are the lengths of the mappings with their
+    attributes, then of those with parameters, buffers and children. `labels` are kind and name of each tensor. The
+    other attributes are results for the last index: its `columns`, and what is derived from them.
+    """
+
+    def __init__(
+        self, paths: list[str], labels: list[tuple[str, str]], sizes: list[int], kinds: Sequence[LeafKind | None]
+    ) -> None:
+        self.paths = paths
+        self.regions = [Region("module", path) for path in paths]
+        self.labels = labels
+        self.sizes = sizes
+        self.kinds = kinds
+        # Of TorchScript modules and of fx graphs, among the modules.
+        self.script_positions: list[int] = []
+        self.graph_positions: list[int] = []
+        self.columns: tuple[list[Any], ...] = ()
+        self.metadata: list[Metadata] = []
+        self.rows: list[tuple[int, str, str, str]] = []
+        self.devices: list[torch.device] = []
+        self.tree: ModuleTree | None = None
+
+
+class _ModuleLayout(_Names):
     """Positions of a model's modules, attributes and tensors, valid while the model does not change.
 
-    Refers only to immutable values of the model. `paths` and `regions` belong to unique modules. `sizes` are the
-    lengths of the mappings with their attributes, then of those with parameters, buffers and children. `labels` are
-    kind and name of each tensor. The other public attributes are results for the last index: its `columns`, and what
-    is derived from them.
+    Refers only to immutable values of the model.
     """
 
     def __init__(self, owner: nn.Module | None) -> None:
         module_list = [] if owner is None else module_paths(owner)
         names = IdentityMapping((module, path) for path, module in module_list)
-        self.paths = list(names.values())
-        self.regions = [Region("module", path) for path in self.paths]
-        self.script_positions = [
-            position for position, module in enumerate(names) if issubclass(type(module), torch.jit.ScriptModule)
-        ]
-        self.graph_positions = [position for position, module in enumerate(names) if is_graph(type(module))]
         self._steps, nodes = _steps_to(names)
         self._classes = list(map(type, nodes))
         positions = {id(node): position for position, node in enumerate(nodes)}
-        self._modules = _picker([positions[id(module)] for module in names])
+        self._modules = picker([positions[id(module)] for module in names])
         attributes = [module.__dict__ for module in names]
         self._keys, values = _contents(attributes)
         immutable: list[int] = []
@@ -204,24 +248,24 @@ class _ModuleLayout:
         others: list[int] = []
         for position, (key, value) in enumerate(zip(self._keys, values, strict=True)):
             cls = type(value)
-            if cls in _IMMUTABLE or (cls is tuple and _IMMUTABLE.issuperset(map(type, value))):
+            if cls in IMMUTABLE or (cls is tuple and IMMUTABLE.issuperset(map(type, value))):
                 immutable.append(position)
-            elif cls in _CONTAINERS and not value:
+            elif cls in CONTAINERS and not value:
                 empty.append(position)
-            elif key in _TENSOR_MAPPINGS and cls in _MAPPINGS:
+            elif key in TENSOR_MAPPINGS and cls in MAPPINGS:
                 mappings.append(position)
             else:
                 others.append(position)
-        self._pick_immutable = _picker(immutable)
+        self._pick_immutable = picker(immutable)
         self._immutable = self._pick_immutable(values)
-        self._pick_empty = _picker(empty)
+        self._pick_empty = picker(empty)
         self._empty_types = list(map(type, self._pick_empty(values)))
-        self._pick_mappings = _picker(mappings)
-        self._pick_others = _picker(others)
+        self._pick_mappings = picker(mappings)
+        self._pick_others = picker(others)
         inner = self._pick_mappings(values)
         self._inner_keys, inner_values = _contents(inner)
         self._inner_ids = list(map(id, inner_values))
-        self.sizes = list(map(len, (*attributes, *inner)))
+        sizes = list(map(len, (*attributes, *inner)))
         inner_positions = {id(value): position for position, value in reversed(list(enumerate(inner_values)))}
         labels: dict[int, tuple[str, str]] = {}
         for module, path in names.items():
@@ -230,13 +274,16 @@ class _ModuleLayout:
                 for name, tensor in tensors.items():
                     if tensor is not None and id(tensor) in inner_positions:
                         labels.setdefault(id(tensor), (kind, prefix + name))
-        self._pick_tensors = _picker([inner_positions[key] for key in labels])
-        self.labels = list(labels.values())
-        self.columns: tuple[list[Any], ...] = ()
-        self.metadata: list[Metadata] = []
-        self.rows: list[tuple[int, str, str, str]] = []
-        self.devices: list[torch.device] = []
-        self.tree: ModuleTree | None = None
+        self._pick_tensors = picker([inner_positions[key] for key in labels])
+        kinds = []
+        for module in names:
+            contents = list(module.__dict__.values())
+            kinds.append(find_kind(type(module), plan_of(module.__dict__, contents), contents))
+        super().__init__(list(names.values()), list(labels.values()), sizes, kinds)
+        self.script_positions = [
+            position for position, module in enumerate(names) if issubclass(type(module), torch.jit.ScriptModule)
+        ]
+        self.graph_positions = [position for position, module in enumerate(names) if is_graph(type(module))]
 
     def read(self, owner: nn.Module | None) -> _Contents | None:
         """Return the modules' contents, or None if the layout is outdated."""
@@ -313,6 +360,27 @@ def _are_ordinary(tensors: Sequence[torch.Tensor]) -> bool:
     return {*map(type, tensors)} <= _TENSORS and {*map(attrgetter("layout"), tensors)} <= {torch.strided}
 
 
+def _contents_of(first: FirstRead) -> _Contents:
+    return _Contents(
+        tuple(first.modules),
+        first.mappings,
+        *_contents(first.mappings),
+        tuple(first.empty),
+        tuple(first.others),
+        tuple(first.tensors),
+    )
+
+
+def _split_lists(values: Sequence[Any]) -> tuple[list[list[Any]], Sequence[Any]]:
+    """Return the lists of immutable values, and the other values."""
+    lists = [value for value in values if type(value) is list]
+    if IMMUTABLE.issuperset(map(type, chain.from_iterable(lists))):
+        return lists, [value for value in values if type(value) is not list] if lists else values
+    is_flat = [type(value) is list and IMMUTABLE.issuperset(map(type, value)) for value in values]
+    others = [value for value, flat in zip(values, is_flat, strict=True) if not flat]
+    return list(compress(values, is_flat)), others
+
+
 def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]:
     """Return the concatenated keys and values of mappings."""
     mappings = list(mappings)
@@ -320,10 +388,3 @@ def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]
         list(chain.from_iterable(mappings)),
         list(chain.from_iterable([mapping.values() for mapping in mappings])),
     )
-
-
-def _picker(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """Return a function that selects positions of a list."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return lambda values: tuple([values[position] for position in positions])

@@ -128,7 +128,7 @@ class Recorder(ThreadState):
         self._saved_events: list[tuple[Any, ...]] | None = None  # before a pause or before close
         self._located = LocatedEvents() if lines else None
         self.events: list[tuple[Any, ...]] = [] if self._located is None else self._located
-        self._decomposed: set[str] = set()
+        self.decomposed: set[str] = set()
         self._active: set[int] = set()
         # The last exception that left a region, and its stack. Errors keep frames alive, with their tensors: those of a
         # checkpoint's early stop, or that end the program, are not stored.
@@ -145,6 +145,11 @@ class Recorder(ThreadState):
     def length(self) -> int:
         """Number of events recorded so far."""
         return self._folded_events + len(self._saved_events or ()) + len(self.events)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether each op has the source line that called it."""
+        return self._located is not None
 
     def is_recording_thread(self) -> bool:
         """Return whether this thread is recorded: the first, one that the model started, or one of autograd."""
@@ -259,15 +264,7 @@ class Recorder(ThreadState):
         if isinstance(error, Exception) and error is not self._raised[0] and type(error) is not StopRecomputation:
             self._raised = error, state.stack
         outputs = _NO_TENSORS if error is not None else self._specs(values)
-        calls = self._region_calls.setdefault(region, [])
-        for earlier_inputs, earlier_outputs, earlier_index in calls:
-            if earlier_inputs == inputs and earlier_outputs == outputs:
-                index = earlier_index
-                break
-        else:
-            index = len(self._region_signatures)
-            self._region_signatures.append((region, inputs, outputs))
-            calls.append((inputs, outputs, index))
+        index = self._region_signature(region, inputs, outputs)
         state.stack = outer
         if error is None and state is self and not self.backward and not measured:
             self.events.append(("exit", index, base, "forward"))
@@ -277,6 +274,33 @@ class Recorder(ThreadState):
             self.events.append((*row, *measured))
         if probe is not None:
             probe.overhead_ns += probe.clock() - left_ns
+
+    def _region_signature(self, region: int, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> int:
+        """Return the index of a region's signature."""
+        calls = self._region_calls.setdefault(region, [])
+        for earlier_inputs, earlier_outputs, earlier_index in calls:
+            if earlier_inputs == inputs and earlier_outputs == outputs:
+                return earlier_index
+        index = len(self._region_signatures)
+        self._region_signatures.append((region, inputs, outputs))
+        calls.append((inputs, outputs, index))
+        return index
+
+    def add_module_call(
+        self,
+        region: int,
+        signature: int,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+    ) -> None:
+        """Record a module's call that consists of one op call, in a run without backward and other threads."""
+        base = self.stack
+        add = self.events.append
+        add(("enter", region, base))
+        add(("op", signature, self.extend_stack(base, region), "forward", 0, reads, writes))
+        add(("exit", self._region_signature(region, inputs, outputs), base, "forward"))
 
     def own_last_node(self) -> None:
         """Attribute the newest autograd node, created before the open region was entered, to that region."""
@@ -358,7 +382,7 @@ class Recorder(ThreadState):
 
     def decompose(self, name: str) -> None:
         """Record that a composite op was decomposed."""
-        self._decomposed.add(name)
+        self.decomposed.add(name)
         self._active.add(
             self._stack_and_phase(self.thread_state())[0] if self.backward or self._thread_states else self.stack
         )
@@ -584,7 +608,7 @@ class Recorder(ThreadState):
             if self._folded is None
             else (),
             stops_at=self.stops_at,
-            decomposed=frozenset(self._decomposed),
+            decomposed=frozenset(self.decomposed),
             active=frozenset(self._active),
             about=dict(metadata),
             complete=complete,

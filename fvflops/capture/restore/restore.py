@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter, is_
 from typing import Any
 
@@ -157,6 +157,8 @@ class Snapshot:
             self._grads = _grads_of(tensors)
             self._hooks = list(map(_hooks, tensors))
             self._tensors = [save_tensor(tensor) for tensor in model_index.unstrided]
+            self._list_sizes = list(map(len, model_index.lists))
+            self._list_items = list(chain.from_iterable(model_index.lists))
             # Tensors can have attributes too; their dicts are mostly empty.
             attributes = list(map(_attributes, tensors))
             nonempty = list(filter(None, attributes))
@@ -185,6 +187,7 @@ class Snapshot:
                 (restore_tensor, self._tensors),
                 tensors,
                 (_restore_mapping, self._changed_mappings()),
+                (_restore_list, self._changed_lists()),
                 containers,
                 *self._code.restorers(),
                 (dict.clear, filter(None, self._empty_attributes)),
@@ -210,6 +213,14 @@ class Snapshot:
             for contents in model_index.contents()
         )
         return zip(now, before, strict=True)
+
+    def _changed_lists(self) -> Iterable[tuple[list[Any], list[Any]]]:
+        """Return all flat lists with their contents before the run, or none if all are unchanged, which is usual."""
+        lists = self._model_index.lists
+        if list(map(len, lists)) == self._list_sizes and all(map(is_, chain.from_iterable(lists), self._list_items)):
+            return ()
+        items = iter(self._list_items)
+        return [(now, list(islice(items, size))) for now, size in zip(lists, self._list_sizes, strict=True)]
 
     def _changed_hooks(self) -> list[int]:
         now = list(map(_hooks, self._model_index.tensors))
@@ -267,6 +278,11 @@ def _refill(mapping: dict[Any, Any], before: Any) -> None:
     kind = OrderedDict if isinstance(mapping, OrderedDict) else dict
     kind.clear(mapping)
     kind.update(mapping, before)
+
+
+def _restore_list(state: tuple[list[Any], list[Any]]) -> None:
+    now, before = state
+    now[:] = before
 
 
 def _restore_empty(container: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -112,6 +114,21 @@ def metadata_of_leaf(tensor: torch.Tensor) -> Metadata | None:
     bits = bits_of(tensor) if tensor.is_complex() else 0
     key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, False, bits)
     return _INTERNED.get(key) or intern(*key)
+
+
+def metadata_of_leaves(
+    tensors: Sequence[torch.Tensor],
+    shapes: Sequence[torch.Size],
+    strides: Sequence[tuple[int, ...]],
+    dtypes: Sequence[torch.dtype],
+    devices: Sequence[torch.device],
+) -> list[Metadata]:
+    """Return the metadata of strided tensors of torch's classes, of which the other arguments are known."""
+    if any(dtype.is_complex for dtype in set(dtypes)):
+        return list(map(metadata_of, tensors))
+    get = _INTERNED.get
+    keys = zip(shapes, strides, dtypes, devices, repeat(False), repeat(0))
+    return [get(key) or intern(*key) for key in keys]
 
 
 def is_available(device: torch.device) -> bool:

@@ -136,6 +136,28 @@ class CachedResult:
         self.view = None if only is None or only.same else only.metadata
 
 
+class LeafCall:
+    """A call of a leaf module that dispatched one op: its outcome, and the positions of the tensors that it reads.
+
+    `composite` is the composite op that was decomposed into it, or "". `context` returns the settings that chose the
+    op's kernel, `setting` is what it returned.
+    """
+
+    __slots__ = ("composite", "context", "outcome", "reads", "setting")
+
+    def __init__(self, outcome: CachedResult, reads: tuple[int, ...], composite: str) -> None:
+        assert outcome.signature is not None
+        self.outcome = outcome
+        self.reads = reads
+        self.composite = composite
+        self.context = context_of(outcome.signature.op)
+        self.setting = None if self.context is None else self.context()
+
+
+# Of one kind of settings: the kind and the tensors' metadata of a module → the input's metadata → the call.
+LeafCallCache = dict[tuple[Any, ...], dict[Metadata, LeafCall]]
+
+
 class OpCache:
     """The cache of one op: its schema, its outcomes, and properties of the op.
 
@@ -208,6 +230,7 @@ def settings_of(device: torch.device) -> Settings:
 
 
 _OPS: dict[Any, OpCache] = {}
+_LEAF_CALLS: dict[tuple[Settings, StopsAt], LeafCallCache] = {}
 
 
 def op_cache(func: Any) -> OpCache:
@@ -223,9 +246,19 @@ def outcome_count() -> int:
     return sum(len(cached) for op in _OPS.values() for cached in op.outcomes.values())
 
 
+def leaf_calls_of(settings: Settings, stops_at: StopsAt) -> LeafCallCache:
+    """Return the learnt calls of leaf modules in runs with these settings."""
+    return _LEAF_CALLS.setdefault((settings, stops_at), {})
+
+
+def _leaf_call_count() -> int:
+    return sum(1 + len(calls) for by_module in _LEAF_CALLS.values() for calls in by_module.values())
+
+
 def clear_cache() -> None:
     """Clear this cache and that of real execution, as in a new process; not to be called during a run."""
     _OPS.clear()
+    _LEAF_CALLS.clear()
     clear_calls()
     forget_signatures()
     forget_metadata()
@@ -233,5 +266,5 @@ def clear_cache() -> None:
 
 def trim_cache() -> None:
     """Clear the cache if it has grown past the limit."""
-    if max(interned_count(), outcome_count()) > _MAX_ENTRIES or signature_count() > _MAX_SIGNATURES:
+    if max(interned_count(), outcome_count(), _leaf_call_count()) > _MAX_ENTRIES or signature_count() > _MAX_SIGNATURES:
         clear_cache()

@@ -81,8 +81,8 @@ class ShapeMode(SubclassAwareMode):
         self.device = device
         self.concrete = ConcreteTensors(recorder, device, devices)
         self._rules = rules
-        self._settings = settings_of(device)
-        self._inference = OpInference(device, self._settings, rules, self.concrete)
+        self.settings = settings_of(device)
+        self._inference = OpInference(device, self.settings, rules, self.concrete)
         self.recorder = recorder
         recorder.describe = self.concrete.spec_of
         self._undo_log = undo_log
@@ -90,7 +90,10 @@ class ShapeMode(SubclassAwareMode):
         self._indices: dict[int, int] = {}
         # The op calls inside the composite op that is being decomposed, with the storages they read and write.
         self._inner_calls: list[tuple[CachedResult, Sequence[int], Sequence[int]]] | None = None
-        self._nested = nested
+        self.nested = nested
+        # Of the last call: its outcome, and its op, or the composite op that always decomposes into it.
+        self.last_outcome: CachedResult | None = None
+        self.last_op: OpCache | None = None
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
 
     def close(self) -> None:
@@ -101,7 +104,7 @@ class ShapeMode(SubclassAwareMode):
         """Return an equal mode for another thread of the run."""
         mode = ShapeMode(
             *(self.recorder, self._undo_log, self.device, (), self._rules),
-            nested=self._nested,
+            nested=self.nested,
         )
         mode.concrete, mode._inference, mode._plans, mode._indices = (
             self.concrete,
@@ -164,7 +167,7 @@ class ShapeMode(SubclassAwareMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if self._nested:
+        if self.nested:
             return self._run_nested(func, types, args, kwargs or {})
         if graph_tracer() is not None and not is_torch_shape_inference(types):
             return self._run_traced(func, types, args, kwargs or {})
@@ -174,6 +177,7 @@ class ShapeMode(SubclassAwareMode):
                 return self.recorder.scripts.dispatch(func.name(), args)
             plan = self._plan(func)
         outcomes, op, handle_miss, _ = plan
+        self.last_op = op
         if types != _SHAPE_TENSOR_ONLY:
             if has_wrapper_subclass(types):
                 return self.defer_to_subclass(func, types, args, kwargs or {})
@@ -319,12 +323,12 @@ class ShapeMode(SubclassAwareMode):
     def _run_nested(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call hidden from the enclosing run with shape execution."""
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._adopt, lambda device: device)
-        self._nested = False
+        self.nested = False
         try:
             with disable_dispatch_modes():
                 return self.__torch_dispatch__(func, types, args, kwargs)
         finally:
-            self._nested = True
+            self.nested = True
 
     def _run_traced(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call through the graph tracer, which records it and calls this mode for the result."""
@@ -360,12 +364,8 @@ class ShapeMode(SubclassAwareMode):
 
     def _record(self, outcome: CachedResult, reads: Sequence[int], writes: Sequence[int]) -> None:
         recorder = self.recorder
-        index = self._indices.get(id(outcome))
-        if index is None:
-            assert outcome.signature is not None
-            index = recorder.index_of(outcome.signature)
-            if outcome.cacheable:
-                self._indices[id(outcome)] = index
+        self.last_outcome = outcome
+        index = self.index_of(outcome)
         if recorder.backward or recorder.has_threads:
             recorder.add(index, reads, writes)
         else:
@@ -373,12 +373,22 @@ class ShapeMode(SubclassAwareMode):
         if self._inner_calls is not None:
             self._inner_calls.append((outcome, reads, writes))
 
+    def index_of(self, outcome: CachedResult) -> int:
+        """Return the index of an outcome's signature in the run."""
+        index = self._indices.get(id(outcome))
+        if index is None:
+            assert outcome.signature is not None
+            index = self.recorder.index_of(outcome.signature)
+            if outcome.cacheable:
+                self._indices[id(outcome)] = index
+        return index
+
     def _plan(self, func: Any) -> _Plan:
         op = op_cache(func)
-        plan: _Plan = op.outcomes.setdefault(self._settings, {}), op, None, func
+        plan: _Plan = op.outcomes.setdefault(self.settings, {}), op, None, func
         if op.schema.composite and op.schema.name not in self.recorder.stops_at:
             self.recorder.decompose(op.schema.name)
-            expansions = op.expansions.setdefault((self._settings, self.recorder.stops_at), {})
+            expansions = op.expansions.setdefault((self.settings, self.recorder.stops_at), {})
             plan = expansions, op, ShapeMode._decompose, func
         self._plans[id(func)] = plan
         return plan
@@ -404,11 +414,13 @@ class ShapeMode(SubclassAwareMode):
             self._inner_calls = outer_calls
             if outer_calls is not None:
                 outer_calls += inner_calls
+        self.last_op = None
         if len(inner_calls) == 1:
             outcome, inner_reads, writes = inner_calls[0]
             same_tensors = type(result) is ShapeTensor and result.storage_ref.index in writes and inner_reads == reads
             if same_tensors and outcome.fresh is not None and outcome.cacheable and self._expands_always(op, outcome):
-                op.expansions[self._settings, self.recorder.stops_at][key] = outcome
+                op.expansions[self.settings, self.recorder.stops_at][key] = outcome
+                self.last_op = op
         return result
 
     def _expands_always(self, op: OpCache, outcome: CachedResult) -> bool:

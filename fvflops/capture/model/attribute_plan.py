@@ -1,0 +1,120 @@
+"""How to read the attributes of modules with the same attribute names and types, cached in the process."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+# Tuples of these are immutable too.
+IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes})
+MAPPINGS = (dict, OrderedDict)
+CONTAINERS = (*MAPPINGS, set)
+TENSOR_MAPPINGS = ("_parameters", "_buffers", "_modules")
+# Plans of other types are not cached, since that would keep classes alive.
+_SHARED_TYPES = frozenset(
+    {*IMMUTABLE, *CONTAINERS, tuple, list, FunctionType, MethodType, BuiltinFunctionType, type}
+    | {torch.Tensor, nn.Parameter, torch.device, torch.dtype, torch.Size}
+)
+_NUMBERS_AND_STRINGS = (int, float, str)
+_MAX_PLANS = 1 << 12
+_PLANS: dict[tuple[tuple[str, ...], tuple[type, ...]], AttributePlan] = {}
+
+
+# Attributes of fx.GraphModule, and of modules that torch.export.unflatten makes.
+_EXPORTED = frozenset({"_graph", "_ty"})
+
+
+class AttributePlan:
+    """Positions in a module's `__dict__` by what its values are.
+
+    `mappings` are the dicts of parameters, buffers and children, all three if `is_plain`; `pick_containers` returns
+    other dicts and sets, `tuples` tuples, `others` other mutable values. `pick_public` returns the numbers, strings and
+    tuples that a module tree contains, `names` are their names, `public_tuples` the tuples' positions among these.
+    `is_shared`: it is cached. `is_exported`: the module has the graph, or the class, of one that was exported. If
+    `is_constant`, all other values are immutable, or tuples that `pick_constants` returns with these, and `pick_empty`
+    returns the containers and the children, `pick_tensors` parameters and buffers. `texts` caches the `extra_repr` of
+    torch's classes by class and public values.
+    """
+
+    __slots__ = (
+        "has_extra_repr",
+        "has_script_objects",
+        "is_constant",
+        "is_exported",
+        "is_plain",
+        "is_shared",
+        "mappings",
+        "names",
+        "others",
+        "pick_constants",
+        "pick_containers",
+        "pick_empty",
+        "pick_public",
+        "pick_tensors",
+        "public_tuples",
+        "texts",
+        "tuples",
+    )
+
+    def __init__(self, keys: tuple[str, ...], types: tuple[type, ...]) -> None:
+        containers: list[int] = []
+        self.mappings: list[int] = []
+        self.tuples: list[int] = []
+        self.others: list[int] = []
+        public: list[int] = []
+        constants: list[int] = []
+        for position, (key, kind) in enumerate(zip(keys, types, strict=True)):
+            if key in TENSOR_MAPPINGS and kind in MAPPINGS:
+                self.mappings.append(position)
+            elif kind in CONTAINERS:
+                containers.append(position)
+            elif kind is tuple:
+                self.tuples.append(position)
+            elif kind not in IMMUTABLE:
+                self.others.append(position)
+            if kind is tuple or kind in IMMUTABLE:
+                constants.append(position)
+            if not key.startswith("_") and (kind is type(None) or issubclass(kind, (*_NUMBERS_AND_STRINGS, tuple))):
+                public.append(position)
+        self.pick_containers = picker(containers)
+        self.pick_public = picker(public)
+        self.names = tuple([keys[position] for position in public])
+        self.public_tuples = [index for index, position in enumerate(public) if issubclass(types[position], tuple)]
+        self.is_plain = len(self.mappings) == len(TENSOR_MAPPINGS)
+        self.is_exported = not _EXPORTED.isdisjoint(keys)
+        self.has_script_objects = torch.ScriptObject in types
+        self.has_extra_repr = "extra_repr" in keys
+        self.is_shared = _SHARED_TYPES.issuperset(types)
+        self.is_constant = self.is_plain and self.is_shared and not self.others
+        self.pick_constants = picker(constants)
+        by_key = {keys[position]: position for position in self.mappings}
+        *tensors, children = [by_key.get(key, 0) for key in TENSOR_MAPPINGS]
+        self.pick_tensors = picker(tensors)
+        self.pick_empty = picker([*containers, children])
+        self.texts: dict[tuple[Any, ...], str] = {}
+
+
+def plan_of(attributes: dict[str, Any], values: list[Any]) -> AttributePlan:
+    """Return the plan of a module's attributes."""
+    key = tuple(attributes), tuple(map(type, values))
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = AttributePlan(*key)
+        if plan.is_shared:
+            if len(_PLANS) >= _MAX_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    return plan
+
+
+def picker(positions: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """Return a function that selects positions of a list."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: tuple([values[position] for position in positions])

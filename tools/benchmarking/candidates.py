@@ -1,0 +1,173 @@
+"""The candidates of architecture searches: MobileNet-like networks, and cells of NAS-Bench-201."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+from torch import nn
+
+_WIDTHS = (16, 24, 32, 64, 96, 160, 320)
+_STRIDES = (1, 2, 2, 2, 1, 2, 1)
+
+# The ops of NAS-Bench-201 (Dong and Yang, ICLR 2020), one for each edge of a cell: 5^6 = 15,625 cells.
+OPS = ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3")
+EDGES = tuple((node, source) for node in range(1, 4) for source in range(node))
+_CELLS_IN_STAGE = 5
+_CELL_WIDTHS = (16, 32, 64)
+
+
+class InvertedResidual(nn.Module):
+    """MobileNetV2's block: expansion, depthwise convolution, projection."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = inputs * expansion
+        layers: list[nn.Module] = []
+        if expansion != 1:
+            layers += _conv(inputs, hidden, 1)
+        layers += _conv(hidden, hidden, kernel, stride, groups=hidden)
+        layers += [nn.Conv2d(hidden, outputs, 1, bias=False), nn.BatchNorm2d(outputs)]
+        self.layers = nn.Sequential(*layers)
+        self.has_skip = stride == 1 and inputs == outputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [batch, outputs, height / stride, width / stride]."""
+        return x + self.layers(x) if self.has_skip else self.layers(x)
+
+
+class MobileNet(nn.Module):
+    """A MobileNetV2 whose widths, depths, kernels and expansions are drawn by a generator."""
+
+    def __init__(self, generator: random.Random) -> None:
+        super().__init__()
+        multiplier = generator.choice((0.5, 0.75, 1.0, 1.25, 1.5))
+        width = _round(32 * multiplier)
+        layers = _conv(3, width, 3, 2)
+        for base, stride in zip(_WIDTHS, _STRIDES, strict=True):
+            outputs = _round(base * multiplier * generator.choice((0.75, 1.0, 1.25)))
+            for index in range(generator.randint(1, 4)):
+                kernel, expansion = generator.choice((3, 5, 7)), generator.choice((1, 3, 4, 6))
+                layers.append(InvertedResidual(width, outputs, kernel, stride if index == 0 else 1, expansion))
+                width = outputs
+        layers += _conv(width, 1280, 1)
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [batch, 1000] logits of [batch, 3, 224, 224] images."""
+        return self.classifier(self.features(x).mean([2, 3]))
+
+
+class _Zero(nn.Module):
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, :: self.stride, :: self.stride].mul(0.0)
+
+
+class Cell(nn.Module):
+    """A cell: each node is the sum of an op on every node before it."""
+
+    def __init__(self, ops: tuple[str, ...], width: int) -> None:
+        super().__init__()
+        self.edges = nn.ModuleList(_make_op(op, width) for op in ops)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last node, of the input's shape."""
+        nodes = [x]
+        edges = iter(self.edges)
+        for node in range(1, 4):
+            total = next(edges)(nodes[0])
+            for source in range(1, node):
+                total = total + next(edges)(nodes[source])
+            nodes.append(total)
+        return nodes[-1]
+
+
+class _ReduceBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv_a = _relu_conv(inputs, outputs, 3, 2)
+        self.conv_b = _relu_conv(outputs, outputs, 3)
+        self.downsample = nn.Sequential(nn.AvgPool2d(2, 2), nn.Conv2d(inputs, outputs, 1, bias=False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.downsample(x) + self.conv_b(self.conv_a(x))
+
+
+class CellNetwork(nn.Module):
+    """The network in which NAS-Bench-201 evaluates a cell: three stages of five cells for 32 x 32 images."""
+
+    def __init__(self, ops: tuple[str, ...]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))]
+        width = 16
+        for outputs in _CELL_WIDTHS:
+            if outputs != width:
+                layers.append(_ReduceBlock(width, outputs))
+            layers += [Cell(ops, outputs) for _ in range(_CELLS_IN_STAGE)]
+            width = outputs
+        self.cells = nn.Sequential(*layers)
+        self.last = nn.Sequential(nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        self.classifier = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [batch, 10] logits of [batch, 3, 32, 32] images."""
+        x = self.last(self.cells(x))
+        return self.classifier(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def _make_op(name: str, width: int) -> nn.Module:
+    if name == "none":
+        return _Zero(1)
+    if name == "skip_connect":
+        return nn.Identity()
+    if name == "avg_pool_3x3":
+        return nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    return _relu_conv(width, width, 1 if name == "nor_conv_1x1" else 3)
+
+
+def _relu_conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(nn.ReLU(), conv, nn.BatchNorm2d(outputs))
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True)]
+
+
+def _round(width: float) -> int:
+    return max(8, int(width + 4) // 8 * 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A space of architectures: `builders` returns factories of different ones, drawn at random."""
+
+    shape: tuple[int, ...]
+    builders: Callable[[random.Random, int], list[Callable[[], nn.Module]]]
+
+
+def _draw_mobile_nets(generator: random.Random, number: int) -> list[Callable[[], nn.Module]]:
+    return [partial(MobileNet, random.Random(generator.random())) for _ in range(number)]
+
+
+def _draw_cells(
+    build: Callable[[tuple[str, ...]], nn.Module], generator: random.Random, number: int
+) -> list[Callable[[], nn.Module]]:
+    return [partial(build, ops) for ops in generator.sample(list(product(OPS, repeat=len(EDGES))), number)]
+
+
+SPACES: dict[str, Space] = {
+    "MobileNet-like": Space((1, 3, 224, 224), _draw_mobile_nets),
+    "NAS-Bench-201 cells": Space((1, 16, 32, 32), partial(_draw_cells, partial(Cell, width=16))),
+    "NAS-Bench-201 networks": Space((1, 3, 32, 32), partial(_draw_cells, CellNetwork)),
+}
