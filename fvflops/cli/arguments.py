@@ -33,7 +33,7 @@ def add_model_source(
 
 
 def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an input") -> None:
-    """Add the shapes of a model's inputs, whose help starts with `shape`, and a transformers model's configuration."""
+    """Add the options of SourceOptions: a model's inputs, whose help starts with `shape`, and how it is built."""
     parser.add_argument(
         "--input",
         action="append",
@@ -41,10 +41,34 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         metavar="[NAME=]SHAPE[:DTYPE]",
         help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
+    parser.add_argument("--batch", type=parse_size, metavar="N", help="batch size of the default inputs")
+    parser.add_argument(
+        "--seq",
+        type=parse_size,
+        metavar="N",
+        help="tokens of text in the default inputs, of encoder and decoder; those of images and audio are added",
+    )
+    parser.add_argument(
+        "--image-size", type=parse_sides, metavar="N|HxW", help="height and width of the default inputs' images"
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="DTYPE",
+        help="cast the model and its inputs: fp32, tf32 (stored as fp32), fp16, bf16 or fp64",
+    )
     parser.add_argument(
         "--config",
         metavar="JSON",
-        help="configuration of a transformers or diffusers model: JSON text, a file or, for diffusers, its folder",
+        help="configuration of a Hugging Face model: JSON text, a file, or a folder with config.json",
+    )
+    parser.add_argument(
+        "--task", metavar="TASK", help="class of hf:MODEL by a task of transformers' pipelines, such as text-generation"
+    )
+    parser.add_argument("--adapter", metavar="FOLDER", help="add a PEFT adapter, a folder with adapter_config.json")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the modelling code in the repository of hf:MODEL",
     )
     parser.add_argument(
         "--arg",
@@ -87,6 +111,13 @@ def model_options(
         device=device,
         args=tuple(arguments.arg),
         paths=tuple(map(os.path.abspath, arguments.path)),
+        batch=arguments.batch,
+        seq=arguments.seq,
+        image_size=arguments.image_size,
+        dtype=arguments.dtype,
+        task=arguments.task,
+        adapter=None if arguments.adapter is None else os.path.abspath(arguments.adapter),
+        trust_remote_code=arguments.trust_remote_code,
         denoising_steps=arguments.denoising_steps,
         guidance=arguments.guidance,
         unpickle=arguments.unpickle,
@@ -175,7 +206,7 @@ def add_table(
     )
     parser.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
     default = "all" if top is None else str(top)
-    parser.add_argument("--top", type=parse_top, default=top, metavar="N", help=f"number of rows; default: {default}")
+    parser.add_argument("--top", type=parse_size, default=top, metavar="N", help=f"number of rows; default: {default}")
 
 
 def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
@@ -229,7 +260,19 @@ def parse_at_least(least: int, text: str) -> int:
 
 
 parse_depth = partial(parse_at_least, 0)
-parse_top = partial(parse_at_least, 1)
+parse_size = partial(parse_at_least, 1)
+
+
+def parse_sides(text: str) -> tuple[int, int]:
+    """Return (height, width), as argparse's `type`.
+
+    >>> parse_sides("224"), parse_sides("480x640")
+    ((224, 224), (480, 640))
+    """
+    sides = text.split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"must be N or HEIGHTxWIDTH, such as 224 or 480x640; got {text!r}")
+    return int(sides[0]), int(sides[-1])
 
 
 def parse_trace_name(text: str) -> str:

@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import ENDINGS, load_trace
 from fvflops.analysis.training_step import sum_results
@@ -18,7 +16,7 @@ from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
 from fvflops.sources.files import recognise
 from fvflops.sources.load import SOURCES, check_applies, load_model
-from fvflops.sources.loaded_model import cast_model, with_input_hint
+from fvflops.sources.loaded_model import with_input_hint
 from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
 
@@ -30,6 +28,12 @@ _RUN_OPTIONS = {
     "train": "--train",
     "backward": "--backward",
     "dtype": "--dtype",
+    "batch": "--batch",
+    "seq": "--seq",
+    "image_size": "--image-size",
+    "task": "--task",
+    "adapter": "--adapter",
+    "trust_remote_code": "--trust-remote-code",
     "unpickle": "--unpickle",
     "optimizer": "--optimizer",
     "micro_batches": "--micro-batches",
@@ -46,7 +50,6 @@ def open_model(
     arguments: argparse.Namespace,
     *,
     options: SourceOptions | None = None,
-    dtype: torch.dtype | None = None,
     backward: bool = False,
     lines: bool = False,
     in_subprocess: bool = False,
@@ -54,7 +57,7 @@ def open_model(
     """Return a function that analyses a MODEL argument by a convention; the model is built once.
 
     A saved Trace is recognised by its content, `REV:file.py:factory` is a factory in a git revision; any other name is
-    passed to `load_model`. `options` default to those of the arguments. `dtype` casts the model, `backward` adds its
+    passed to `load_model`. `options` default to those of the arguments. `backward` adds its
     backward pass, `lines` records source lines. `in_subprocess` records a model in a subprocess, since one process
     cannot import two modules of the same name. An invalid name or argument raises ValueError, a Trace that the
     convention cannot count TraceError.
@@ -74,8 +77,6 @@ def open_model(
         return lambda table: _analysis_of(record_in_subprocess(name, name, chosen, arguments), table)
     subject = load_model(name, options)
     subject.train(arguments.train, option="--train")
-    if dtype is not None:
-        subject = cast_model(subject, dtype)
     assume = parse_assumptions(arguments.assume)
 
     def analyse(table: FormulaTable) -> FlopCountAnalysis:

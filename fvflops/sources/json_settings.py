@@ -8,7 +8,7 @@ from typing import Any
 
 from fvflops import paths
 
-_MAX_CONFIG = 1 << 20
+_MAX_CONFIG = 1 << 22  # characters: label maps of some checkpoints have 21,000 entries
 
 
 def read_settings(text: str, option: str, *, file: str = "config.json") -> dict[str, Any]:
@@ -33,9 +33,14 @@ def read_settings(text: str, option: str, *, file: str = "config.json") -> dict[
     if content is None:
         raise ValueError(f"{name}: a configuration has at most {_MAX_CONFIG:,} characters")
     try:
-        settings = json.loads(content.removeprefix("\ufeff"))
+        settings = json.loads(content.removeprefix("\ufeff"), object_hook=_decode_float)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f'{name}: a configuration is a JSON object, such as {{"num_hidden_layers": 2}}')
     return settings
+
+
+def _decode_float(value: dict[str, Any]) -> Any:
+    """Return the float of {"__float__": "Infinity"}, as transformers writes what is not a number in JSON."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -13,10 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fvflops.features.utilisation.device_benchmark import PRODUCTS
+from fvflops.sources.adapters import add_adapter
 from fvflops.sources.factory import build_from_factory
 from fvflops.sources.files import is_file, load_file
+from fvflops.sources.input_sizes import SIZE_OPTIONS, check_positions, chosen_sizes, resize_inputs
 from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
-from fvflops.sources.loaded_model import BuiltModel, LoadedModel
+from fvflops.sources.loaded_model import BuiltModel, LoadedModel, cast_inputs, parse_dtype
 from fvflops.sources.meta import on_meta
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 
@@ -26,6 +29,7 @@ SOURCES = {
     "timm": "fvflops.sources.libraries.timm",
     "torchvision": "fvflops.sources.libraries.torchvision",
     "transformers": "fvflops.sources.transformers",
+    "hf": "fvflops.sources.hugging_face",
     "diffusers": "fvflops.sources.diffusers",
     "open_clip": "fvflops.sources.libraries.open_clip",
     "torchhub": "fvflops.sources.libraries.torchhub",
@@ -36,6 +40,7 @@ FORMS = {
     "timm": "timm:NAME",
     "torchvision": "torchvision:NAME",
     "transformers": "transformers:CLASS",
+    "hf": "hf:FOLDER or hf:ORG/NAME",
     "diffusers": "diffusers:CLASS or FOLDER",
     "open_clip": "open_clip:NAME",
     "torchhub": "torchhub:FOLDER:ENTRYPOINT",
@@ -46,13 +51,15 @@ FORMS = {
 FILE = "file"
 # Option of the command line → its field of SourceOptions, and the sources to which it applies.
 _APPLIES = {
-    "--config": ("config", ("transformers", "diffusers")),
-    "--arg": ("args", ("timm", "torchvision", "diffusers", "open_clip", "torchhub", "")),
-    "--denoising-steps": ("denoising_steps", ("diffusers",)),
-    "--guidance": ("guidance", ("diffusers",)),
+    "--config": ("config", ("transformers", "hf", "diffusers")),
+    "--task": ("task", ("hf",)),
+    "--trust-remote-code": ("trust_remote_code", ("hf",)),
+    "--arg": ("args", ("timm", "torchvision", "diffusers", "hf", "open_clip", "torchhub", "")),
+    "--denoising-steps": ("denoising_steps", ("diffusers", "hf")),
+    "--guidance": ("guidance", ("diffusers", "hf")),
 }
 # Sources whose models are built on the meta device by default: checkpoints may be larger than memory.
-_BUILT_ON_META = ("diffusers",)
+_BUILT_ON_META = ("diffusers", "hf")
 
 
 class Source(Protocol):
@@ -71,6 +78,11 @@ def load_source(name: str) -> Source:
     return source
 
 
+def is_built_on_meta(name: str) -> bool:
+    """Return whether the model that a MODEL argument names is on the meta device unless the options name another."""
+    return name.partition(":")[0] in _BUILT_ON_META
+
+
 def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedModel:
     """Return the model that a MODEL argument names, on its inputs.
 
@@ -80,31 +92,48 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
     check_applies(options, source, name)
     add_paths(options.paths)
     specs = tuple(parse_input(text) for text in options.inputs)
-    device = options.device or ("meta" if source in _BUILT_ON_META else None)
+    sizes = chosen_sizes(options)
+    if specs and sizes:
+        option = SIZE_OPTIONS[sizes[0]]
+        raise ValueError(f"{option} sets the size of default inputs: omit it, or --input")
+    dtype = None if options.dtype is None else PRODUCTS[parse_dtype(options.dtype)]
+    device = options.device or ("meta" if is_built_on_meta(name) else None)
     if device is not None:
         _check_device(device)
-    if source == FILE:
-        return _with_inputs(name, load_file(name, options), specs, options)
-    with _building_on(device):
-        if source in SOURCES:
+    with nullcontext() if source == FILE else _building_on(device):
+        if source == FILE:
+            built = load_file(name, options)
+        elif source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
             file, _, factory = rest.rpartition(":")
             built = build_from_factory(file, factory, options)
-    return _with_inputs(name, built, specs, options)
+    model = built.model if options.adapter is None else add_adapter(built.model, options.adapter)
+    if dtype is not None:
+        model.to(dtype)
+    subject = _with_inputs(name, replace(built, model=model), specs, options)
+    subject = replace(subject, meta_by_default=options.device is None and is_built_on_meta(name))
+    return subject if dtype is None else cast_inputs(subject, dtype)
 
 
 def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...], options: SourceOptions) -> LoadedModel:
     """Return a model on the inputs that the options name, else on its own, else on those of its source."""
     state: dict[str, Any] = {"is_program": built.is_program, "accepts": built.accepts}
-    if not specs and built.make_inputs is not None:
+    if specs:
+        return LoadedModel(built.model, *make_arguments(specs, _device_of(built.model)), assumed=False, **state)
+    if built.make_inputs is not None:
         return LoadedModel(built.model, (), built.make_inputs(options), assumed=True, **state)
-    if not specs and (built.inputs is not None or built.kwargs):
-        return LoadedModel(built.model, built.inputs, built.kwargs, assumed=False, **state)
-    if not specs and not built.specs:
-        raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
-    args, kwargs = make_arguments(specs or built.specs, _device_of(built.model))
-    return LoadedModel(built.model, args, kwargs, assumed=not specs, **state)
+    inputs: Any = built.inputs
+    kwargs: Mapping[str, Any] = built.kwargs
+    is_default = inputs is None and not kwargs
+    if is_default:
+        if not built.specs:
+            raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
+        inputs, kwargs = make_arguments(built.specs, _device_of(built.model))
+    if chosen_sizes(options):
+        check_positions(built.model, options)
+        inputs, kwargs = resize_inputs(inputs, kwargs, options, name)
+    return LoadedModel(built.model, inputs, kwargs, assumed=is_default, **state)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from fvflops.capture.model.meta_copy import cast_floats
 from fvflops.capture.model.model import describe_inputs
+from fvflops.capture.run import ExecutionError
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.features.utilisation.devices import short_dtype
 from fvflops.sources.input_specs import InputSpec
@@ -25,7 +26,7 @@ class LoadedModel:
     """A model to count with its inputs; `assumed` is whether these are defaults.
 
     `is_program`: it was exported in training or eval mode, and keeps that. `accepts` describes the inputs that it takes
-    where that is known.
+    where that is known. `meta_by_default` is whether its source builds it on the meta device by default.
     """
 
     model: nn.Module
@@ -34,6 +35,7 @@ class LoadedModel:
     assumed: bool
     is_program: bool = False
     accepts: str = ""
+    meta_by_default: bool = False
 
     def train(self, mode: bool, *, option: str = "") -> None:
         """Set training or eval mode; `option` asked for it, which raises ValueError for an exported program."""
@@ -72,19 +74,24 @@ def parse_dtype(text: str) -> str:
     return dtype
 
 
-def cast_model(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
-    """Return a model with its floating-point weights and inputs cast to a dtype."""
+def cast_inputs(subject: LoadedModel, dtype: torch.dtype) -> LoadedModel:
+    """Return a model with its floating-point inputs cast to a dtype."""
     inputs, kwargs = cast_floats((subject.inputs, dict(subject.kwargs)), dtype)
-    return replace(subject, model=subject.model.to(dtype), inputs=inputs, kwargs=kwargs)
+    return replace(subject, inputs=inputs, kwargs=kwargs)
 
 
 def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
     """Return the result of `analyse`; an error of the model's forward includes inputs that are defaults.
 
-    That of an exported program includes the inputs that it accepts.
+    That of an exported program includes the inputs that it accepts. Where the meta device is the default, an error that
+    calls for real execution says how to build weights.
     """
     try:
         return analyse()
+    except ExecutionError as error:
+        if subject.meta_by_default:
+            error.args = (f"{error.args[0]}: build them on --device cpu", *error.args[1:])
+        raise
     except Exception as error:
         if subject.accepts and error.args and describe_module(error):
             error.args = (f"{error.args[0]} (the program accepts {subject.accepts})", *error.args[1:])

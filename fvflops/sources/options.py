@@ -10,12 +10,14 @@ class SourceOptions:
     """How a model is built and what its inputs are, as plain values that a worker process can be sent.
 
     `inputs` are texts such as `1,3,224,224` or `ids=1,128:int64`; without them the source's default inputs are used.
-    `config` is JSON, or the path of a JSON file or its folder, for transformers and diffusers. `device` is where the
-    model is built, such as `meta`. `args` are texts such as `width=64`, arguments of the factory or constructor, and
-    `paths` folders that are added to `sys.path`. `batch`, `seq` and `image_size` (height, width) are sizes of the
-    default inputs. `denoising_steps` is the number of steps of a diffusers pipeline, `guidance` whether each runs on
-    a doubled batch, for classifier-free guidance. `unpickle` allows to load a pickled module, which runs code that the
-    file names.
+    `batch`, `seq` (tokens) and `image_size` (height, width) are sizes of these default inputs; `dtype`, such as `bf16`,
+    is that of the floating-point weights and inputs. `config` is JSON, or the path of a JSON file or of its folder, for
+    Hugging Face models. `device` is where the model is built, such as `meta`. `args` are texts such as `width=64`,
+    arguments of the factory or constructor, and `paths` folders that are added to `sys.path`. `task` chooses the class
+    of a Hugging Face repository, `trust_remote_code` allows the modelling code in it to run, and `adapter` is the
+    folder of a PEFT adapter, which is added to the model. `denoising_steps` is the number of steps of a diffusers
+    pipeline, `guidance` whether each runs on a doubled batch, for classifier-free guidance. `unpickle` allows to load a
+    pickled module, which runs code that the file names.
     """
 
     inputs: tuple[str, ...] = ()
@@ -26,6 +28,10 @@ class SourceOptions:
     batch: int | None = None
     seq: int | None = None
     image_size: tuple[int, int] | None = None
+    dtype: str | None = None
+    task: str | None = None
+    adapter: str | None = None
+    trust_remote_code: bool = False
     denoising_steps: int | None = None
     guidance: bool = False
     unpickle: bool = False

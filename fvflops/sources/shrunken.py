@@ -10,7 +10,8 @@ import torch
 
 from fvflops.sources.imports import import_module
 from fvflops.sources.options import SourceOptions
-from fvflops.sources.transformers.configurations import make_config, own_config, shrink
+from fvflops.sources.transformers.configurations import make_config, own_config
+from fvflops.sources.transformers.shrink_config import shrink
 
 _PREFIX = "transformers:"
 _MAX_WEIGHTS = 4 << 30  # bytes; beyond, inner widths are lowered too
@@ -38,7 +39,7 @@ def shrink_model(name: str, options: SourceOptions) -> ShrunkenModel | None:
     config = own_config(model_class, config)
     changed = shrink(config)
     if _weigh(model_class, config) > _MAX_WEIGHTS:
-        changed |= shrink(config, more=True)
+        changed |= shrink(config, widths=True)
     changes = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in changed.items())
     return ShrunkenModel(replace(options, config=config.to_json_string()), changes) if changes else None
 

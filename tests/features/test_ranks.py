@@ -565,7 +565,7 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
     [
         (["--mesh", "dp=two"], "such as dp=128,tp=8; got 'dp=two'"),
         (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
-        (["--mesh", "dp=2", "--dtype", "int8"], "--dtype int8: expected a floating-point dtype"),
+        (["--mesh", "dp=2", "--dtype", "int8"], "--dtype must be one of fp64, fp32, tf32, fp16, bf16; got 'int8'"),
         (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
         (["--mesh", "tp=3"], "(q_proj 4, k_proj 2, v_proj 2): use tp=1 or 2\n"),  # without the default inputs
         (["--mesh", "dp=2", "--format", "htlm"], "got 'htlm': did you mean 'html'"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fvflops.sources.transformers.configurations import make_config, own_config, shrink
+from fvflops.sources.transformers.configurations import make_config, own_config
 from fvflops.sources.transformers.input_request import TEXT
 from fvflops.sources.transformers.inputs import make_inputs
+from fvflops.sources.transformers.shrink_config import shrink
 from sweeping.weights import quick_weights
 
 _SMALL = 4 << 30  # bytes of weights that a shrunken model may have
@@ -32,10 +33,10 @@ def build(name: str, way: str) -> tuple[Any, Any]:
     config, _ = make_config(model_type)
     config = own_config(model_class, config)
     if way == "tiny":
-        shrink(config, more=True, eyes=True)
+        shrink(config, widths=True, encoders=True)
     with quick_weights():
         model = model_class._from_config(config)
-    return model, make_inputs(model_type, model, _TINY_TEXT if way == "tiny" else TEXT)
+    return model, make_inputs(model_type, model, text=_TINY_TEXT if way == "tiny" else TEXT)
 
 
 def _heads() -> dict[str, str]:

@@ -32,12 +32,11 @@ from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_repor
 from fvflops.features.memory.savings import memory_savings
 from fvflops.features.planning.plan import plan_rank, unsharded_class
 from fvflops.features.planning.savings import plan_savings
-from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
-from fvflops.sources.loaded_model import LoadedModel, cast_model, parse_dtype, with_input_hint
+from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.text import suggest
 
 DEFAULT_TABLE = "exact"
@@ -63,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS",
         help="class of the modules whose activations are recomputed (torch.utils.checkpoint); may be repeated",
     )
-    parser.add_argument("--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, fp16, bf16 or fp64")
     parser.add_argument(
         "--loss",
         metavar="PATH:FUNCTION",
@@ -88,13 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Predict the memory of the model that the arguments name and write the report; return the exit code."""
     table = load_table(arguments.table)
     optimizer = _find_optimizer(arguments.optimizer)
-    dtype = None if arguments.dtype is None else PRODUCTS[parse_dtype(arguments.dtype)]
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     loss = _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
     subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(not arguments.inference)
-    subject = subject if dtype is None else cast_model(subject, dtype)
     checkpoint = _find_modules(subject, arguments.checkpoint)
     step: dict[str, Any] = {
         "loss": loss,

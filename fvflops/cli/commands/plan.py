@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from fvflops.cli.arguments import add_mesh, add_model, add_report, model_options, parse_assumptions, parse_mesh
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
     )
     add_mesh(parser, required=True)
-    parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the weights, such as bfloat16")
     parser.add_argument(
         "--device", default=None, help="device whose kernels are simulated: cpu, or cuda (needs no GPU)"
     )
@@ -38,8 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
     mesh = parse_mesh(arguments.mesh)
     table = load_table(arguments.table)
     subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    if arguments.dtype is not None:
-        subject.model.to(_dtype(arguments.dtype))
     subject.train(True)
     shard_by: Callable[[nn.Module, Any], Any] | None = None
     if arguments.shard is not None:
@@ -63,10 +59,3 @@ def run(arguments: argparse.Namespace) -> int:
     )
     write_report(plan_report(plan, table, name=arguments.model), arguments)
     return 0
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"--dtype {name}: expected a floating-point dtype of torch, such as float32 or bfloat16")
-    return dtype

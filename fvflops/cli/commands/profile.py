@@ -34,7 +34,7 @@ from fvflops.features.utilisation.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
 from fvflops.reports.calls.op_calls import SORTS as CALL_SORTS
-from fvflops.sources.load import load_model
+from fvflops.sources.load import is_built_on_meta, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     checked = _check(arguments)
     options = _read_runs(arguments)
-    device = _choose_device(arguments.device)
+    device = _choose_device(arguments.device) or ("cpu" if is_built_on_meta(arguments.model) else None)
     subject = load_model(arguments.model, model_options(arguments, device=device))
     subject.train(arguments.train, option="--train")
     _check_ignored(arguments.ignore, checked.table)

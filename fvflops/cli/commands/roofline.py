@@ -20,7 +20,7 @@ from fvflops.cli.outputs import write, write_report
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.roofline.report import SHOWN, VIEWS, roofline_report
-from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
+from fvflops.features.utilisation.device_benchmark import measure_device, write_device
 from fvflops.features.utilisation.devices import load_peaks
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
@@ -41,9 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
     )
     parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
-    parser.add_argument(
-        "--dtype", metavar="DTYPE", help="cast the model and its inputs: fp32, tf32, fp16, bf16 or fp64"
-    )
     add_backward(parser)
     parser.add_argument("--by", choices=VIEWS, default="module", help="default: module; op shows 20 rows without --top")
     add_depth(parser)
@@ -76,7 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         arguments,
         table,
         options=model_options(arguments, device=arguments.build),
-        dtype=None if dtype is None else PRODUCTS[dtype],
         backward=arguments.backward,
     )
     if arguments.save_trace is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.imports import describe_unknown_model, import_library
@@ -29,4 +30,11 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     channels, *sides = model.pretrained_cfg["input_size"]
     size = arguments.get("img_size", sides)
     sides = [size, size] if isinstance(size, int) else list(size)
+    set_image_size(model, options)
     return BuiltModel(model, (InputSpec(None, (1, arguments.get("in_chans", channels), *sides)),))
+
+
+def set_image_size(model: Any, options: SourceOptions) -> None:
+    """Resize a model that has positions for one size to `options.image_size`."""
+    if options.image_size is not None and hasattr(model, "set_input_size"):
+        model.set_input_size(img_size=options.image_size)

@@ -36,12 +36,28 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
         models.get_model_builder(name).__module__
     )
     fixed = {"weights": None, **({"weights_backbone": None} if needs_backbone else {})}
+    arguments = parse_arguments(options.args)
+    if options.image_size is not None:
+        arguments = {**_set_image_size(name, options.image_size), **arguments}
     build_model = partial(models.get_model, name)
-    model = call_library(build_model, parse_arguments(options.args), f"torchvision:{name}", fixed=fixed)
+    model = call_library(build_model, arguments, f"torchvision:{name}", fixed=fixed)
     kind = models.get_model_builder(name).__module__.split(".")[2]
     if kind == "detection":  # a list of images, which may have different sizes
         return BuiltModel(model, inputs=([torch.rand(3, _DETECTION_SIDE, _DETECTION_SIDE)],))
     return BuiltModel(model, _find_inputs(kind, models.get_model_weights(name), model))
+
+
+def _set_image_size(name: str, sides: tuple[int, int]) -> dict[str, Any]:
+    """Return the argument that sets the image size of a model with positions for one size, {} for others."""
+    if name.startswith("maxvit"):
+        return {"input_size": sides}
+    if not name.startswith("vit_"):
+        return {}
+    if sides[0] != sides[1]:
+        raise ValueError(
+            f"--image-size {sides[0]}x{sides[1]}: torchvision:{name} accepts square images only: pass one N"
+        )
+    return {"image_size": sides[0]}
 
 
 def _find_inputs(kind: str, weights: Any, model: nn.Module) -> tuple[InputSpec, ...]:

@@ -2,49 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from fvflops.sources.imports import describe_unknown_model, import_library
-from fvflops.sources.input_specs import InputSpec
+from fvflops.sources.imports import describe_unknown_model, import_library, import_module
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
+from fvflops.sources.transformers.config_json import make_config_of_class, make_config_of_type
+from fvflops.sources.transformers.configurations import fix_special_tokens, own_config
+from fvflops.sources.transformers.inputs import make_inputs
 
 
 def list_names() -> Sequence[str]:
-    """Return the names of the model classes."""
-    transformers = import_library("transformers")
-    return [item for item in dir(transformers) if item.endswith(("Model", "ForCausalLM", "LMHeadModel"))]
+    """Return the names of the model classes of transformers' Auto classes."""
+    auto = import_module("transformers.models.auto.modeling_auto")
+    mappings = [value for name, value in vars(auto).items() if name.startswith("MODEL_") and name.endswith("_NAMES")]
+    values = [value for mapping in mappings for value in mapping.values()]
+    return sorted({name for value in values for name in ((value,) if isinstance(value, str) else value) if name})
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
-    """Return a model of the default configuration, or of the settings in `options.config`."""
+    """Return a model of its class's default configuration, or of that in `options.config`.
+
+    The default configuration has the settings of ADJUSTMENTS, without which some do not build. An Auto class needs a
+    configuration with a model_type, which chooses the class.
+    """
     transformers = import_library("transformers")
-    if not hasattr(transformers, name):
+    model_class: Any = getattr(transformers, name, None)
+    if model_class is None:
         raise ValueError(describe_unknown_model("transformers", name, list_names()))
-    model_class: Any = getattr(transformers, name)
-    config_class: Any = getattr(model_class, "config_class", None)
-    if config_class is None:
+    if is_auto_class(model_class):
+        if options.config is None:
+            raise ValueError(f"transformers:{name} needs a configuration with a model_type: add --config FOLDER")
+        where = f"--config {options.config}"
+        return build_auto(model_class, make_config_of_type(read_settings(options.config, "--config"), where), where)
+    if getattr(model_class, "config_class", None) is None or not hasattr(model_class, "forward"):
         raise ValueError(f"transformers' {name} has no configuration: name a model class such as BertModel")
-    settings = config_class(**({} if options.config is None else read_settings(options.config, "--config")))
-    return BuiltModel(model_class(settings), _find_inputs(model_class, settings))
+    return build_class(model_class, make_config_of_class(model_class, options.config))
 
 
-def _find_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...]:
-    """Return input shapes of a common size for the model's main input: text, images or audio; () for others."""
-    main = model_class.main_input_name
-    if main == "pixel_values":
-        size = getattr(config, "image_size", 224)
-        sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-        return (InputSpec(main, (1, getattr(config, "num_channels", 3), *sides)),)
-    if main == "input_values":
-        return (InputSpec(main, (1, 16_000)),)
-    text = (1, min(128, getattr(config, "max_position_embeddings", None) or 128))
-    if main == "input_features":
-        features = InputSpec(main, (1, getattr(config, "num_mel_bins", 80), 3000))
-        return (features, InputSpec("decoder_input_ids", (1, 1), "int64"))
-    if main == "input_ids":
-        decoder = (InputSpec("decoder_input_ids", text, "int64"),) if config.is_encoder_decoder else ()
-        return (InputSpec(main, text, "int64"), *decoder)
-    return ()
+def is_auto_class(model_class: Any) -> bool:
+    """Return whether a class chooses a model's class by its configuration, such as AutoModelForCausalLM."""
+    return str(getattr(model_class, "__name__", "")).startswith("Auto") and hasattr(model_class, "from_config")
+
+
+def build_auto(
+    auto_class: Any, config: Any, where: str, *, preprocessor: Mapping[str, Any] | None = None
+) -> BuiltModel:
+    """Return the model that an Auto class chooses for a configuration; errors begin with `where`."""
+    if type(config) not in auto_class._model_mapping:
+        names = ", ".join(config.architectures or ())
+        hint = f"; its architectures are {names}" if names else ""
+        raise ValueError(
+            f"{where}: {auto_class.__name__} has no class for the model_type {config.model_type!r}{hint}: choose "
+            "another class or task"
+        )
+    fix_special_tokens(config)
+    return _with_inputs(auto_class.from_config(config), preprocessor)
+
+
+def build_class(model_class: Any, config: Any, *, preprocessor: Mapping[str, Any] | None = None) -> BuiltModel:
+    """Return a model of a class, or of the part of the configuration that is the class's."""
+    fix_special_tokens(config)
+    return _with_inputs(model_class._from_config(own_config(model_class, config)), preprocessor)
+
+
+def _with_inputs(model: Any, preprocessor: Mapping[str, Any] | None) -> BuiltModel:
+    make = partial(make_inputs, model.config.model_type, model, preprocessor=preprocessor)
+    return BuiltModel(model, make_inputs=lambda options: make(options=options))

@@ -1,4 +1,4 @@
-"""What a transformers model asks for: its forward's arguments, its configuration, and the tensors made of both."""
+"""What a transformers model's forward accepts and in which sizes, and the tensors that inputs consist of."""
 
 from __future__ import annotations
 
@@ -10,60 +10,80 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.sources.transformers.configurations import read_vocabulary, walk_configs
+from fvflops.sources.input_sizes import POSITION_NAMES
+from fvflops.sources.transformers.configurations import vocabulary_size, walk_configs
+from fvflops.text import printable
 
 TEXT = 128  # tokens
-IMAGE = 224  # the sides of an image where the configuration names none
-DETECTION = 640  # the same for a model that takes a mask of the image's pixels, as detectors do
-FRAMES = 16
-SOUND = 3000  # frames of a spectrogram: 30 seconds
-SAMPLES = 16_000  # of sound: one second
+IMAGE = 224  # height and width of an image where the configuration has none
+DETECTION = 640  # the same for a model that accepts a pixel mask, as detectors do
+FRAMES = 16  # of a video
+SPECTROGRAM = 3000  # frames of a spectrogram: 30 seconds
+SAMPLES = 16_000  # of audio: one second
+_POSITION_SETTINGS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
+_RESERVED_POSITIONS = 4  # rows before the first position, such as the 2 of OPT and BART
 
 
 @dataclass(slots=True)
-class Asked:
-    """What is known of a model while its inputs are made: `made` are those that there are already.
+class InputRequest:
+    """A model whose inputs are being made: `made` are those made so far, `accepted` its forward's parameters.
 
-    A text has `text` tokens, unless the model takes fewer.
+    `seq` (tokens) and `image_size` (height, width) are the user's choices, or None; `used` has the names of those that
+    an input depends on. `text` is the number of tokens otherwise, or fewer where the model has fewer positions.
+    `preprocessor` are the settings of the checkpoint's image processor or feature extractor.
     """
 
-    name: str
+    model_type: str
     model: nn.Module
     config: Any
     accepted: Mapping[str, inspect.Parameter]
     text: int = TEXT
+    seq: int | None = None
+    image_size: tuple[int, int] | None = None
+    preprocessor: Mapping[str, Any] = field(default_factory=dict)
     made: dict[str, Any] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
 
-    def wants(self, *names: str) -> bool:
-        """Return whether the forward takes one of these arguments."""
+    def accepts(self, *names: str) -> bool:
+        """Return whether the forward accepts one of these arguments."""
         return any(name in self.accepted for name in names)
 
-    def needs(self, name: str) -> bool:
-        """Return whether the forward takes this argument and has no default for it."""
+    def requires(self, name: str) -> bool:
+        """Return whether the forward accepts this argument and has no default for it."""
         parameter = self.accepted.get(name)
         return parameter is not None and parameter.default is parameter.empty
 
-    def read(self, *names: str, part: str = "", default: Any = None) -> Any:
-        """Return the first setting of these names, looked for in the named part of the configuration first."""
-        parts = list(walk_configs(self.config))
-        first = [item for item in parts if part and part in type(item).__name__.lower()]
-        for item in (*first, *parts):
+    def setting(self, *names: str, part: str = "", default: Any = None) -> Any:
+        """Return the first setting of these names that is not None, from sub-configurations of a `part` first."""
+        configs = list(walk_configs(self.config))
+        preferred = [config for config in configs if part and part in type(config).__name__.lower()]
+        for config in (*preferred, *configs):
             for name in names:
-                value = getattr(item, name, None)
+                value = getattr(config, name, None)
                 if value is not None:
                     return value
         return default
 
+    def tokens(self) -> int:
+        """Return the number of tokens of text, whatever the number of positions."""
+        self.used.add("seq")
+        return self.text if self.seq is None else self.seq
 
-def floats(asked: Asked, *shape: int) -> torch.Tensor:
+    def chosen_image(self) -> tuple[int, int] | None:
+        """Return the height and width that the user chose, or None."""
+        self.used.add("image_size")
+        return self.image_size
+
+
+def floats(request: InputRequest, *shape: int) -> torch.Tensor:
     """Return a tensor of the model's dtype on the model's device."""
-    home = next(asked.model.parameters())
-    dtype = home.dtype if home.dtype.is_floating_point else torch.float32
-    return torch.rand(*shape, device=home.device, dtype=dtype)
+    weight = next(request.model.parameters())
+    dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
+    return torch.rand(*shape, device=weight.device, dtype=dtype)
 
 
 def ones(*shape: int) -> torch.Tensor:
-    """Return a mask that masks nothing."""
+    """Return a mask without masked elements."""
     return torch.ones(*shape, dtype=torch.int64, device="cpu")
 
 
@@ -72,48 +92,86 @@ def integers(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
-def image_sides(asked: Asked) -> tuple[int, int]:
-    """Return the height and width of an image that the model is made for."""
-    size = asked.read("image_size", "img_size", part="vision")
-    if asked.wants("pixel_mask") and size is None:
-        size = DETECTION
+def image_sides(request: InputRequest) -> tuple[int, int]:
+    """Return an image's height and width: the chosen ones, or else those of the preprocessor or the configuration."""
+    chosen = request.chosen_image()
+    if chosen is not None:
+        return chosen
+    size = request.preprocessor.get("image_size") or request.setting("image_size", "img_size", part="vision")
     if size is None:
-        size = IMAGE
+        size = DETECTION if request.accepts("pixel_mask") else IMAGE
     if isinstance(size, Mapping):
         size = (size["height"], size["width"])
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
 
 
-def image_channels(asked: Asked) -> int:
+def patch_grid(request: InputRequest, patch: int, default: int) -> tuple[int, int]:
+    """Return the rows and columns of the patches that the chosen image is cut into, or `default` of each."""
+    chosen = request.chosen_image()
+    return (default, default) if chosen is None else (max(1, chosen[0] // patch), max(1, chosen[1] // patch))
+
+
+def image_channels(request: InputRequest) -> int:
     """Return the number of an image's channels."""
-    for name, layer in asked.model.named_modules():
+    for name, layer in request.model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.in_channels <= 4 and "audio" not in name:
             return layer.in_channels
-    channels: int = asked.read("num_channels", "in_channels", "in_chans", part="vision", default=3)
+    channels: int = request.setting("num_channels", "in_channels", "in_chans", part="vision", default=3)
     return channels
 
 
-def text_length(asked: Asked) -> int:
-    """Return how many tokens a text has."""
-    limit = asked.read("max_position_embeddings", "n_positions", "max_source_positions", part="text")
-    return min(asked.text, limit) if isinstance(limit, int) and limit > 0 else asked.text
+def text_length(request: InputRequest) -> int:
+    """Return the number of tokens of text, by default not more than the model has positions.
+
+    Chosen tokens beyond `max_position_embeddings` raise ValueError where positions are learned or stored; rotary and
+    relative positions are computed for any number.
+    """
+    limit = request.setting(*_POSITION_SETTINGS, part="text")
+    tokens = request.tokens()
+    if not isinstance(limit, int) or limit <= 0 or tokens <= limit:
+        return tokens
+    if request.seq is None:
+        return limit
+    table = _find_positions(request.model, limit)
+    if table:
+        raise ValueError(
+            f"--seq {tokens}: {type(request.model).__name__} has positions for {limit} tokens only "
+            f"({printable(table)}): pass at most --seq {limit}"
+        )
+    return tokens
 
 
-def make_words(asked: Asked, length: int) -> torch.Tensor:
-    """Return token ids that are spread over the vocabulary and are no special tokens."""
-    vocabulary = read_vocabulary(asked.config) or 100
+def _find_positions(model: nn.Module, limit: int) -> str:
+    """Return the name of the weight or buffer with a row for each of `limit` positions, or ""."""
+    extended = {
+        id(tensor)
+        for module in model.modules()
+        if hasattr(module, "make_weights")  # sinusoids, of which more are made when needed
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+    tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
+        is_table = tensor.ndim in (2, 3) and 0 <= tensor.shape[-2] - limit <= _RESERVED_POSITIONS
+        if is_table and id(tensor) not in extended and any(part in name for part in POSITION_NAMES):
+            return name
+    return ""
+
+
+def make_token_ids(request: InputRequest, length: int) -> torch.Tensor:
+    """Return token ids that are spread over the vocabulary, without special tokens."""
+    vocabulary = vocabulary_size(request.config) or 100
     special = {
         value
-        for part in walk_configs(asked.config)
-        for key, value in part.__dict__.items()
+        for config in walk_configs(request.config)
+        for key, value in config.__dict__.items()
         if "token" in key and isinstance(value, int)
     }
     step = max(1, vocabulary // (2 * length))
-    words = [word for word in range(min(3, vocabulary - 1), vocabulary, step) if word not in special]
-    return torch.tensor([(words * length)[:length]], device="cpu")
+    ids = [token for token in range(min(3, vocabulary - 1), vocabulary, step) if token not in special]
+    return torch.tensor([(ids * length)[:length]], device="cpu")
 
 
-# The names under which configurations keep the bins of a spectrogram.
+# The names of a spectrogram's number of bins in configurations.
 BINS = (
     "input_feat_size",
     "num_mel_bins",
@@ -123,4 +181,5 @@ BINS = (
     "input_dim",
     "input_size",
     "feature_size",
+    "num_chroma",
 )

@@ -1,9 +1,9 @@
-"""Inputs for transformers' models: what a forward asks for, in the sizes that the configuration names."""
+"""Inputs for transformers models: what a forward accepts, in the sizes of the configuration."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -11,146 +11,222 @@ import torch
 from torch import nn
 
 from fvflops.analysis import FlopCountAnalysis
-from fvflops.sources.transformers.configurations import PLACEHOLDERS
+from fvflops.sources.input_sizes import chosen_sizes, raise_unused
+from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
+from fvflops.sources.transformers.configurations import PLACEHOLDERS, walk_configs
 from fvflops.sources.transformers.input_request import (
     BINS,
     FRAMES,
     IMAGE,
     SAMPLES,
-    SOUND,
+    SPECTROGRAM,
     TEXT,
-    Asked,
+    InputRequest,
     floats,
     image_channels,
     image_sides,
-    make_words,
+    make_token_ids,
     ones,
+    patch_grid,
     text_length,
 )
-from fvflops.sources.transformers.model_inputs import LEFT_OUT, OWN, SHAPES
+from fvflops.sources.transformers.special_inputs import BATCH_AXES, FIXED_SHAPES, OMITTED, SPECIAL
 from fvflops.trace import TensorSpec
 
 
-def make_inputs(name: str, model: nn.Module, text: int = TEXT) -> dict[str, Any]:
-    """Return argument name → value. Integers and masks are on the CPU; what is floating point is as the model."""
-    parameters = inspect.signature(model.forward).parameters
-    asked = Asked(name, model, model.config, parameters, text)
-    if name in OWN:
-        asked.made.update(OWN[name](asked))
-    asked.made.update({argument: floats(asked, *shape) for argument, shape in SHAPES.get(name, {}).items()})
-    asked.made.update(dict.fromkeys(LEFT_OUT.get(name, ())))
+def make_inputs(
+    model_type: str,
+    model: nn.Module,
+    *,
+    text: int = TEXT,
+    options: SourceOptions = DEFAULT_OPTIONS,
+    preprocessor: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return argument name → value for a model of a type, in the sizes of the options.
+
+    `text` is the number of tokens unless the options have one. Of a model on the meta device integers and masks are on
+    the CPU, since control flow may depend on their values. An option that is no size of the inputs raises ValueError.
+    """
+    request = InputRequest(
+        model_type,
+        model,
+        model.config,
+        inspect.signature(model.forward).parameters,
+        text=text,
+        seq=options.seq,
+        image_size=options.image_size,
+        preprocessor={} if model_type in SPECIAL else preprocessor or {},
+    )
+    made = request.made
+    if model_type in SPECIAL:
+        made.update(SPECIAL[model_type](request))
+    made.update({name: floats(request, *shape) for name, shape in FIXED_SHAPES.get(model_type, {}).items()})
+    made.update(dict.fromkeys(OMITTED.get(model_type, ())))
     for argument, make in ARGUMENTS.items():
-        if argument in asked.accepted and argument not in asked.made:
-            value = make(asked)
+        if argument in request.accepted and argument not in made:
+            value = make(request)
             if value is not None:
-                asked.made[argument] = value
-    return {key: value for key, value in asked.made.items() if key in asked.accepted and value is not None}
+                made[argument] = value
+    _fit_head(request)
+    inputs = {name: value for name, value in made.items() if name in request.accepted and value is not None}
+    unused = [name for name in chosen_sizes(options) if name != "batch" and name not in request.used]
+    raise_unused(unused, type(model).__name__, (), inputs)
+    if options.batch is not None:
+        _set_padding(model.config)
+        axes = BATCH_AXES.get(model_type, {})
+        inputs = {name: _repeat(value, options.batch, name, axes.get(name, 0)) for name, value in inputs.items()}
+    device = next(model.parameters()).device
+    if device.type == "meta":
+        return inputs
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def _fit_head(request: InputRequest) -> None:
+    """Give the text of a multiple choice an axis of two choices, and that of a decoder's classifier its last token."""
+    class_name = type(request.model).__name__
+    made = request.made
+    if class_name.endswith("ForMultipleChoice"):
+        for name in _TEXT_ARGUMENTS & made.keys():
+            made[name] = torch.stack([made[name], made[name]], dim=1)
+    ids, eos = made.get("input_ids"), request.setting("eos_token_id")
+    is_decoded = getattr(request.config, "is_encoder_decoder", False)
+    if class_name.endswith("ForSequenceClassification") and is_decoded and ids is not None and isinstance(eos, int):
+        ids[:, -1] = eos
+
+
+_TEXT_ARGUMENTS = {"input_ids", "attention_mask", "bbox"}
+
+
+def _set_padding(config: Any) -> None:
+    """Set missing padding tokens, without which classifiers of text refuse batches; the inputs have no padding."""
+    for part in walk_configs(config):
+        if getattr(part, "pad_token_id", 0) is None:
+            part.pad_token_id = 0
+
+
+def _repeat(value: Any, batch: int, name: str, axis: int) -> Any:
+    """Return an input for each sample: the axis is the batch, or what a processor concatenates, such as all patches."""
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value] * batch, dim=axis)
+    if isinstance(value, (bool, int)) or batch == 1:
+        return value
+    raise ValueError(f"--batch {batch}: the model's input {name} ({type(value).__name__}) has no batch: omit --batch")
 
 
 # --- images ---
 
 
-def _pixel_values(asked: Asked) -> torch.Tensor | None:
-    if getattr(asked.config, "vision_config", True) is None:
-        return None  # the default configuration has no part that sees
-    if asked.wants("image_grid_thw", "grid_thw"):
-        return _patches(asked)
-    height, width = image_sides(asked)
-    frames = asked.read("num_frames", part="vision") if _is_video(asked) else None
+def _pixel_values(request: InputRequest) -> torch.Tensor | None:
+    if getattr(request.config, "vision_config", True) is None:
+        return None  # this configuration has no vision encoder
+    if request.accepts("image_grid_thw", "grid_thw"):
+        return _patches(request)
+    height, width = image_sides(request)
+    frames = request.setting("num_frames", part="vision") if _is_video_model(request) else None
     leading = (1, frames) if frames else (1,)
-    return floats(asked, *leading, image_channels(asked), height, width)
+    return floats(request, *leading, image_channels(request), height, width)
 
 
-def _is_video(asked: Asked) -> bool:
-    modalities: Any = asked.model.input_modalities
+def _is_video_model(request: InputRequest) -> bool:
+    modalities: Any = request.model.input_modalities
     return "video" in modalities and "image" not in modalities
 
 
-def _patches(asked: Asked) -> torch.Tensor:
-    """Return the patches of one image in the order in which Qwen's processors cut them, and keep their grid."""
-    patch = asked.read("patch_size", part="vision")
-    time = asked.read("temporal_patch_size", "patch_temporal", part="vision", default=1)
-    merge = asked.read("spatial_merge_size", "merge_size", part="vision", default=1)
-    side = max(merge, IMAGE // patch // merge * merge)
-    grid = torch.tensor([[1, side, side]], device="cpu")
+def _patches(request: InputRequest) -> torch.Tensor:
+    """Return the flattened patches of one image, in the order of Qwen's processors, and make their grid."""
+    patch = request.setting("patch_size", part="vision")
+    time = request.setting("temporal_patch_size", "patch_temporal", part="vision", default=1)
+    merge = request.setting("spatial_merge_size", "merge_size", part="vision", default=1)
+    rows, columns = (max(merge, side // merge * merge) for side in patch_grid(request, patch, IMAGE // patch))
+    grid = torch.tensor([[1, rows, columns]], device="cpu")
     for name in ("grid_thw", "image_grid_thw"):
-        asked.made[name] = grid
-    return floats(asked, side * side, image_channels(asked) * time * patch * patch)
+        request.made[name] = grid
+    return floats(request, rows * columns, image_channels(request) * time * patch * patch)
 
 
-def _hidden_states(asked: Asked) -> torch.Tensor | None:
-    return _patches(asked) if asked.wants("grid_thw") else None
+def _hidden_states(request: InputRequest) -> torch.Tensor | None:
+    return _patches(request) if request.accepts("grid_thw") else None
 
 
-def _pixel_values_videos(asked: Asked) -> torch.Tensor | None:
-    if asked.wants("pixel_values") or "video_grid_thw" in asked.accepted:
-        return None  # one image stands for what the model sees
-    frames = asked.read("frames_per_clip", "num_frames", part="vision", default=FRAMES)
-    height, width = image_sides(asked)
-    return floats(asked, 1, frames, image_channels(asked), height, width)
+def _pixel_values_videos(request: InputRequest) -> torch.Tensor | None:
+    if request.accepts("pixel_values") or "video_grid_thw" in request.accepted:
+        return None  # the inputs contain an image already
+    frames = request.setting("frames_per_clip", "num_frames", part="vision", default=FRAMES)
+    height, width = image_sides(request)
+    return floats(request, 1, frames, image_channels(request), height, width)
 
 
-# --- sound ---
+def _interpolate_positions(request: InputRequest) -> bool | None:
+    """Return True for an image of another size than that of the model's learned positions."""
+    size = request.setting("image_size", part="vision")
+    sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+    image = request.made.get("pixel_values")
+    return True if image is not None and size is not None and tuple(image.shape[-2:]) != sides else None
 
 
-def _input_features(asked: Asked) -> torch.Tensor | None:
-    """Return a spectrogram: (1, bins, frames) for a model that begins with a Conv1d, else (1, frames, bins)."""
-    if asked.wants("input_values") and not asked.needs("input_features"):
+# --- audio ---
+
+
+def _input_features(request: InputRequest) -> torch.Tensor | None:
+    """Return a spectrogram: (1, bins, frames) for a model whose first layer is a Conv1d, else (1, frames, bins)."""
+    if request.accepts("input_values") and not request.requires("input_features"):
         return None
-    if getattr(asked.config, "audio_config", True) is None:
-        return None  # the default configuration has no part that hears
-    first = _first_layer(asked.model)
-    bins = asked.read(*BINS, part="audio", default=80)
+    if getattr(request.config, "audio_config", True) is None:
+        return None  # this configuration has no audio encoder
+    first = _first_layer(request.model)
+    bins = request.setting(*BINS, part="audio", default=request.preprocessor.get("bins", 80))
     for name in ("input_features_mask", "feature_attention_mask"):
-        if asked.wants(name):
-            asked.made.setdefault(name, ones(1, SOUND))
-    return floats(asked, 1, bins, SOUND) if isinstance(first, nn.Conv1d) else floats(asked, 1, SOUND, bins)
+        if request.accepts(name):
+            request.made.setdefault(name, ones(1, SPECTROGRAM))
+    shape = (bins, SPECTROGRAM) if isinstance(first, nn.Conv1d) else (SPECTROGRAM, bins)
+    return floats(request, 1, *shape)
 
 
 def _first_layer(model: nn.Module) -> nn.Module | None:
-    """Return the first layer of the part that hears, by the order in which layers were made."""
-    heard = [part for name, part in model.named_modules() if name.rpartition(".")[2] in _HEARING] or [model]
+    """Return the first layer of the audio encoder, in the order of construction."""
+    encoders = [part for name, part in model.named_modules() if name.rpartition(".")[2] in _AUDIO_ENCODERS] or [model]
     kinds = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LayerNorm)
-    return next((module for module in heard[0].modules() if isinstance(module, kinds)), None)
+    return next((module for module in encoders[0].modules() if isinstance(module, kinds)), None)
 
 
-_HEARING = ("audio_tower", "audio_encoder", "audio_model", "speech_encoder", "audio", "encoder")
+_AUDIO_ENCODERS = ("audio_tower", "audio_encoder", "audio_model", "speech_encoder", "audio", "encoder")
 
 
-def _input_values(asked: Asked) -> torch.Tensor:
-    """Return sound as samples: (1, samples), with an axis of channels for a codec."""
-    channels = asked.read("audio_channels", part="audio")
-    hop = asked.read("samples_per_token", "hop_length", part="audio", default=1)
-    codec = channels is not None or asked.wants("n_quantizers", "num_quantizers", "bandwidth")
-    samples = SAMPLES // hop * hop if isinstance(hop, int) else SAMPLES
-    return floats(asked, 1, channels or 1, samples) if codec else floats(asked, 1, samples)
+def _input_values(request: InputRequest) -> torch.Tensor:
+    """Return one second of audio: (1, samples), or (1, channels, samples) for a codec."""
+    channels = request.setting("audio_channels", part="audio")
+    hop = request.setting("samples_per_token", "hop_length", part="audio", default=1)
+    is_codec = channels is not None or request.accepts("n_quantizers", "num_quantizers", "bandwidth")
+    samples = request.preprocessor.get("sampling_rate", SAMPLES)
+    samples = samples // hop * hop if isinstance(hop, int) else samples
+    return floats(request, 1, channels or 1, samples) if is_codec else floats(request, 1, samples)
 
 
 # --- text ---
 
 
-def _input_ids(asked: Asked) -> torch.Tensor:
-    length = text_length(asked)
-    pieces = []
-    kinds = []
-    for index, (kind, names) in enumerate(PLACEHOLDERS.items(), start=1):
-        token = asked.read(*names)
-        count = count_placeholders(asked, kind) if token is not None else 0
+def _input_ids(request: InputRequest) -> torch.Tensor:
+    """Return the first half of the text, the placeholders of images and audio, and the other half."""
+    length = text_length(request)
+    placeholders = []
+    types = []
+    for index, (modality, names) in enumerate(PLACEHOLDERS.items(), start=1):
+        token = request.setting(*names)
+        count = count_placeholders(request, modality) if token is not None else 0
         if count:
-            pieces.append(torch.full((1, count), token, device="cpu"))
-            kinds.append(torch.full((1, count), index, device="cpu"))
-    words = make_words(asked, length)
+            placeholders.append(torch.full((1, count), token, device="cpu"))
+            types.append(torch.full((1, count), index, device="cpu"))
+    text = make_token_ids(request, length)
     half = length // 2
-    asked.made["mm_token_type_ids"] = torch.cat(
-        [torch.zeros_like(words[:, :half]), *kinds, torch.zeros_like(words[:, half:])], dim=1
-    )
-    if not kinds:
-        del asked.made["mm_token_type_ids"]
-    return torch.cat([words[:, :half], *pieces, words[:, half:]], dim=1)
+    if types:
+        request.made["mm_token_type_ids"] = torch.cat(
+            [torch.zeros_like(text[:, :half]), *types, torch.zeros_like(text[:, half:])], dim=1
+        )
+    return torch.cat([text[:, :half], *placeholders, text[:, half:]], dim=1)
 
 
-class _Probe(nn.Module):
-    """A model that makes only its features of an image or a sound, and returns those."""
+class _FeatureModel(nn.Module):
+    """A model of which only the features of an image, video or audio are computed."""
 
     def __init__(self, model: nn.Module, getter: Callable[..., Any]) -> None:
         super().__init__()
@@ -162,59 +238,62 @@ class _Probe(nn.Module):
         pooled = getattr(features, "pooler_output", features)
         if pooled is None:
             pooled = getattr(features, "last_hidden_state", None)
-        if pooled is None:  # Granite Vision gives (layer of the text model, features) for some layers
+        if pooled is None:  # Granite Vision's are (layer of the text model, features) pairs
             pooled = features.deepstack_features[0][1]
         return pooled
 
 
-def count_placeholders(asked: Asked, kind: str) -> int:
-    """Return how many placeholders a processor would write: as many as the model makes features of the inputs."""
-    name = f"get_{kind}_features"
-    getter = next((getattr(part, name) for part in asked.model.modules() if hasattr(part, name)), None)
-    if getter is None:
+def count_placeholders(request: InputRequest, modality: str) -> int:
+    """Return the number of placeholders of a modality: as many as the model computes features of the inputs."""
+    name = f"get_{modality}_features"
+    getters = [getattr(part, name) for part in request.model.modules() if hasattr(part, name)]
+    if not getters:
         return 0
+    # A model with a head may pass arguments on by **kwargs: its base model names them.
+    getter = max(getters, key=lambda item: len(request.made.keys() & inspect.signature(item).parameters.keys()))
     accepted = inspect.signature(getter).parameters
-    given = {name: value for name, value in asked.made.items() if name in accepted}
-    needed = [
+    given = {name: value for name, value in request.made.items() if name in accepted}
+    required = [
         name for name, item in accepted.items() if item.default is item.empty and item.kind is not item.VAR_KEYWORD
     ]
-    if not given or any(name not in given for name in needed):
+    if not given or any(name not in given for name in required):
         return 0
-    trace = FlopCountAnalysis(_Probe(asked.model, getter), None, kwargs=given).trace()
-    # What the model keeps meanwhile is restored, so the result is read from the trace.
+    trace = FlopCountAnalysis(_FeatureModel(request.model, getter), None, kwargs=given).trace()
+    # The result is discarded with the run, so its shape is read from the Trace.
     (features,) = [item.outputs for item in trace.region_signatures if not trace.regions[item.region].name]
     return sum(prod(item.shape[:-1]) for item in features if isinstance(item, TensorSpec))
 
 
-def _decoder_input_ids(asked: Asked) -> torch.Tensor:
-    return make_words(asked, text_length(asked))
+def _decoder_input_ids(request: InputRequest) -> torch.Tensor:
+    return make_token_ids(request, text_length(request))
 
 
-def _attention_mask(asked: Asked) -> torch.Tensor | None:
-    # A processor gives one. A model that is left to make its own makes some of floating point, whose values are asked.
-    ids = asked.made.get("input_ids")
+def _attention_mask(request: InputRequest) -> torch.Tensor | None:
+    # Without one some models create a floating-point mask, and control flow depends on its values.
+    ids = request.made.get("input_ids")
     return None if ids is None else ones(1, ids.shape[1])
 
 
-def _decoder_attention_mask(asked: Asked) -> torch.Tensor | None:
-    ids = asked.made.get("decoder_input_ids")
-    return None if ids is None or "input_ids" not in asked.made else ones(1, ids.shape[-1])
+def _decoder_attention_mask(request: InputRequest) -> torch.Tensor | None:
+    ids = request.made.get("decoder_input_ids")
+    return None if ids is None or "input_ids" not in request.made else ones(1, ids.shape[-1])
 
 
-def _pixel_mask(asked: Asked) -> torch.Tensor | None:
-    image = asked.made.get("pixel_values")
+def _pixel_mask(request: InputRequest) -> torch.Tensor | None:
+    image = request.made.get("pixel_values")
     return None if image is None else ones(1, *image.shape[-2:])
 
 
-def _bbox(asked: Asked) -> torch.Tensor:
-    return torch.tensor([[[10, 20, 30, 40]]], device="cpu").repeat(1, asked.made["input_ids"].shape[1], 1)
+def _bbox(request: InputRequest) -> torch.Tensor:
+    return torch.tensor([[[10, 20, 30, 40]]], device="cpu").repeat(1, request.made["input_ids"].shape[1], 1)
 
 
-# Argument → what makes it, or None for "not given"; an earlier one may make a later one too. Arguments that are not
-# here are left to their defaults.
-ARGUMENTS: dict[str, Callable[[Asked], Any]] = {
+# Argument → the function that makes it, or returns None to omit it. They are called in this order, and one may add
+# other arguments to `made`. Arguments that are not listed keep their defaults.
+ARGUMENTS: dict[str, Callable[[InputRequest], Any]] = {
     "pixel_values": _pixel_values,
     "pixel_values_videos": _pixel_values_videos,
+    "interpolate_pos_encoding": _interpolate_positions,
     "hidden_states": _hidden_states,
     "input_features": _input_features,
     "input_values": _input_values,

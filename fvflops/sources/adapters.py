@@ -1,0 +1,38 @@
+"""Add PEFT adapters, such as LoRA, to a model."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from torch import nn
+
+from fvflops.sources.imports import import_library
+
+_CONFIG = "adapter_config.json"
+
+
+def add_adapter(model: nn.Module, folder: str) -> nn.Module:
+    """Return a model with the adapter that a folder's adapter_config.json describes; its weights are not read.
+
+    The model's modules keep their names where the adapter is part of them (LoRA and most others); an adapter of virtual
+    tokens (prompt and prefix tuning) wraps the model. A missing or broken configuration, or one that does not fit the
+    model, raises ValueError.
+    """
+    if not os.path.isfile(os.path.join(folder, _CONFIG)):
+        raise ValueError(f"--adapter {folder}: there is no {_CONFIG}: name the folder of a PEFT adapter")
+    peft = import_library("peft")
+    try:
+        config: Any = peft.PeftConfig.from_pretrained(folder)
+        # A saved adapter is marked for inference, without gradients; it is trainable as it was.
+        config.inference_mode = False
+        if config.is_prompt_learning:
+            wrapped: nn.Module = peft.get_peft_model(model, config)
+            return wrapped
+        peft.inject_adapter_in_model(config, model)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--adapter {folder}: {_CONFIG}: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"--adapter {folder}: {' '.join(str(error).split())}") from error
+    return model

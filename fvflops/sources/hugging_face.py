@@ -1,0 +1,245 @@
+"""Models of Hugging Face repositories: `hf:FOLDER` or `hf:ORG/NAME[@REVISION]`, by their configuration alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fvflops.sources.imports import import_library, import_module
+from fvflops.sources.input_specs import InputSpec
+from fvflops.sources.json_settings import read_settings
+from fvflops.sources.libraries.timm import set_image_size
+from fvflops.sources.loaded_model import BuiltModel
+from fvflops.sources.options import SourceOptions
+from fvflops.sources.transformers import build_auto, build_class
+from fvflops.sources.transformers import list_names as list_classes
+from fvflops.sources.transformers.config_json import has_model_type, make_config_of_type, merge_settings
+from fvflops.sources.transformers.preprocessors import read_preprocessor
+from fvflops.text import list_nearest, truncate
+
+CONFIG = "config.json"
+_PIPELINE = "model_index.json"
+_ADAPTER = "adapter_config.json"
+# Small files: no weights, tokenizers or vocabularies.
+_FILES = [CONFIG, _PIPELINE, _ADAPTER, "preprocessor_config.json", "processor_config.json", "*/*config.json"]
+# Task of transformers' pipelines → Auto classes, of which the first with a model of the configuration's type is built.
+TASKS: Mapping[str, tuple[str, ...]] = {
+    "any-to-any": ("AutoModelForMultimodalLM",),
+    "audio-classification": ("AutoModelForAudioClassification",),
+    "automatic-speech-recognition": ("AutoModelForCTC", "AutoModelForTDT", "AutoModelForSpeechSeq2Seq"),
+    "decision": ("AutoModelForDecision", "AutoModelForImageTextToText", "AutoModelForCausalLM"),
+    "depth-estimation": ("AutoModelForDepthEstimation",),
+    "document-question-answering": ("AutoModelForDocumentQuestionAnswering",),
+    "feature-extraction": ("AutoModel",),
+    "fill-mask": ("AutoModelForMaskedLM",),
+    "image-classification": ("AutoModelForImageClassification",),
+    "image-feature-extraction": ("AutoModel",),
+    "image-segmentation": ("AutoModelForImageSegmentation", "AutoModelForSemanticSegmentation"),
+    "image-text-to-text": ("AutoModelForImageTextToText",),
+    "keypoint-matching": ("AutoModelForKeypointMatching",),
+    "mask-generation": ("AutoModelForMaskGeneration",),
+    "object-detection": ("AutoModelForObjectDetection",),
+    "table-question-answering": ("AutoModelForTableQuestionAnswering",),
+    "text-classification": ("AutoModelForSequenceClassification",),
+    "text-generation": ("AutoModelForCausalLM",),
+    "text-to-audio": ("AutoModelForTextToWaveform", "AutoModelForTextToSpectrogram"),
+    "token-classification": ("AutoModelForTokenClassification",),
+    "video-classification": ("AutoModelForVideoClassification",),
+    "zero-shot-audio-classification": ("AutoModel",),
+    "zero-shot-classification": ("AutoModelForSequenceClassification",),
+    "zero-shot-image-classification": ("AutoModelForZeroShotImageClassification",),
+    "zero-shot-object-detection": ("AutoModelForZeroShotObjectDetection",),
+}
+TASK_ALIASES = {
+    "ner": "token-classification",
+    "sentiment-analysis": "text-classification",
+    "text-to-speech": "text-to-audio",
+}
+
+
+def list_names() -> Sequence[str]:
+    """Return the repositories in the local cache of the hub, without network access."""
+    import_library("transformers")
+    hub = import_module("huggingface_hub")
+    try:
+        cache = hub.scan_cache_dir()
+    except hub.CacheNotFound:
+        return []
+    return sorted(repository.repo_id for repository in cache.repos if repository.repo_type == "model")
+
+
+def build(name: str, options: SourceOptions) -> BuiltModel:
+    """Return the model of a folder or of a repository of the hub: its first architecture, or the class of a task.
+
+    Only configuration files are read or downloaded. Settings in `options.config` replace those of config.json.
+    """
+    where = f"hf:{name}"
+    folder = os.path.expanduser(name)
+    if not os.path.isdir(folder):
+        folder = _download(name, options.trust_remote_code)
+    if os.path.isfile(os.path.join(folder, _PIPELINE)):
+        pipelines = importlib.import_module("fvflops.sources.diffusers")
+        pipeline: BuiltModel = pipelines.build_pipeline(folder, options)
+        return pipeline
+    settings = _read_config(folder, where)
+    if options.config is not None:
+        settings = merge_settings(settings, read_settings(options.config, "--config"))
+    if "architecture" in settings and "model_type" not in settings:
+        return _build_timm(settings, options, where)
+    preprocessor = read_preprocessor(folder)
+    remote = settings.get("auto_map") or {}
+    if options.trust_remote_code and remote:
+        return _build_remote(folder, settings, options, preprocessor)
+    if remote and not has_model_type(settings):
+        raise ValueError(
+            f"{where}: the model's code is in the repository, and transformers has no model_type "
+            f"{settings.get('model_type')!r}: pass --trust-remote-code to run that code"
+        )
+    config = make_config_of_type(settings, where)
+    if options.task is not None:
+        return build_auto(_find_task_class(options.task, config), config, where, preprocessor=preprocessor)
+    architectures = settings.get("architectures")
+    if not architectures:
+        return build_auto(import_library("transformers").AutoModel, config, where, preprocessor=preprocessor)
+    return build_class(_find_class(architectures, where, bool(remote)), config, preprocessor=preprocessor)
+
+
+def _read_config(folder: str, where: str) -> dict[str, Any]:
+    path = os.path.join(folder, CONFIG)
+    if os.path.isfile(path):
+        return read_settings(path, f"{where}:")
+    if os.path.isfile(os.path.join(folder, _ADAPTER)):
+        base = read_settings(os.path.join(folder, _ADAPTER), f"{where}:").get("base_model_name_or_path")
+        raise ValueError(
+            f"{where} is a PEFT adapter: pass its base model and the adapter: hf:{base} --adapter {folder}"
+        )
+    raise ValueError(f"{where}: there is no {CONFIG} and no {_PIPELINE}: name a folder or repository that has one")
+
+
+def _find_class(architectures: Any, where: str, has_code: bool) -> Any:
+    """Return the class of the first architecture; an unknown one raises ValueError."""
+    transformers = import_library("transformers")
+    name = str(architectures[0] if isinstance(architectures, list) else architectures)
+    found = getattr(transformers, name, None)
+    if found is None or not hasattr(found, "config_class"):
+        hint = "pass --trust-remote-code to run the repository's code" if has_code else "choose a class by --task"
+        raise ValueError(
+            f"{where}: transformers {transformers.__version__} has no architecture {name!r}"
+            f"{list_nearest(name, list(list_classes()))}: {hint}"
+        )
+    return found
+
+
+def _name_task_classes(task: str) -> tuple[str, ...]:
+    """Return the names of the Auto classes of a task; an unknown task raises ValueError."""
+    names = TASKS.get(TASK_ALIASES.get(task, task))
+    if names is None:
+        raise ValueError(f"--task {task}: there is no such task{list_nearest(task, [*TASKS, *TASK_ALIASES])}")
+    return names
+
+
+def _find_task_class(task: str, config: Any) -> Any:
+    """Return the Auto class of a task that has a model for a configuration, else the first."""
+    names = _name_task_classes(task)
+    transformers = import_library("transformers")
+    classes = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+    if not classes:
+        raise ValueError(f"--task {task}: transformers {transformers.__version__} has no {' or '.join(names)}")
+    return next((item for item in classes if type(config) in item._model_mapping), classes[0])
+
+
+def _build_timm(settings: Mapping[str, Any], options: SourceOptions, where: str) -> BuiltModel:
+    """Return a timm model from a configuration as timm writes it."""
+    timm = import_library("timm")
+    name = str(settings["architecture"])
+    if not timm.is_model(name):
+        near = list_nearest(name, timm.list_models())
+        raise ValueError(f"{where}: timm {timm.__version__} has no architecture {name!r}{near}")
+    pretrained = settings.get("pretrained_cfg") or {}
+    arguments = dict(settings.get("model_args") or {})
+    for key in ("num_classes", "global_pool"):
+        if settings.get(key) is not None:
+            arguments.setdefault(key, settings[key])
+    model = timm.create_model(name, pretrained=False, pretrained_cfg_overlay=dict(pretrained), **arguments)
+    set_image_size(model, options)
+    return BuiltModel(model, (InputSpec(None, (1, *model.pretrained_cfg["input_size"])),))
+
+
+def _build_remote(
+    folder: str, settings: Mapping[str, Any], options: SourceOptions, preprocessor: Mapping[str, Any]
+) -> BuiltModel:
+    """Return the model of a repository's own code, which runs."""
+    transformers = import_library("transformers")
+    changes = {} if options.config is None else read_settings(options.config, "--config")
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True, **changes)
+    remote = settings["auto_map"]
+    names = () if options.task is None else _name_task_classes(options.task)
+    architecture = str((settings.get("architectures") or [""])[0])
+    models = {key: value for key, value in remote.items() if key.startswith("AutoModel")}
+    key = next(
+        (key for key in names if key in models),
+        next((key for key, value in models.items() if value.rpartition(".")[2] == architecture), "AutoModel"),
+    )
+    if key not in models:
+        return build_auto(transformers.AutoModel, config, f"hf:{folder}", preprocessor=preprocessor)
+    dynamic = import_module("transformers.dynamic_module_utils")
+    return build_class(dynamic.get_class_from_dynamic_module(models[key], folder), config, preprocessor=preprocessor)
+
+
+def _download(name: str, with_code: bool) -> str:
+    """Return the folder of a repository's configuration in the local cache, downloaded if it is not there.
+
+    Files in the cache are used as they are. Errors are ValueErrors that say what to do.
+    """
+    found = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@(.+))?", name)
+    if found is None or name.startswith("."):
+        raise ValueError(f"hf:{name}: there is no folder {name!r}: name a folder with {CONFIG}, or ORG/NAME on the hub")
+    repository, revision = found.groups()
+    import_library("transformers")  # with the hub's client; if it is missing, the error names the extra
+    hub = import_module("huggingface_hub")
+    errors = import_module("huggingface_hub.errors")
+    files = [*_FILES, *(["*.py"] if with_code else [])]
+    try:
+        cached: str = hub.snapshot_download(repository, revision=revision, allow_patterns=files, local_files_only=True)
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError, ValueError):
+        cached = ""
+    if cached and _is_complete(cached, with_code):
+        return cached
+    page = f"https://huggingface.co/{repository}"
+    try:
+        folder: str = hub.snapshot_download(repository, revision=revision, allow_patterns=files)
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"hf:{name} is gated: accept its conditions at {page} and log in by `hf auth login`, or pass a folder with "
+            f"its {CONFIG}"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"hf:{name}: the repository has no revision {revision!r}: see {page}/tree/main") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(
+            f"hf:{name}: there is no such folder, and no such repository on the hub: check the name, or log in by `hf "
+            "auth login` if it is private"
+        ) from error
+    except errors.HFValidationError as error:
+        raise ValueError(f"hf:{name}: there is no such folder, and this is no name of a repository: {error}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
+        if import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
+            reason = "offline mode is on: unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
+        else:
+            cause = error.__cause__ or error
+            described = truncate(" ".join(f"{type(cause).__name__}: {cause}".split()), 120)
+            reason = f"the hub cannot be reached ({described}): check the network"
+        raise ValueError(
+            f"hf:{name} is neither a folder nor in the local cache, and {reason}, or pass a folder with its {CONFIG}"
+        ) from error
+    return folder
+
+
+def _is_complete(folder: str, with_code: bool) -> bool:
+    """Return whether a cached snapshot has a configuration, and code where it is needed."""
+    names = os.listdir(folder)
+    has_code = not with_code or any(name.endswith(".py") for name in names)
+    return has_code and any(name in names for name in (CONFIG, _PIPELINE, _ADAPTER))

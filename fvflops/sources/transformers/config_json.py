@@ -1,0 +1,81 @@
+"""Configurations of transformers models from JSON: a text, a file, or a folder with config.json."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from fvflops.sources.imports import import_module
+from fvflops.sources.json_settings import read_settings
+from fvflops.sources.transformers.configurations import fix_special_tokens, match_vision_width, own_config
+from fvflops.sources.transformers.default_settings import ADJUSTMENTS
+from fvflops.text import list_nearest
+
+
+def merge_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with changes, merged recursively.
+
+    >>> merge_settings({"text_config": {"width": 8, "depth": 2}}, {"text_config": {"depth": 3}})
+    {'text_config': {'width': 8, 'depth': 3}}
+    """
+    merged = copy.deepcopy(dict(settings))
+    for name, value in changes.items():
+        old = merged.get(name)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[name] = merge_settings(old, value)
+        else:
+            merged[name] = copy.deepcopy(value)
+    return merged
+
+
+def has_model_type(settings: Mapping[str, Any]) -> bool:
+    """Return whether the installed transformers has the settings' model_type."""
+    return settings.get("model_type") in import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+
+
+def make_config_of_type(settings: Mapping[str, Any], where: str) -> Any:
+    """Return the configuration of the settings' model_type; errors begin with `where`, the source of the settings."""
+    mapping = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    model_type = settings.get("model_type")
+    if not isinstance(model_type, str):
+        raise ValueError(f'{where}: there is no model_type, such as "bert", which names the model\'s class: add it')
+    if model_type not in mapping:
+        version = import_module("transformers").__version__
+        near = list_nearest(model_type, list(mapping))
+        raise ValueError(
+            f"{where}: transformers {version} has no model_type {model_type!r}{near}: install a version that has it"
+        )
+    return _from_settings(mapping[model_type], settings, where)
+
+
+def make_config_of_class(model_class: Any, source: str | None) -> Any:
+    """Return the configuration of a model class: its default, with the settings of `--config`.
+
+    Settings with a model_type are a complete configuration, of which a model of a part takes its part.
+    """
+    config_class = model_class.config_class
+    settings = {} if source is None else read_settings(source, "--config")
+    where = f"--config {source}"
+    if "model_type" in settings:
+        config = own_config(model_class, make_config_of_type(settings, where))
+        if not isinstance(config, config_class):
+            raise ValueError(
+                f"{where}: model_type {settings['model_type']!r} is not that of {model_class.__name__}, "
+                f"{config_class.model_type!r}: name another class, such as transformers:AutoModel"
+            )
+    else:
+        defaults = ADJUSTMENTS.get(config_class.model_type, {})
+        config = _from_settings(config_class, merge_settings(defaults, settings), where if settings else "")
+        match_vision_width(config)
+    fix_special_tokens(config)
+    return config
+
+
+def _from_settings(config_class: Any, settings: Mapping[str, Any], where: str) -> Any:
+    try:
+        return config_class.from_dict(copy.deepcopy(dict(settings)))
+    except Exception as error:  # transformers and its validators raise errors of many types
+        reason = " ".join(str(error).split())
+        where = where or f"the default configuration of {config_class.model_type}"
+        raise ValueError(f"{where}: {type(error).__name__}: {reason}") from error

@@ -1,0 +1,96 @@
+"""Shrink a configuration to fewer layers and experts, for models that must run with real weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fvflops.sources.transformers.configurations import fix_special_tokens, walk_configs
+
+# Numbers of layers. Two layers, or as many as contain each kind of layer once, run the same ops as all.
+_DEPTHS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "num_encoder_layers",
+    "speech_encoder_layers",
+    "t2u_encoder_layers",
+    "t2u_decoder_layers",
+    "decoder_num_hidden_layers",
+)
+# Setting → its largest value: experts, dense layers before the first experts, layers with a shared cache, hash tables.
+_LIMITS = {
+    "num_local_experts": 16,
+    "n_routed_experts": 16,
+    "num_experts": 16,
+    "moe_num_experts": 16,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "moe_layer_start_index": 1,
+    "zero_expert_num": 16,
+    "num_kv_shared_layers": 0,
+    "encoder_hash_byte_group_vocab": 10_000,
+}
+# The same for vocabularies and the inner widths of feed-forward layers.
+_WIDTH_LIMITS = {"vocab_size": 8192, "intermediate_size": 1024, "moe_intermediate_size": 256, "ffn_hidden_size": 1024}
+# Settings with the kind of each layer.
+_LAYER_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
+# Settings with the period in layers of a kind of layer.
+_PERIODS = ("attn_layer_period", "expert_layer_period", "full_attention_interval", "hybrid_layer_period")
+
+
+def shrink(config: Any, *, widths: bool = False, encoders: bool = False) -> dict[str, Any]:
+    """Lower the numbers of layers and experts of a configuration in place, and return setting → value of the changed.
+
+    Widths stay, so that the shapes of weights are those of the full model; `widths` lowers vocabularies and the inner
+    widths of feed-forward layers too. Vision and audio encoders stay as they are unless `encoders` is set: they are
+    small, and other settings refer to their layers by number.
+    """
+    changed: dict[str, Any] = {}
+    for part in walk_configs(config):
+        if not encoders and any(word in type(part).__name__ for word in ("Vision", "Audio", "Backbone")):
+            continue
+        changed |= _shrink_part(part)
+        if widths:
+            changed |= _lower(part, _WIDTH_LIMITS)
+    return {**changed, **fix_special_tokens(config)}
+
+
+def _lower(config: Any, limits: Mapping[str, int]) -> dict[str, Any]:
+    counts = {name: config.__dict__.get(name) for name in limits}
+    changed = {name: limits[name] for name, count in counts.items() if isinstance(count, int) and count > limits[name]}
+    for name, value in changed.items():
+        setattr(config, name, value)
+    return changed
+
+
+def _shrink_part(config: Any) -> dict[str, Any]:
+    changed = _lower(config, _LIMITS)
+    depths = {name: config.__dict__.get(name) for name in _DEPTHS}
+    depths = {name: depth for name, depth in depths.items() if isinstance(depth, int) and depth > 2}
+    for name, depth in depths.items():
+        kept = min(depth, _count_layers(config, depth))
+        changed[name] = kept
+        for key, value in list(config.__dict__.items()):
+            if isinstance(value, (list, tuple)) and len(value) == depth and not key.startswith("_"):
+                setattr(config, key, value[:kept])
+        setattr(config, name, kept)
+    return changed
+
+
+def _count_layers(config: Any, depth: int) -> int:
+    """Return how many of the first layers contain each kind of layer, at least 2."""
+    needed = 2
+    for name in _LAYER_KINDS:
+        kinds = config.__dict__.get(name)
+        if isinstance(kinds, (list, tuple)) and len(kinds) == depth:
+            needed = max(needed, 1 + max(kinds.index(kind) for kind in set(kinds)))
+    for name in _PERIODS:
+        period = config.__dict__.get(name)
+        if isinstance(period, int):
+            needed = max(needed, period)
+    return needed

@@ -1,0 +1,246 @@
+"""Default inputs of transformers models: rules, single models, sizes, and the configurations that they follow."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fvflops import FlopCountAnalysis
+from fvflops.sources import SourceOptions, load_model, load_source
+from fvflops.sources.json_settings import read_settings
+from fvflops.sources.loaded_model import LoadedModel
+from fvflops.sources.transformers.config_json import merge_settings
+from fvflops.sources.transformers.configurations import make_config, own_config
+from fvflops.sources.transformers.default_settings import ADJUSTMENTS
+from fvflops.sources.transformers.inputs import make_inputs
+from fvflops.sources.transformers.shrink_config import shrink
+from fvflops.sources.transformers.special_inputs import BATCH_AXES, FIXED_SHAPES, OMITTED, SPECIAL
+
+transformers = pytest.importorskip("transformers")
+auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+modeling = pytest.importorskip("transformers.models.auto.modeling_auto")
+
+TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 300}
+VISION = {name: value for name, value in TEXT.items() if name != "vocab_size"} | {"image_size": 56, "patch_size": 14}
+BART = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "vocab_size": 300,
+}
+# Model types of several modalities and layouts, each with inputs of its own.
+SPECIAL_TYPES = [
+    "audio-spectrogram-transformer",
+    "autoformer",
+    "decision_transformer",
+    "fuyu",
+    "gemma4_vision",
+    "instructblip",
+    "llava_next",
+    "mistral3",
+    "minicpmv4_7_vision",
+    "mllama",
+    "musicgen",
+    "patchtst",
+    "perceiver",
+    "seggpt",
+    "siglip2",
+    "speech_to_text",
+    "timesformer",
+    "timesfm",
+]
+
+
+def load(name: str, settings: dict[str, Any] | None = None, **options: Any) -> LoadedModel:
+    config = None if settings is None else json.dumps(settings)
+    return load_model(f"transformers:{name}", SourceOptions(device="meta", config=config, **options))
+
+
+def shapes(loaded: LoadedModel) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in loaded.kwargs.items() if isinstance(value, torch.Tensor)}
+
+
+def total(loaded: LoadedModel) -> int:
+    return FlopCountAnalysis(loaded.model.eval(), None, kwargs=loaded.kwargs, warn=False).total()
+
+
+def build_base(model_type: str) -> Any:
+    """Return the base model of a type, on meta and with few layers."""
+    config, _ = make_config(model_type)
+    shrink(config)
+    mappings = [modeling.MODEL_MAPPING, modeling.MODEL_FOR_CAUSAL_LM_MAPPING]
+    model_class = next(mapping[type(config)] for mapping in mappings if type(config) in mapping)
+    model_class = model_class[0] if isinstance(model_class, (list, tuple)) else model_class
+    with torch.device("meta"):
+        return model_class._from_config(own_config(model_class, config)).eval()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [SPECIAL, FIXED_SHAPES, OMITTED, BATCH_AXES, ADJUSTMENTS],
+    ids=["special", "fixed", "omitted", "axes", "defaults"],
+)
+def test_model_types_in_tables_exist(table):
+    assert not table.keys() - auto.CONFIG_MAPPING_NAMES.keys()
+
+
+@pytest.mark.parametrize("model_type", SPECIAL_TYPES)
+def test_a_batch_of_special_inputs_costs_its_multiple(model_type):
+    model = build_base(model_type)
+    costs = []
+    for batch in (1, 3):
+        inputs = make_inputs(model_type, model, options=SourceOptions(batch=batch))
+        costs.append(FlopCountAnalysis(model, None, kwargs=inputs, execution="shapes", warn=False).total())
+    # Pixtral attends to all images as one sequence; CLIP's similarities are of all pairs.
+    assert costs[1] == 3 * costs[0] or (model_type in ("mistral3", "siglip2") and costs[1] > 3 * costs[0])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "shape"),
+    [
+        ("mistral3", "pixel_values", (1, 3, 56, 112)),
+        ("siglip2", "pixel_values", (1, 3 * 7, 3 * 16 * 16)),
+        ("gemma4_vision", "pixel_position_ids", (1, 3 * 7, 2)),
+        ("kimi_k25_vision", "pixel_values", (4 * 8, 3, 14, 14)),
+        ("timesformer", "pixel_values", (1, 8, 3, 56, 112)),
+        ("seggpt", "prompt_pixel_values", (1, 3, 56, 112)),
+    ],
+)
+def test_an_image_size_sets_the_patches(model_type, name, shape):
+    model = build_base(model_type)
+    inputs = make_inputs(model_type, model, options=SourceOptions(image_size=(56, 112)))
+    assert tuple(inputs[name].shape) == shape
+
+
+def test_a_grid_of_patches_and_its_placeholders():
+    text = {
+        **TEXT,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
+    }
+    settings = {
+        "text_config": text,
+        "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4},
+        "image_token_id": 299,
+        "video_token_id": 298,
+        "vision_start_token_id": 297,
+        "vision_end_token_id": 296,
+    }
+    loaded = load("Qwen2VLForConditionalGeneration", settings, image_size=(448, 224), seq=10, batch=2)
+    tokens = 32 * 16 // 4  # 2 × 2 patches of 14 × 14 pixels make a token
+    assert shapes(loaded)["pixel_values"] == (2 * 32 * 16, 2 * 3 * 14 * 14)
+    assert loaded.kwargs["image_grid_thw"].tolist() == [[1, 32, 16]] * 2
+    assert shapes(loaded)["input_ids"] == (2, 10 + tokens)
+    assert (loaded.kwargs["input_ids"] == 299).sum(dim=1).tolist() == [tokens] * 2
+    assert total(loaded) > 0
+
+
+def test_positions_of_one_size_are_interpolated():
+    loaded = load("ViTModel", VISION, image_size=(112, 56))
+    assert loaded.kwargs["interpolate_pos_encoding"] is True
+    assert total(loaded) > total(load("ViTModel", VISION))
+    assert "interpolate_pos_encoding" not in load("ViTModel", VISION, image_size=(56, 56)).kwargs
+
+
+def test_text_of_classes_with_a_form_of_their_own():
+    choices = load("BertForMultipleChoice", TEXT, batch=2, seq=12)
+    assert shapes(choices)["input_ids"] == shapes(choices)["attention_mask"] == (2, 2, 12)
+    assert total(choices) == 2 * total(load("BertForMultipleChoice", TEXT, seq=12))
+    classifier = load("BartForSequenceClassification", BART, batch=2)
+    assert (classifier.kwargs["input_ids"][:, -1] == classifier.model.config.eos_token_id).all()
+    assert total(classifier) > 0
+    llama = load("LlamaForSequenceClassification", TEXT, batch=3)  # refuses a batch without a padding token
+    assert total(llama) == 3 * total(load("LlamaForSequenceClassification", TEXT))
+
+
+def test_text_is_not_longer_than_the_model_s_positions():
+    assert shapes(load("CLIPModel", {"text_config": TEXT, "vision_config": VISION}))["input_ids"] == (1, 77)
+    with pytest.raises(ValueError, match="--seq 78: CLIPModel has positions for 77 tokens only"):
+        load("CLIPModel", {"text_config": TEXT, "vision_config": VISION}, seq=78)
+    with pytest.raises(ValueError, match="has positions for 448 tokens only"):  # the decoder's, not the encoder's 1,500
+        load("WhisperModel", BART, seq=449)
+    sinusoids = {**BART, "max_position_embeddings": 64}  # M2M-100 computes more when it needs them
+    assert total(load("M2M100Model", sinusoids, seq=80)) > 0
+
+
+def test_token_ids_are_text_of_the_vocabulary():
+    loaded = load("LlamaModel", {**TEXT, "bos_token_id": 7, "eos_token_id": 11}, seq=200)
+    ids = loaded.kwargs["input_ids"]
+    assert ids.min() >= 3 and ids.max() < 300 and not {7, 11} & set(ids[0].tolist())
+
+
+def test_a_session_is_of_one_video():
+    model = build_base("sam2_video")
+    assert "inference_session" in make_inputs("sam2_video", model, options=SourceOptions(batch=1))
+    with pytest.raises(
+        ValueError, match=r"--batch 2: the model's input inference_session .* has no batch: omit --batch"
+    ):
+        make_inputs("sam2_video", model, options=SourceOptions(batch=2))
+
+
+def test_inputs_are_where_the_model_is():
+    on_meta = load("BertModel", TEXT)
+    assert {value.device.type for value in on_meta.kwargs.values()} == {"cpu"}  # control flow may read them
+    vision = load("ViTModel", VISION)
+    assert {value.device.type for value in vision.kwargs.values()} == {"meta"}
+
+
+def test_settings_are_merged_into_the_default():
+    model = load("CLIPModel", {"text_config": {"hidden_size": 16, "num_attention_heads": 2}}).model
+    assert model.config.text_config.hidden_size == 16 and model.config.vision_config.hidden_size == 768
+    assert merge_settings({"a": {"b": 1}, "c": 2}, {"a": 3}) == {"a": 3, "c": 2}
+
+
+def test_infinity_is_read_as_transformers_writes_it(tmp_path):
+    config = auto.CONFIG_MAPPING["mamba2"]()
+    config.save_pretrained(tmp_path)
+    assert read_settings(str(tmp_path), "--config")["time_step_limit"][1] == math.inf
+    loaded = load_model(f"hf:{tmp_path}", SourceOptions(config='{"num_hidden_layers": 1}', seq=16))
+    assert loaded.model.config.time_step_limit[1] == math.inf
+
+
+def test_the_classes_are_listed():
+    names = load_source("transformers").list_names()
+    assert {"BertModel", "LlamaForCausalLM", "ViTForImageClassification", "WhisperForConditionalGeneration"} <= {*names}
+    assert len(names) == len(set(names)) > 1000
+    assert all(hasattr(transformers, name) for name in names[::40])
+
+
+def test_shrinking_keeps_widths_and_a_layer_of_each_kind():
+    config, _ = make_config("jamba")
+    width, experts = config.hidden_size, config.num_experts
+    changed = shrink(config)
+    assert config.hidden_size == width and config.num_experts == min(16, experts)
+    assert changed["num_hidden_layers"] == config.num_hidden_layers == 8  # one of 8 layers is attention
+
+
+# Model type → why its language model does not count in shape execution.
+NOT_COUNTED = {
+    "blenderbot": "transformers gives the decoder a cache of as many layers as the encoder has",
+    "blt": "control flow depends on the entropy of bytes",
+    "dbrx": "routing selects tokens by value",
+    "gemma4_assistant": "it reads the cache of another model",
+    "gemma4_unified_assistant": "it reads the cache of another model",
+    "granitemoehybrid": "the default configuration has no attention layer, whose cache the mask asks for",
+    "jetmoe": "routing splits tokens by value",
+    "longcat_flash": "routing selects tokens by value",
+    "reformer": "the default configuration is that of an encoder",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", sorted(modeling.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - NOT_COUNTED.keys()))
+def test_every_causal_language_model_counts_from_its_folder(model_type, tmp_path):
+    names = modeling.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    architecture = names if isinstance(names, str) else names[0]
+    config, _ = make_config(model_type)
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    costs = [total(load_model(f"hf:{tmp_path}", SourceOptions(batch=batch, seq=32))) for batch in (1, 2)]
+    assert costs[1] > 1.9 * costs[0] > 0
