@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from fvflops.sources.files import is_file, load_file
 from fvflops.sources.input_sizes import SIZE_OPTIONS, check_positions, chosen_sizes, resize_inputs
 from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel, cast_inputs, parse_dtype
-from fvflops.sources.meta import on_meta
+from fvflops.sources.meta import building_on
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 
 # Source → the module that is one; it is imported when a model of the source is named.
@@ -100,7 +100,7 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
     device = options.device or ("meta" if is_built_on_meta(name) else None)
     if device is not None:
         _check_device(device)
-    with nullcontext() if source == FILE else _building_on(device):
+    with nullcontext() if source == FILE else building_on(device):
         if source == FILE:
             built = load_file(name, options)
         elif source in SOURCES:
@@ -181,12 +181,6 @@ def add_paths(folders: Sequence[str]) -> None:
         path = os.path.abspath(folder)
         if path not in sys.path:
             sys.path.insert(0, path)
-
-
-def _building_on(device: str | None) -> AbstractContextManager[Any]:
-    if device is None:
-        return nullcontext()
-    return on_meta() if torch.device(device).type == "meta" else torch.device(device)
 
 
 def _check_device(name: str) -> None:

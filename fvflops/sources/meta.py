@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -74,6 +74,13 @@ def on_meta() -> Iterator[None]:
     """Build on the meta device, without initialisers, in this thread, while the context lasts."""
     with gc_paused(), _MetaContext():
         yield
+
+
+def building_on(device: str | None) -> AbstractContextManager[Any]:
+    """Return the context in which models are built on a device, None being the default one."""
+    if device is None:
+        return nullcontext()
+    return on_meta() if torch.device(device).type == "meta" else torch.device(device)
 
 
 def build_on_meta(factory: Callable[[], Built]) -> Built:

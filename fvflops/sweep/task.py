@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from fvflops.sources.input_specs import make_arguments, parse_input
 from fvflops.sources.loaded_model import LoadedModel
+from fvflops.sources.meta import building_on
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sweep.count_model import DEFAULT_SETTINGS, CountSettings, count_built, count_model
 from fvflops.sweep.model_count import ModelCount
@@ -64,7 +63,7 @@ def run_task(task: Task) -> ModelCount:
 
 def call_factory(factory: Factory, options: SourceOptions) -> LoadedModel:
     """Return the module that a factory returns, and its inputs or those of the options."""
-    with torch.device(options.device) if options.device is not None else nullcontext():
+    with building_on(options.device):
         result = factory()
         model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(model, nn.Module):

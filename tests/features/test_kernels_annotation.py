@@ -290,7 +290,9 @@ def test_bad_input(tmp_path, folder):
 
 
 def test_holistic_trace_analysis_parses_annotated_traces(folder, tmp_path):
-    hta = pytest.importorskip("hta.trace_analysis", reason="pip install --no-deps HolisticTraceAnalysis plotly pydot")
+    hta = pytest.importorskip(
+        "hta.trace_analysis", reason="pip install --no-deps HolisticTraceAnalysis plotly pydot narwhals"
+    )
     files = {}
     for rank in range(RANKS):
         files[rank] = str(tmp_path / f"rank_{rank}.json")
