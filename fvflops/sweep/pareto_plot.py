@@ -128,14 +128,14 @@ def _shorten(names: Sequence[str]) -> list[str]:
 
 
 def _set_scales(axes: Any, points: Sequence[_Point], columns: Sequence[Column]) -> None:
-    for scale, set_limits, values, column in (
-        (axes.xaxis, axes.set_xlim, [point.x for point in points], columns[0]),
-        (axes.yaxis, axes.set_ylim, [point.y for point in points], columns[1]),
+    for scale, set_scale, set_limits, values, column in (
+        (axes.xaxis, axes.set_xscale, axes.set_xlim, [point.x for point in points], columns[0]),
+        (axes.yaxis, axes.set_yscale, axes.set_ylim, [point.y for point in points], columns[1]),
     ):
         least, most = min(values), max(values)
         is_log = least > 0 and most > _DECADE * least
         if is_log:
-            scale._set_axes_scale("log")
+            set_scale("log")
             margin = (most / least) ** 0.08
             set_limits(least / margin, most * margin)
             label_logarithmic(scale, _tick_form(column), ticks=_TICKS)

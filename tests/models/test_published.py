@@ -1,8 +1,11 @@
 """Figures that timm's authors published: a dozen of them here; `tools/published.py` compares all."""
 
+from functools import partial
+
 import pytest
 from timm.layers import set_fused_attn
 
+from fvflops import count_many
 from tests.support.checkout import ROOT
 from tests.support.tools import load_tool
 
@@ -31,10 +34,9 @@ def fused_attention_as_before():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_published_figure_is_reproduced(name, table, fused):
     case = CASES[name]
-    set_fused_attn(fused)
-    gmacs, macts, unknown = published.measure(published.build(name, case.size), case.size, table)
-    assert published.matches((gmacs, macts), case.figures), (gmacs, macts, case.figures)
-    assert not unknown or table == "fvcore"
+    (row,) = count_many([(name, partial(published.build, name, case.size, fused))], table=table)
+    assert not row.error and published.matches(published.round_as_published(row), case.figures), (row, case.figures)
+    assert not row.unsupported or table == "fvcore"
 
 
 def test_the_comparison_sees_a_miss():

@@ -116,7 +116,8 @@ def is_composite(op: str) -> bool:
     >>> is_composite("aten::linear"), is_composite("aten::mm"), is_composite("mylib::scan")
     (True, False, False)
     """
-    return bool(has_kernel(op) and has_kernel_for_key(op, "CompositeImplicitAutograd"))
+    # torch's names are ASCII; of others it raises for those that are not UTF-8.
+    return op.isascii() and bool(has_kernel(op) and has_kernel_for_key(op, "CompositeImplicitAutograd"))
 
 
 def normalise(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
