@@ -294,7 +294,7 @@ class Injection:
             result = call()
             sys.settrace(None)
             if number:
-                time.sleep(0.02)  # one that came in a finalizer comes again
+                time.sleep(1)  # one that came in a finalizer comes again, on a busy machine later
             return False, result
         except KeyboardInterrupt:
             return True, None
