@@ -21,8 +21,10 @@ def expand_names(texts: Iterable[str]) -> list[str]:
     """Return the model names that names and patterns stand for, in their order and each once.
 
     A pattern has `*`, `?` or `[...]`: after a source such as `timm:` it selects from the names that the source lists,
-    after `hf:` from folders with a configuration, and elsewhere from files. `@FILE` stands for the lines of a file,
-    without blank ones and those that start with #. A name without wildcards is returned unchanged, whether it exists or
+    after `hf:` from folders with a configuration, and elsewhere from files. `@FILE` reads names and patterns from a
+    file, one in each line, ignoring blank lines and those that start with #.
+
+    A name without wildcards is returned unchanged, whether it exists or
     not. A pattern that matches nothing and a file that cannot be read raise ValueError.
 
     >>> expand_names(["zoo:vit*", "zoo:lenet5", "zoo:*5"])

@@ -1,4 +1,4 @@
-"""Files that are told apart by what they contain: TorchScript, pickled modules, weights, and files of other kinds."""
+"""Recognising files by their contents: TorchScript, pickled modules, weights, and files of other kinds."""
 
 import json
 import struct
