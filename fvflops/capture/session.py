@@ -226,6 +226,8 @@ class Session:
         `describe` it returns "".
         """
         self._stack = ExitStack()
+        if self._recorder is not None:
+            self._recorder.forget_errors()
         return describe_survivors(release(self._mode, describe=describe)) if self._mode is not None else ""
 
     def explain(self, error: BaseException) -> None:

@@ -6,14 +6,12 @@ import argparse
 import importlib
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from fvflops import __version__
 from fvflops.cli.outputs import check_outputs
-from fvflops.paths import PACKAGE
 from fvflops.text import printable
 
 # Command → its help text. The module of that name in `commands` has add_arguments() and run(); it is imported only for
@@ -34,9 +32,6 @@ COMMANDS = {
     "sweep": "count many models into a file, in worker processes with limits of time and memory",
     "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
 }
-
-
-_MAX_MESSAGE = 400  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,37 +94,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error in one line: the message of an error of fvflops; for others also the type, file and line.
-
-    One that a model's forward raised begins with the module and its inputs.
+    """Return an error in one line: that of `describe_error`, if torch is loaded; else no model has run.
 
     >>> format_error(ZeroDivisionError("no inputs"))
     'ZeroDivisionError: no inputs'
     """
-    text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
-    text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
-    module = sizes = ""
-    if "torch" in sys.modules and isinstance(error, Exception):  # else no model has run
-        from fvflops.sources.model_errors import describe_module, explain_error, suggest_sizes
+    if "torch" in sys.modules:
+        from fvflops.sources.model_errors import describe_error
 
-        if explanation := explain_error(error):
-            return explanation
-        module, sizes = describe_module(error), suggest_sizes(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    package = str(PACKAGE)
-    is_own_error = bool(frames) and frames[-1].filename.startswith(package)
-    if text and is_own_error and isinstance(error, (ValueError, LookupError, TypeError, OSError)):
-        return text
-    if isinstance(error, OSError) and error.filename is not None:
-        return text
-    if isinstance(error, SystemExit):
-        text = printable(f"the program asked to exit with {error.code!r}")
-    libraries = (package, "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
-    others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
-    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    kind = f"{module}: {kind}{sizes}" if module else kind
-    if not others:
-        return kind
-    return (
-        f"{kind} ({printable(os.path.basename(others[-1].filename))}:{others[-1].lineno}; --debug shows the traceback)"
-    )
+        return describe_error(error, hint="--debug shows the traceback")
+    text = printable(" ".join(str(error).split()))
+    return text if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {text}"

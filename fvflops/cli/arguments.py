@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
+from fvflops.capture.shapes.assumptions import check_assumptions
 from fvflops.reports.formats import FORMATS, check_format
 from fvflops.sources.load import FORMS
 from fvflops.sources.options import SourceOptions
@@ -41,10 +42,16 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         metavar="[NAME=]SHAPE[:DTYPE]",
         help=f"{shape}, such as 1,3,224,224 or input_ids=1,128:int64; once for each input",
     )
-    parser.add_argument("--batch", type=parse_size, metavar="N", help="batch size of the default inputs")
+    _add_sizes(parser)
+    _add_building(parser)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes of the default inputs, and their dtype."""
+    parser.add_argument("--batch", type=parse_count, metavar="N", help="batch size of the default inputs")
     parser.add_argument(
         "--seq",
-        type=parse_size,
+        type=parse_count,
         metavar="N",
         help="tokens of text in the default inputs, of encoder and decoder; those of images and audio are added",
     )
@@ -56,6 +63,19 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         metavar="DTYPE",
         help="cast the model and its inputs: fp32, tf32 (stored as fp32), fp16, bf16 or fp64",
     )
+    parser.add_argument(
+        "--denoising-steps",
+        type=partial(parse_at_least, 1),
+        metavar="N",
+        help="steps of a diffusers pipeline; default: 1",
+    )
+    parser.add_argument(
+        "--guidance", action="store_true", help="double the denoiser's batch, for classifier-free guidance"
+    )
+
+
+def _add_building(parser: argparse.ArgumentParser) -> None:
+    """Add what is built: configurations, arguments, adapters and code that may run."""
     parser.add_argument(
         "--config",
         metavar="JSON",
@@ -75,8 +95,8 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="argument of FACTORY or of a library's constructor, such as width=64: a Python literal or a string; may "
-        "be repeated",
+        help="argument of FACTORY or of a library's constructor, or setting of a Hugging Face configuration, such as "
+        "width=64: a Python literal or a string; may be repeated",
     )
     parser.add_argument(
         "--path", action="append", default=[], metavar="DIR", help="folder to import modules from; may be repeated"
@@ -86,15 +106,6 @@ def add_inputs(parser: argparse.ArgumentParser, *, shape: str = "shape of an inp
         action="store_true",
         help="load a pickled module (torch.save(model)) or pickled example inputs, which runs code that the file "
         "names: only if you trust it",
-    )
-    parser.add_argument(
-        "--denoising-steps",
-        type=partial(parse_at_least, 1),
-        metavar="N",
-        help="steps of a diffusers pipeline; default: 1",
-    )
-    parser.add_argument(
-        "--guidance", action="store_true", help="double the denoiser's batch, for classifier-free guidance"
     )
 
 
@@ -206,7 +217,7 @@ def add_table(
     )
     parser.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
     default = "all" if top is None else str(top)
-    parser.add_argument("--top", type=parse_size, default=top, metavar="N", help=f"number of rows; default: {default}")
+    parser.add_argument("--top", type=parse_count, default=top, metavar="N", help=f"number of rows; default: {default}")
 
 
 def add_order(parser: argparse._ActionsContainer, keys: str) -> None:
@@ -260,7 +271,7 @@ def parse_at_least(least: int, text: str) -> int:
 
 
 parse_depth = partial(parse_at_least, 0)
-parse_size = partial(parse_at_least, 1)
+parse_count = partial(parse_at_least, 1)
 
 
 def parse_sides(text: str) -> tuple[int, int]:
@@ -292,7 +303,7 @@ def parse_format(formats: Mapping[str, str], text: str) -> str:
 
 
 def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
-    """Return op → size from the values of `--assume`.
+    """Return op → size from the values of `--assume`; another op, or a wrong size, raises ValueError.
 
     >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
     {'aten::nonzero': 100, 'aten::index': 0.5}
@@ -306,6 +317,7 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
             raise ValueError(
                 f"--assume {text!r} has no size: write aten::nonzero=100, or a share such as 0.5"
             ) from None
+    check_assumptions(sizes)
     return sizes
 
 

@@ -17,7 +17,8 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.names import plain_name, printable
 from fvflops.reports.pictures.picture import kind_of
-from fvflops.sources.input_specs import parse_input
+from fvflops.sources.load import check_models
+from fvflops.sources.options import SourceOptions
 from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.sweep.joined import Join, join, list_names, read_joined
 from fvflops.sweep.model_count import COSTS, ModelCount
@@ -92,6 +93,9 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     """Count the models of the names, write the table and the plot; return 1 if a model failed, else 0."""
     _check_options(arguments)
     table = load_table(arguments.table)
+    options = model_options(arguments, device=arguments.device)
+    check_models(names, options)
+    assume = parse_assumptions(arguments.assume)
     joined = None if arguments.join is None else join(read_joined(arguments.join), names)
     columns = None if arguments.columns is None else _read_columns(arguments.columns, joined)
     empty = model_table((), joined)
@@ -104,7 +108,10 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
         check_axis(empty, key)
     kind = None if arguments.plot is None else kind_of(arguments.plot)
     shown = {*(COSTS if columns is None else columns), *(axes or ()), arguments.sort and _read_key(arguments.sort)}
-    counts = _count(names, arguments, table, peak_memory=_MEMORY in shown)
+    settings = CountSettings(table, arguments.execution, assume, arguments.train, peak_memory=_MEMORY in shown)
+    counts = _count(names, options, settings)
+    if arguments.strict:
+        counts = [_fail_unsupported(count, table) for count in counts]
     notes = [] if axes is None or kind is None else [_plot(counts, joined, axes, higher, kind, table, arguments.plot)]
     document = model_report(
         counts,
@@ -181,19 +188,7 @@ def _choose_axes(arguments: argparse.Namespace, joined: Join | None) -> tuple[st
     return x, y
 
 
-def _count(
-    names: Sequence[str], arguments: argparse.Namespace, table: FormulaTable, *, peak_memory: bool
-) -> list[ModelCount]:
-    options = model_options(arguments, device=arguments.device)
-    for text in options.inputs:
-        parse_input(text)
-    settings = CountSettings(
-        table=table,
-        execution=arguments.execution,
-        assume=parse_assumptions(arguments.assume),
-        train=arguments.train,
-        peak_memory=peak_memory,
-    )
+def _count(names: Sequence[str], options: SourceOptions, settings: CountSettings) -> list[ModelCount]:
     progress = Progress()
     counts: list[ModelCount] = []
     # What is logged of a model is in its row and below the table.
@@ -203,8 +198,7 @@ def _count(
     try:
         for name in names:
             progress.show(len(counts), len(names), noun="model", note=f": {plain_name(name)}")
-            count = count_model(name, options, settings)
-            counts.append(_fail_unsupported(count, table) if arguments.strict else count)
+            counts.append(count_model(name, options, settings))
     finally:
         progress.clear()
         logger.setLevel(level)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from typing import Any
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
-from fvflops.analysis.trace_file import ENDINGS, load_trace
+from fvflops.analysis.trace_file import load_trace
 from fvflops.analysis.training_step import sum_results
 from fvflops.cli.arguments import model_options, parse_assumptions
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.formulas import FormulaTable
-from fvflops.sources.files import recognise
-from fvflops.sources.load import SOURCES, check_applies, load_model
+from fvflops.sources.load import check_applies, check_trace_options, is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
@@ -27,14 +25,6 @@ _RUN_OPTIONS = {
     "assume": "--assume",
     "train": "--train",
     "backward": "--backward",
-    "dtype": "--dtype",
-    "batch": "--batch",
-    "seq": "--seq",
-    "image_size": "--image-size",
-    "task": "--task",
-    "adapter": "--adapter",
-    "trust_remote_code": "--trust-remote-code",
-    "unpickle": "--unpickle",
     "optimizer": "--optimizer",
     "micro_batches": "--micro-batches",
 }
@@ -94,31 +84,13 @@ def open_model(
     return analyse
 
 
-def is_saved_trace(name: str) -> bool:
-    """Return whether a MODEL argument is a file that contains a saved Trace, or names a missing one."""
-    if os.path.isfile(name):
-        return recognise(name) == "trace"
-    return name.endswith(ENDINGS) and name.partition(":")[0] not in SOURCES
-
-
-def contains_inputs(name: str) -> bool:
-    """Return whether a MODEL argument is a file that contains its inputs: a saved Trace or a torch.export program.
-
-    >>> contains_inputs("zoo:lenet5"), contains_inputs("before.json")
-    (False, True)
-    """
-    return is_saved_trace(name) or (os.path.isfile(name) and recognise(name) == "program")
-
-
 def open_trace(name: str, arguments: argparse.Namespace, options: SourceOptions) -> Trace:
     """Return a saved Trace; options that describe a run raise ValueError, unless another model runs."""
-    given: dict[str, object] = {"--input": options.inputs, "--config": options.config, "--arg": options.args}
-    if "other" not in arguments:
-        given |= {option: getattr(arguments, key, None) for key, option in _RUN_OPTIONS.items()}
-        given |= {"--device": options.device, "--execution real": getattr(arguments, "execution", None) == "real"}
-    for option, value in given.items():
-        if value:
-            raise ValueError(f"{name} is a saved Trace and contains its inputs: omit {option}")
+    if "other" in arguments:
+        check_trace_options(name, SourceOptions(options.inputs, options.config, args=options.args))
+    else:
+        run = {option: getattr(arguments, key, None) for key, option in _RUN_OPTIONS.items()}
+        check_trace_options(name, options, run | {"--execution real": getattr(arguments, "execution", None) == "real"})
     return load_trace(name)
 
 

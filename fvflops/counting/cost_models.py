@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fvflops.counting.count import RegionCost
+from fvflops.counting.signature_cache import SignatureCache
 from fvflops.formulas import FormulaTable, OpCost
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
-
-# Size limit of the cost cache of each table and metric, in signatures.
-_CACHE_SIZE = 1 << 14
 
 
 class TableCostModel:
@@ -21,7 +19,7 @@ class TableCostModel:
             raise ValueError(f"metric must be 'flops' or 'activations'; got {metric!r}")
         self._table = table
         self._metric = metric
-        self._costs: dict[int, tuple[Signature, tuple[OpCost, ...]]] = table.memo.setdefault(metric, {})
+        self._costs: SignatureCache[tuple[OpCost, ...]] = table.cost_caches.setdefault(metric, SignatureCache())
 
     @property
     def stops_at(self) -> StopsAt:
@@ -35,14 +33,11 @@ class TableCostModel:
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the cost of one op call."""
-        # Keyed by identity: shape execution reuses Signature objects, and hashing one takes as long as the rest.
-        cached, costs = self._costs.get(id(signature), (None, ()))
-        if cached is not signature:
+        costs = self._costs.get(signature)
+        if costs is None:
             costs = (self._in_metric(self._table.price(signature)),)
-            if len(self._costs) >= _CACHE_SIZE:
-                self._costs.clear()
             if self._table.row(signature.op) is not None:  # else the program may still register a formula with torch
-                self._costs[id(signature)] = signature, costs
+                self._costs.put(signature, costs)
         return costs
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from fvflops.counting.compute_dtype import find_dtype
+from fvflops.counting.signature_cache import SignatureCache
 from fvflops.formulas import OpCost
 from fvflops.trace import (
     Counts,
@@ -33,8 +34,7 @@ class RegionCost(NamedTuple):
 _CallCost = tuple[tuple[OpCost, ...], str, int, str]
 
 
-_MAX_DESCRIPTIONS = 1 << 14
-_DESCRIPTIONS: dict[int, tuple[Signature, tuple[str, int, str]]] = {}
+_DESCRIPTIONS: SignatureCache[tuple[str, int, str]] = SignatureCache()
 
 
 class CostModel(Protocol):
@@ -140,14 +140,11 @@ def name_region(trace: Trace, region: Region) -> str:
 
 def _describe(signature: Signature) -> tuple[str, int, str]:
     """Return an op's name, its output elements and its compute dtype, which are the same for every table."""
-    # Keyed by identity, as in TableCostModel.
-    known, description = _DESCRIPTIONS.get(id(signature), (None, ("", 0, "")))
-    if known is not signature:
+    description = _DESCRIPTIONS.get(signature)
+    if description is None:
         op, inputs, outputs = signature.op, signature.inputs, signature.outputs
         description = signature.packet, _elements(outputs), find_dtype(op, signature.names, inputs, outputs)
-        if len(_DESCRIPTIONS) >= _MAX_DESCRIPTIONS:
-            _DESCRIPTIONS.clear()
-        _DESCRIPTIONS[id(signature)] = signature, description
+        _DESCRIPTIONS.put(signature, description)
     return description
 
 

@@ -55,7 +55,7 @@ class FormulaTable:
     composite ops and functions are counted as a whole; with `floating_point_only`, integer arithmetic is zero-FLOP,
     except matrix products; with `registered_formulas`, formulas registered with torch's flop counter apply to ops
     without a row. `constants` are names for expressions and formulas; `stops_at` are the composite ops and regions that
-    a recording must not decompose for this table. `memo` caches costs by metric.
+    a recording must not decompose for this table. `cost_caches` contains costs by metric.
 
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
@@ -73,7 +73,7 @@ class FormulaTable:
     floating_point_only: bool = False
     registered_formulas: bool = True
     stops_at: StopsAt = field(init=False)
-    memo: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    cost_caches: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops_at", _stops(self.rows, self.opaque))

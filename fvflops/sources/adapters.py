@@ -10,7 +10,13 @@ from torch import nn
 
 from fvflops.sources.imports import import_library
 
-_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def check_adapter(folder: str) -> None:
+    """Raise ValueError for a folder without adapter_config.json."""
+    if not os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)):
+        raise ValueError(f"--adapter {folder}: there is no {ADAPTER_CONFIG}: name the folder of a PEFT adapter")
 
 
 def add_adapter(model: nn.Module, folder: str) -> nn.Module:
@@ -20,8 +26,7 @@ def add_adapter(model: nn.Module, folder: str) -> nn.Module:
     tokens (prompt and prefix tuning) wraps the model. A missing or broken configuration, or one that does not fit the
     model, raises ValueError.
     """
-    if not os.path.isfile(os.path.join(folder, _CONFIG)):
-        raise ValueError(f"--adapter {folder}: there is no {_CONFIG}: name the folder of a PEFT adapter")
+    check_adapter(folder)
     peft = import_library("peft")
     try:
         config: Any = peft.PeftConfig.from_pretrained(folder)
@@ -32,7 +37,7 @@ def add_adapter(model: nn.Module, folder: str) -> nn.Module:
             return wrapped
         peft.inject_adapter_in_model(config, model)
     except json.JSONDecodeError as error:
-        raise ValueError(f"--adapter {folder}: {_CONFIG}: {error}") from error
+        raise ValueError(f"--adapter {folder}: {ADAPTER_CONFIG}: {error}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"--adapter {folder}: {' '.join(str(error).split())}") from error
     return model

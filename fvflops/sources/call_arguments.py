@@ -95,25 +95,34 @@ def _write_call(name: str, signature: inspect.Signature) -> str:
 
 
 def call_library(
-    function: Callable[..., Any], values: Mapping[str, Any], name: str, *, fixed: Mapping[str, Any] | None = None
+    function: Callable[..., Any],
+    values: Mapping[str, Any],
+    name: str,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    image_size: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the model that a library's function builds from `--arg` values, which it passes on to a constructor.
 
-    `fixed` are further arguments, such as those without which it would download weights. A value for one of these, or
-    one that the constructor refuses, raises ValueError.
+    `fixed` are further arguments, such as those without which it would download weights, and `image_size` is the one
+    that `--image-size` sets. A value for one of these, or one that the constructor refuses, raises ValueError.
 
     >>> call_library(dict, {"depth": 2, "pretrained": True}, "timm:vit", fixed={"pretrained": False})
     Traceback (most recent call last):
     ValueError: --arg pretrained: timm:vit is built with pretrained=False, without weights: omit it
     """
-    fixed = fixed or {}
+    fixed, image_size = fixed or {}, image_size or {}
     for key in values:
+        if key in image_size:
+            raise ValueError(f"--arg {key}: --image-size sets it: omit one")
         if key in fixed:
             raise ValueError(f"--arg {key}: {name} is built with {key}={fixed[key]!r}, without weights: omit it")
     try:
-        return function(**values, **fixed)
-    except (TypeError, ValueError) as error:
-        if not values:
+        return function(**values, **fixed, **image_size)
+    except (TypeError, ValueError, AssertionError) as error:
+        chosen = [f"--arg {key}={value!r}" for key, value in values.items()]
+        sizes = [(size,) if isinstance(size, int) else size for size in image_size.values()]
+        chosen += [f"--image-size {'x'.join(map(str, sides))}" for sides in sizes]
+        if not chosen:
             raise
-        listed = " ".join(f"--arg {key}={value!r}" for key, value in values.items())
-        raise ValueError(f"{name} with {listed}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{name} with {' '.join(chosen)}: {' '.join(str(error).split())}") from error

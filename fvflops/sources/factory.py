@@ -1,6 +1,8 @@
-"""Models that a factory returns: `package.module:factory` or `file.py:factory`."""
+"""Models that a factory returns: a function, or the one that `package.module:factory` or `file.py:factory` names."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import nn
 
@@ -11,25 +13,27 @@ from fvflops.sources.options import SourceOptions
 
 
 def build_from_factory(source: str, name: str, options: SourceOptions) -> BuiltModel:
-    """Return the model of a factory, called with `options.args`.
+    """Return the model of a factory in a module or file; see `call_factory`."""
+    return call_factory(import_attribute(source, name), f"{source}:{name}", options)
+
+
+def call_factory(factory: Any, name: str, options: SourceOptions) -> BuiltModel:
+    """Return the model of a factory, called with `options.args`; errors call it `name`.
 
     A factory returns a module or (module, inputs), and may be a class; a module itself is accepted too.
     """
-    factory = import_attribute(source, name)
     arguments = parse_arguments(options.args)
     if isinstance(factory, nn.Module):
         if arguments:
-            raise ValueError(f"--arg {next(iter(arguments))}: {source}:{name} is a module, not a factory: omit --arg")
+            raise ValueError(f"--arg {next(iter(arguments))}: {name} is a module, not a factory: omit --arg")
         result = factory
     elif callable(factory):
-        result = call_with(factory, arguments, f"{source}:{name}")
+        result = call_with(factory, arguments, name)
     else:
         raise ValueError(
-            f"{source}:{name} is {type(factory).__name__}: name a function that returns a torch.nn.Module, or a class"
+            f"{name} is {type(factory).__name__}: name a function that returns a torch.nn.Module, or a class"
         )
     model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"{source}:{name} returned {type(model).__name__}: return a torch.nn.Module, or (module, inputs)"
-        )
+        raise ValueError(f"{name} returned {type(model).__name__}: return a torch.nn.Module, or (module, inputs)")
     return BuiltModel(model, inputs=inputs)

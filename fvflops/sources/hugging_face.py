@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from fvflops.sources.adapters import ADAPTER_CONFIG
+from fvflops.sources.call_arguments import call_library, parse_arguments
+from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline, refuse_pipeline_options
 from fvflops.sources.imports import import_library, import_module
 from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.json_settings import read_settings
@@ -16,15 +19,21 @@ from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 from fvflops.sources.transformers import build_auto, build_class
 from fvflops.sources.transformers import list_names as list_classes
-from fvflops.sources.transformers.config_json import has_model_type, make_config_of_type, merge_settings
+from fvflops.sources.transformers.config_json import (
+    check_settings,
+    has_model_type,
+    make_config_of_type,
+    merge_settings,
+    read_changes,
+)
 from fvflops.sources.transformers.preprocessors import read_preprocessor
 from fvflops.text import list_nearest, truncate
 
 CONFIG = "config.json"
-_PIPELINE = "model_index.json"
-_ADAPTER = "adapter_config.json"
+# A folder with one of these is a model.
+CONFIGURATIONS = (CONFIG, INDEX, ADAPTER_CONFIG)
 # Small files: no weights, tokenizers or vocabularies.
-_FILES = [CONFIG, _PIPELINE, _ADAPTER, "preprocessor_config.json", "processor_config.json", "*/*config.json"]
+_FILES = [*CONFIGURATIONS, "preprocessor_config.json", "processor_config.json", "*/*config.json"]
 # Task of transformers' pipelines → Auto classes, of which the first with a model of the configuration's type is built.
 TASKS: Mapping[str, tuple[str, ...]] = {
     "any-to-any": ("AutoModelForMultimodalLM",),
@@ -80,25 +89,29 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     folder = os.path.expanduser(name)
     if not os.path.isdir(folder):
         folder = _download(name, options.trust_remote_code)
-    if os.path.isfile(os.path.join(folder, _PIPELINE)):
-        pipelines = importlib.import_module("fvflops.sources.diffusers")
-        pipeline: BuiltModel = pipelines.build_pipeline(folder, options)
-        return pipeline
+    if os.path.isfile(os.path.join(folder, INDEX)):
+        if options.task is not None:
+            raise ValueError(f"--task chooses the class of one model; {where} is a pipeline: omit --task")
+        return build_pipeline(folder, options)
+    refuse_pipeline_options(options, where)
     settings = _read_config(folder, where)
-    if options.config is not None:
-        settings = merge_settings(settings, read_settings(options.config, "--config"))
     if "architecture" in settings and "model_type" not in settings:
         return _build_timm(settings, options, where)
+    changes = read_changes(options)
+    own = settings.keys()
+    settings = merge_settings(settings, changes)
     preprocessor = read_preprocessor(folder)
     remote = settings.get("auto_map") or {}
     if options.trust_remote_code and remote:
-        return _build_remote(folder, settings, options, preprocessor)
+        return _build_remote(folder, settings, changes, options.task, preprocessor)
     if remote and not has_model_type(settings):
         raise ValueError(
             f"{where}: the model's code is in the repository, and transformers has no model_type "
             f"{settings.get('model_type')!r}: pass --trust-remote-code to run that code"
         )
     config = make_config_of_type(settings, where)
+    if "model_type" not in changes:
+        check_settings(type(config), {name: value for name, value in changes.items() if name not in own}, where)
     if options.task is not None:
         return build_auto(_find_task_class(options.task, config), config, where, preprocessor=preprocessor)
     architectures = settings.get("architectures")
@@ -111,12 +124,12 @@ def _read_config(folder: str, where: str) -> dict[str, Any]:
     path = os.path.join(folder, CONFIG)
     if os.path.isfile(path):
         return read_settings(path, f"{where}:")
-    if os.path.isfile(os.path.join(folder, _ADAPTER)):
-        base = read_settings(os.path.join(folder, _ADAPTER), f"{where}:").get("base_model_name_or_path")
+    if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG)):
+        base = read_settings(os.path.join(folder, ADAPTER_CONFIG), f"{where}:").get("base_model_name_or_path")
         raise ValueError(
             f"{where} is a PEFT adapter: pass its base model and the adapter: hf:{base} --adapter {folder}"
         )
-    raise ValueError(f"{where}: there is no {CONFIG} and no {_PIPELINE}: name a folder or repository that has one")
+    raise ValueError(f"{where}: there is no {CONFIG} and no {INDEX}: name a folder or repository that has one")
 
 
 def _find_class(architectures: Any, where: str, has_code: bool) -> Any:
@@ -133,12 +146,16 @@ def _find_class(architectures: Any, where: str, has_code: bool) -> Any:
     return found
 
 
+def check_task(task: str) -> None:
+    """Raise ValueError for an unknown task."""
+    if TASK_ALIASES.get(task, task) not in TASKS:
+        near = list_nearest(task, [*TASKS, *TASK_ALIASES]) or f": use one of {', '.join(TASKS)}"
+        raise ValueError(f"--task {task}: there is no such task{near}")
+
+
 def _name_task_classes(task: str) -> tuple[str, ...]:
-    """Return the names of the Auto classes of a task; an unknown task raises ValueError."""
-    names = TASKS.get(TASK_ALIASES.get(task, task))
-    if names is None:
-        raise ValueError(f"--task {task}: there is no such task{list_nearest(task, [*TASKS, *TASK_ALIASES])}")
-    return names
+    """Return the names of the Auto classes of a task."""
+    return TASKS[TASK_ALIASES.get(task, task)]
 
 
 def _find_task_class(task: str, config: Any) -> Any:
@@ -152,7 +169,9 @@ def _find_task_class(task: str, config: Any) -> Any:
 
 
 def _build_timm(settings: Mapping[str, Any], options: SourceOptions, where: str) -> BuiltModel:
-    """Return a timm model from a configuration as timm writes it."""
+    """Return a timm model from a configuration as timm writes it; `options.args` are arguments of its constructor."""
+    if options.config is not None:
+        settings = merge_settings(settings, read_settings(options.config, "--config"))
     timm = import_library("timm")
     name = str(settings["architecture"])
     if not timm.is_model(name):
@@ -163,20 +182,26 @@ def _build_timm(settings: Mapping[str, Any], options: SourceOptions, where: str)
     for key in ("num_classes", "global_pool"):
         if settings.get(key) is not None:
             arguments.setdefault(key, settings[key])
-    model = timm.create_model(name, pretrained=False, pretrained_cfg_overlay=dict(pretrained), **arguments)
+    fixed = {"pretrained": False, "checkpoint_path": "", "pretrained_cfg_overlay": dict(pretrained)}
+    given = parse_arguments(options.args)
+    kept = {key: value for key, value in arguments.items() if key not in given}
+    model = call_library(partial(timm.create_model, name, **kept), given, where, fixed=fixed)
     set_image_size(model, options)
     return BuiltModel(model, (InputSpec(None, (1, *model.pretrained_cfg["input_size"])),))
 
 
 def _build_remote(
-    folder: str, settings: Mapping[str, Any], options: SourceOptions, preprocessor: Mapping[str, Any]
+    folder: str,
+    settings: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    task: str | None,
+    preprocessor: Mapping[str, Any],
 ) -> BuiltModel:
-    """Return the model of a repository's own code, which runs."""
+    """Return the model of a repository's own code, which runs; `changes` of its settings are the user's."""
     transformers = import_library("transformers")
-    changes = {} if options.config is None else read_settings(options.config, "--config")
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True, **changes)
     remote = settings["auto_map"]
-    names = () if options.task is None else _name_task_classes(options.task)
+    names = () if task is None else _name_task_classes(task)
     architecture = str((settings.get("architectures") or [""])[0])
     models = {key: value for key, value in remote.items() if key.startswith("AutoModel")}
     key = next(
@@ -242,4 +267,4 @@ def _is_complete(folder: str, with_code: bool) -> bool:
     """Return whether a cached snapshot has a configuration, and code where it is needed."""
     names = os.listdir(folder)
     has_code = not with_code or any(name.endswith(".py") for name in names)
-    return has_code and any(name in names for name in (CONFIG, _PIPELINE, _ADAPTER))
+    return has_code and any(name in names for name in CONFIGURATIONS)

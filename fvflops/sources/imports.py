@@ -48,16 +48,17 @@ def import_module(name: str) -> ModuleType:
         ) from error
 
 
-def import_library(name: str) -> ModuleType:
-    """Import a library that an extra of fvflops installs; a missing one raises ValueError that names the extra.
+def import_library(name: str, *, extra: str = "") -> ModuleType:
+    """Import a library that an extra of fvflops installs, by default the one of its name; without it raise ValueError.
 
     A library that is installed but raises on import, such as one for another torch, raises ValueError too.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name == name:
-            raise ValueError(f"{name} is not installed: pip install 'fvflops[{name}]'") from error
+        library = name.partition(".")[0]
+        if error.name in (name, library):
+            raise ValueError(f"{library} is not installed: pip install 'fvflops[{extra or library}]'") from error
         raise
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())

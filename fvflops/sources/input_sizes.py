@@ -9,18 +9,16 @@ import torch
 from torch import nn
 
 from fvflops.capture.model.model import describe_inputs
-from fvflops.sources.options import SourceOptions
+from fvflops.sources.options import SourceOptions, option_of
 from fvflops.text import printable
 
-# Field of SourceOptions → its option.
-SIZE_OPTIONS = {"batch": "--batch", "seq": "--seq", "image_size": "--image-size"}
-
+_SIZES = ("batch", "seq", "image_size")  # fields of SourceOptions
 POSITION_NAMES = ("position", "pos_emb", "wpe")  # in the names of weights with a row for each position
 
 
 def chosen_sizes(options: SourceOptions) -> list[str]:
-    """Return the fields of SIZE_OPTIONS that are set."""
-    return [name for name in SIZE_OPTIONS if getattr(options, name) is not None]
+    """Return the fields of the options that are sizes of default inputs and are set."""
+    return [name for name in _SIZES if getattr(options, name) is not None]
 
 
 def resize_inputs(inputs: Any, kwargs: Mapping[str, Any], options: SourceOptions, model: str) -> tuple[Any, Any]:
@@ -51,12 +49,12 @@ def check_positions(model: nn.Module, options: SourceOptions) -> None:
 
 
 def raise_unused(names: Iterable[str], model: str, inputs: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError: an option in SIZE_OPTIONS that is no size of the model's default inputs."""
+    """Raise ValueError: an option that is no size of the model's default inputs."""
     for name in names:
         positional = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
         described = ", ".join(describe_inputs(tuple(positional), kwargs)) or "none"
         raise ValueError(
-            f"{SIZE_OPTIONS[name]} does not apply to the default inputs of {model} ({described}): omit it, or pass "
+            f"{option_of(name)} does not apply to the default inputs of {model} ({described}): omit it, or pass "
             "--input for each input"
         )
 

@@ -13,15 +13,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fvflops.analysis.trace_file import ENDINGS
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
-from fvflops.sources.adapters import add_adapter
-from fvflops.sources.factory import build_from_factory
-from fvflops.sources.files import is_file, load_file
-from fvflops.sources.input_sizes import SIZE_OPTIONS, check_positions, chosen_sizes, resize_inputs
+from fvflops.sources.adapters import add_adapter, check_adapter
+from fvflops.sources.call_arguments import parse_arguments
+from fvflops.sources.factory import build_from_factory, call_factory
+from fvflops.sources.files import is_file, load_file, recognise
+from fvflops.sources.input_sizes import check_positions, chosen_sizes, resize_inputs
 from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
+from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel, cast_inputs, parse_dtype
 from fvflops.sources.meta import building_on
-from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
+from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions, chosen_fields, option_of
+from fvflops.text import suggest
 
 # Source → the module that is one; it is imported when a model of the source is named.
 SOURCES = {
@@ -49,14 +53,14 @@ FORMS = {
 }
 # The source of a model in a file, which has no prefix.
 FILE = "file"
-# Option of the command line → its field of SourceOptions, and the sources to which it applies.
+# Field of SourceOptions → the sources to which it applies; others apply to all.
 _APPLIES = {
-    "--config": ("config", ("transformers", "hf", "diffusers")),
-    "--task": ("task", ("hf",)),
-    "--trust-remote-code": ("trust_remote_code", ("hf",)),
-    "--arg": ("args", ("timm", "torchvision", "diffusers", "hf", "open_clip", "torchhub", "")),
-    "--denoising-steps": ("denoising_steps", ("diffusers", "hf")),
-    "--guidance": ("guidance", ("diffusers", "hf")),
+    "config": ("transformers", "hf", "diffusers"),
+    "task": ("hf",),
+    "trust_remote_code": ("hf",),
+    "args": (*SOURCES, ""),
+    "denoising_steps": ("diffusers", "hf"),
+    "guidance": ("diffusers", "hf"),
 }
 # Sources whose models are built on the meta device by default: checkpoints may be larger than memory.
 _BUILT_ON_META = ("diffusers", "hf")
@@ -90,30 +94,59 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
     """
     source, rest = split_name(name)
     check_applies(options, source, name)
+    check_options(options)
     add_paths(options.paths)
-    specs = tuple(parse_input(text) for text in options.inputs)
-    sizes = chosen_sizes(options)
-    if specs and sizes:
-        option = SIZE_OPTIONS[sizes[0]]
-        raise ValueError(f"{option} sets the size of default inputs: omit it, or --input")
-    dtype = None if options.dtype is None else PRODUCTS[parse_dtype(options.dtype)]
     device = options.device or ("meta" if is_built_on_meta(name) else None)
-    if device is not None:
-        _check_device(device)
     with nullcontext() if source == FILE else building_on(device):
         if source == FILE:
             built = load_file(name, options)
         elif source in SOURCES:
             built = load_source(source).build(rest, options)
         else:
-            file, _, factory = rest.rpartition(":")
-            built = build_from_factory(file, factory, options)
+            built = _build_from_factory(rest, options)
+    subject = _finish(name, built, options)
+    return replace(subject, meta_by_default=options.device is None and is_built_on_meta(name))
+
+
+def load_from_factory(factory: Any, name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedModel:
+    """Return the model that a function returns, on its inputs; the options are those of a factory that has a name."""
+    check_applies(options, "", name)
+    with building_on(options.device):
+        built = call_factory(factory, name, options)
+    if built.inputs is None and not options.inputs:
+        raise ValueError("the model has no inputs: return (module, inputs), or pass options=SourceOptions(inputs=...)")
+    return _finish(name, built, options)
+
+
+def _finish(name: str, built: BuiltModel, options: SourceOptions) -> LoadedModel:
+    """Return a model with the adapter, the dtype and the inputs of the options."""
+    specs = tuple(parse_input(text) for text in options.inputs)
+    dtype = None if options.dtype is None else PRODUCTS[parse_dtype(options.dtype)]
+    _require_forward(built.model)
     model = built.model if options.adapter is None else add_adapter(built.model, options.adapter)
     if dtype is not None:
         model.to(dtype)
     subject = _with_inputs(name, replace(built, model=model), specs, options)
-    subject = replace(subject, meta_by_default=options.device is None and is_built_on_meta(name))
     return subject if dtype is None else cast_inputs(subject, dtype)
+
+
+def _require_forward(model: nn.Module) -> None:
+    """Raise ValueError for a container of models without a forward of its own, such as BarkModel of transformers."""
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        parts = list(dict.fromkeys(type(child).__name__ for child in model.children()))
+        remedy = f": count one of its parts ({', '.join(parts[:5])})" if parts else ""
+        raise ValueError(f"{type(model).__name__} has no forward{remedy}")
+
+
+def _build_from_factory(name: str, options: SourceOptions) -> BuiltModel:
+    source, _, factory = name.rpartition(":")
+    try:
+        return build_from_factory(source, factory, options)
+    except ValueError as error:
+        near = suggest(f"{source.lower()}:", [f"{key}:" for key in SOURCES], separator="; ")
+        if near and isinstance(error.__cause__, ModuleNotFoundError):
+            raise ValueError(f"{error}{near}") from error
+        raise
 
 
 def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...], options: SourceOptions) -> LoadedModel:
@@ -142,13 +175,16 @@ def split_name(name: str) -> tuple[str, str]:
     >>> split_name("zoo:resnet50"), split_name("net.py:build"), split_name("net.pt2")
     (('zoo', 'resnet50'), ('', 'net.py:build'), ('file', 'net.pt2'))
     """
-    source, _, rest = name.partition(":")
+    source, rest = find_source(name), name.partition(":")[2]
     if name == "zoo:":
         names = ", ".join(load_source("zoo").list_names())
         raise ValueError(f"zoo: names no model: write zoo:NAME with one of {names}")
     if source in SOURCES and not rest:
-        raise ValueError(f"{name!r} names no model: write {FORMS[source]}; 'fvflops list {source}' lists the names")
-    if source not in SOURCES and is_file(name):
+        listed = "" if source == "torchhub" else f"; 'fvflops list {source}' lists the names"
+        raise ValueError(f"{name!r} names no model: write {FORMS[source]}{listed}")
+    if name.endswith(".py") and source not in SOURCES:
+        raise ValueError(f"{name!r} names no factory: write {name}:FACTORY")
+    if source == FILE:
         return FILE, name
     if not all(name.rpartition(":")):
         forms = ", ".join(FORMS.values()).replace("zoo:NAME", "zoo:resnet50")
@@ -156,20 +192,78 @@ def split_name(name: str) -> tuple[str, str]:
     return (source, rest) if source in SOURCES else ("", name)
 
 
+def find_source(name: str) -> str:
+    """Return the source of a MODEL argument: a key of SOURCES, FILE, or "" for a factory."""
+    source = name.partition(":")[0]
+    return source if source in SOURCES else FILE if is_file(name) else ""
+
+
+def is_saved_trace(name: str) -> bool:
+    """Return whether a MODEL argument is a file that contains a saved Trace, or names a missing one."""
+    if os.path.isfile(name):
+        return recognise(name) == "trace"
+    return name.endswith(ENDINGS) and find_source(name) == FILE
+
+
+def contains_inputs(name: str) -> bool:
+    """Return whether a MODEL argument is a file that contains its inputs: a saved Trace or a torch.export program.
+
+    >>> contains_inputs("zoo:lenet5"), contains_inputs("before.json")
+    (False, True)
+    """
+    return is_saved_trace(name) or (os.path.isfile(name) and recognise(name) == "program")
+
+
+def check_trace_options(name: str, options: SourceOptions, run: Mapping[str, object] | None = None) -> None:
+    """Raise ValueError for options of a model, and for option → value of a run: a saved Trace has both behind it."""
+    chosen = [option_of(field) for field in chosen_fields(options) if field != "paths"]
+    chosen += [option for option, value in (run or {}).items() if value]
+    if chosen:
+        raise ValueError(f"{name} is a saved Trace and contains its inputs: omit {chosen[0]}")
+
+
+def check_models(names: Sequence[str], options: SourceOptions) -> None:
+    """Raise ValueError for options that are wrong or do not apply to one of the models; a name may be wrong."""
+    for name in names:
+        if is_saved_trace(name):
+            check_trace_options(name, options)
+        else:
+            check_applies(options, find_source(name), name)
+    check_options(options)
+    add_paths(options.paths)
+
+
+def check_options(options: SourceOptions) -> None:
+    """Raise ValueError for options that are wrong whatever the model is."""
+    parse_arguments(options.args)
+    for text in options.inputs:
+        parse_input(text)
+    if options.inputs and (sizes := chosen_sizes(options)):
+        raise ValueError(f"{option_of(sizes[0])} sets the size of default inputs: omit it, or --input")
+    if options.dtype is not None:
+        parse_dtype(options.dtype)
+    if options.device is not None:
+        _check_device(options.device)
+    if options.config is not None:
+        read_settings(options.config, "--config")
+    if options.task is not None:
+        importlib.import_module("fvflops.sources.hugging_face").check_task(options.task)
+    if options.adapter is not None:
+        check_adapter(options.adapter)
+
+
 def check_applies(options: SourceOptions, source: str, name: str) -> None:
     """Raise ValueError for an option that does not apply to the source of a MODEL argument."""
-    for option, (field, sources) in _APPLIES.items():
-        if getattr(options, field) != getattr(DEFAULT_OPTIONS, field) and source not in sources:
+    for field in chosen_fields(options):
+        sources = _APPLIES.get(field)
+        if sources is not None and source not in sources:
             forms = ", ".join(FORMS[item] for item in sources)
-            raise ValueError(f"{option} applies to {forms}; got {name!r}: omit {option}")
+            raise ValueError(f"{option_of(field)} applies to {forms}; got {name!r}: omit {option_of(field)}")
 
 
 def keep_applicable(options: SourceOptions, name: str) -> SourceOptions:
     """Return the options without those that do not apply to a MODEL argument."""
-    source = name.partition(":")[0]
-    if source not in SOURCES:
-        source = FILE if is_file(name) else ""
-    fields = [field for field, sources in _APPLIES.values() if source not in sources]
+    fields = [field for field, sources in _APPLIES.items() if find_source(name) not in sources]
     return replace(options, **{field: getattr(DEFAULT_OPTIONS, field) for field in fields})
 
 
@@ -184,16 +278,20 @@ def add_paths(folders: Sequence[str]) -> None:
 
 
 def _check_device(name: str) -> None:
-    """Raise ValueError for a device that torch does not know, or CUDA where there is none."""
+    """Raise ValueError for a device that torch does not know, or that this machine does not have."""
     try:
-        kind = torch.device(name).type
+        device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"{name!r} is not a device of torch: pass cpu, cuda or meta") from None
-    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: {name!r} is not a device of torch: pass cpu, cuda or meta") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
         built = "has no CUDA" if torch.version.cuda is None else "finds no CUDA device"
         raise ValueError(
             f"device {name!r}: this torch ({torch.__version__}) {built}: omit the device, or pass cpu or meta"
         )
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # a kind of device that this torch has no kernels for, or an index
+        raise ValueError(f"device {name!r}: torch cannot create tensors there: pass cpu, cuda or meta") from None
 
 
 def _device_of(model: nn.Module) -> torch.device:

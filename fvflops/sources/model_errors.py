@@ -1,8 +1,9 @@
-"""Name the module in which a model's forward raised an error, its inputs, and what to do."""
+"""Describe errors in one line: the module in which a model's forward raised one, its inputs, and what to do."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import traceback
 from collections.abc import Mapping
@@ -14,13 +15,46 @@ from torch import nn
 
 from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.paths import PACKAGE
 from fvflops.sources.expected_inputs import find_mismatch
-from fvflops.text import list_nearest, printable_short
+from fvflops.text import list_nearest, printable, printable_short
 
+_MAX_MESSAGE = 400  # characters
 _MODULE_CALL = "_call_impl"  # of nn.Module: its arguments are those of forward
 _MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|Unable to allocate", re.IGNORECASE)
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+ \w+)|Unable to allocate ([\d.]+ \w+)", re.IGNORECASE)
 _SHAPES = re.compile(r"\b(sizes?|shapes?|dimensions?|dims?|channels|broadcast\w*|range|elements)\b|mat[12]\b")
+
+
+def describe_error(error: BaseException, *, hint: str = "") -> str:
+    """Return an error in one line: the message of an error of fvflops; for others also the type, file and line.
+
+    One that a model's forward raised begins with the module and its inputs. `hint` follows the file and line.
+
+    >>> describe_error(ZeroDivisionError("no\\ninputs"))
+    'ZeroDivisionError: no inputs'
+    """
+    if isinstance(error, Exception) and (explanation := explain_error(error)):
+        return explanation
+    text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
+    text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
+    frames = traceback.extract_tb(error.__traceback__)
+    is_own_error = bool(frames) and frames[-1].filename.startswith(str(PACKAGE))
+    if text and is_own_error and isinstance(error, (ValueError, LookupError, TypeError, OSError)):
+        return text
+    if isinstance(error, OSError) and error.filename is not None:
+        return text
+    if isinstance(error, SystemExit):
+        text = printable(f"the program asked to exit with {error.code!r}")
+    kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if module := describe_module(error):
+        kind = f"{module}: {kind}{suggest_sizes(error)}"
+    libraries = (str(PACKAGE), "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
+    others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
+    if not others:
+        return kind
+    place = f"{printable(os.path.basename(others[-1].filename))}:{others[-1].lineno}"
+    return f"{kind} ({place}{f'; {hint}' if hint else ''})"
 
 
 def describe_module(error: BaseException) -> str:

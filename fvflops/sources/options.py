@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,20 @@ class SourceOptions:
 
 
 DEFAULT_OPTIONS = SourceOptions()
+# Field → its option on the command line, where it has another name.
+_OPTIONS = {"inputs": "--input", "args": "--arg", "paths": "--path"}
+
+
+def option_of(field: str) -> str:
+    """Return the option of the command line that sets a field of SourceOptions.
+
+    >>> option_of("image_size"), option_of("args")
+    ('--image-size', '--arg')
+    """
+    return _OPTIONS.get(field) or f"--{field.replace('_', '-')}"
+
+
+def chosen_fields(options: SourceOptions) -> list[str]:
+    """Return the fields that differ from the defaults."""
+    names = [field.name for field in fields(SourceOptions)]
+    return [name for name in names if getattr(options, name) != getattr(DEFAULT_OPTIONS, name)]

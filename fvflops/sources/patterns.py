@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from fvflops import paths
+from fvflops.sources.hugging_face import CONFIGURATIONS
 from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import nearest
 
-# Files of a folder that is a model of `hf:`.
-_CONFIGURATIONS = ("config.json", "model_index.json", "adapter_config.json")
 _MAX_LIST = 1 << 24  # characters of a file of names
 _WILDCARDS = frozenset("*?[")
 
@@ -24,8 +23,8 @@ def expand_names(texts: Iterable[str]) -> list[str]:
     after `hf:` from folders with a configuration, and elsewhere from files. `@FILE` reads names and patterns from a
     file, one in each line, ignoring blank lines and those that start with #.
 
-    A name without wildcards is returned unchanged, whether it exists or
-    not. A pattern that matches nothing and a file that cannot be read raise ValueError.
+    A name without wildcards is returned unchanged, whether it exists or not. A pattern that matches nothing and a file
+    that cannot be read raise ValueError.
 
     >>> expand_names(["zoo:vit*", "zoo:lenet5", "zoo:*5"])
     ['zoo:vit_b_16', 'zoo:lenet5']
@@ -81,7 +80,7 @@ def _match(text: str) -> list[str]:
 
 
 def _is_model_folder(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, name)) for name in _CONFIGURATIONS)
+    return any(os.path.isfile(os.path.join(folder, name)) for name in CONFIGURATIONS)
 
 
 def _read_names(path: str) -> list[str]:

@@ -29,7 +29,7 @@ def shrink_model(name: str, options: SourceOptions) -> ShrunkenModel | None:
 
     Only `transformers:CLASS` has one. The widths of layers stay, unless the model still has more than 4 GiB of weights.
     """
-    if not name.startswith(_PREFIX) or options.config is not None:
+    if not name.startswith(_PREFIX) or options.config is not None or options.args:
         return None
     model_class: Any = getattr(import_module("transformers"), name.removeprefix(_PREFIX), None)
     config_class = getattr(model_class, "config_class", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.sources.load import check_options
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sweep.count_model import CountSettings
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits
@@ -37,7 +38,7 @@ def count_many(
     With `workers` processes (the extra `sweep`) a model is stopped after `timeout` seconds, and may allocate `memory`
     bytes; functions must then be importable, and rows come as they are done. With workers=0 models are counted in this
     process, in their order, and `memory` limits only the weights of models that cannot be counted without. An unknown
-    table, or a timeout without workers, raises ValueError.
+    table, an option that no model accepts, and a timeout without workers raise ValueError.
 
     >>> from functools import partial
     >>> from torch import nn
@@ -47,6 +48,9 @@ def count_many(
     [('width 16', 128), ('width 32', 256)]
     """
     require_int("workers", workers, least=0)
+    if isinstance(models, str):
+        raise ValueError(f"models={models!r} is one name: pass a list of names, [{models!r}]")
+    check_options(options)
     if timeout is not None and not workers:
         raise ValueError(f"timeout={timeout}: a model in this process cannot be stopped: pass workers=1 or more")
     settings = CountSettings(resolve_table(table), execution, peak_memory=peak_memory, memory=memory)

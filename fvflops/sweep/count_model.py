@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -19,22 +20,21 @@ from torch import nn
 
 from fvflops import __version__
 from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.trace_file import load_trace
 from fvflops.counting.metrics import MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.features.memory.memory import predict_memory
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.terminal.op_coverage import format_locations
-from fvflops.sources.load import SOURCES, load_model
+from fvflops.sources.load import SOURCES, check_trace_options, is_saved_trace, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
-from fvflops.sources.model_errors import describe_module, explain_error
+from fvflops.sources.model_errors import describe_error
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sources.shrunken import shrink_model
 from fvflops.sweep.model_count import ModelCount
-from fvflops.text import printable
 from fvflops.trace import Status
 from fvflops.units import format_bytes
 
-_MAX_ERROR = 300  # characters
 _META = "meta"
 _SMALLER = "smaller"
 # Beginnings of the names of ops outside the dispatcher.
@@ -76,7 +76,8 @@ def count_model(
 
     Unless `options` name a device, the model is built on the meta device, and one that cannot be counted there is
     built with random weights. Of transformers' default configurations that do not fit into memory a smaller one is
-    counted, and the row's `built` says which. An unknown table raises as in `load_table`.
+    counted, and the row's `built` says which. The row of a saved Trace lacks what needs the model: its device and
+    dtype, and the peak memory. An unknown table raises as in `load_table`.
 
     >>> row = count_model("zoo:lenet5")
     >>> row.model, row.parameters, row.flops, row.peak_memory, row.error
@@ -84,6 +85,8 @@ def count_model(
     >>> count_model("zoo:lenet6").error
     "no model 'lenet6' in the zoo: did you mean 'lenet5'?"
     """
+    if is_saved_trace(name):
+        return _count_trace(name, options, settings)
     return count_built(name, lambda chosen: load_model(name, chosen), options, settings)
 
 
@@ -91,6 +94,20 @@ def count_built(name: str, build: Build, options: SourceOptions, settings: Count
     """Return the row of the model that `build` returns for options; `name` names the row."""
     begun = time.perf_counter()
     row = _Attempts(start_row(name, options, settings), settings).run(name, build, options)
+    return replace(row, seconds=round(time.perf_counter() - begun, 3))
+
+
+def _count_trace(name: str, options: SourceOptions, settings: CountSettings) -> ModelCount:
+    """Return the row of a saved Trace."""
+    begun, row, table = time.perf_counter(), start_row(name, options, settings), resolve_table(settings.table)
+    run = {"--assume": settings.assume, "--train": settings.train, "--execution real": settings.execution == "real"}
+    try:
+        check_trace_options(name, options, run)
+        flops = FlopCountAnalysis.from_trace(load_trace(name), table=table, warn=False)
+        parameters = MetricCounts(flops.trace(), table, flops.counts())["parameters"].total()
+        row = replace(_with_counts(row, flops, table), parameters=parameters)
+    except Exception as error:
+        row = replace(row, failure="error", error=describe_error(error))
     return replace(row, seconds=round(time.perf_counter() - begun, 3))
 
 
@@ -141,14 +158,18 @@ class _Attempts:
         try:
             with _fixed_seed():
                 loaded = build(options)
-                self._weights = _weigh(loaded.model)
-                self._row = _describe_model(self._row, loaded.model)
+                parameters, buffers = [*loaded.model.parameters()], [*loaded.model.buffers()]
+                self._weights = sum(tensor.nbytes for tensor in (*parameters, *buffers))
+                self._row = _describe_weights(self._row, parameters, buffers)
+                del parameters, buffers
                 self._row = _count(self._row, loaded, self._settings)
         except (Exception, SystemExit) as error:
             self._errors.setdefault(describe_error(error), []).append(attempt)
             return False
         finally:
             del loaded
+            if options.device != _META:
+                gc.collect()  # weights in reference cycles would count against the next attempt, or the next model
         return True
 
     def _try_smaller(self, name: str, build: Build, options: SourceOptions) -> bool:
@@ -177,22 +198,6 @@ class _Attempts:
         if attempts == 1 or len(self._errors) == 1:
             return " | ".join(self._errors)
         return " | ".join(f"{', '.join(devices)}: {error}" for error, devices in self._errors.items())
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an error as one line; one that a model's forward raised begins with the module and its inputs.
-
-    >>> describe_error(ZeroDivisionError("no\\ninputs"))
-    'ZeroDivisionError: no inputs'
-    """
-    text = printable(" ".join(str(error).split()))
-    if isinstance(error, Exception) and (expected := explain_error(error)):
-        text = expected
-    elif type(error) is not ValueError:
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        module = describe_module(error)
-        text = f"{module}: {text}" if module else text
-    return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + " ..."
 
 
 def describe_options(options: SourceOptions, settings: CountSettings) -> str:
@@ -239,20 +244,24 @@ def _count(row: ModelCount, loaded: LoadedModel, settings: CountSettings) -> Mod
         assume=settings.assume,
         warn=False,
     )
-    trace = with_input_hint(loaded, flops.trace)
-    counts = MetricCounts(trace, table, flops.counts())
-    row = replace(
-        row,
-        parameters=counts["parameters"].total(),
-        flops=counts["flops"].total(),
-        macs=counts["macs"].total(),
-        activations=counts["activations"].total(),
-        bytes=counts["bytes"].total(),
-        unsupported=_list_unsupported(flops),
-        execution=str(trace.about["execution"]),
-        inputs=str(trace.about["inputs"]),
-    )
+    with_input_hint(loaded, flops.trace)
+    row = _with_counts(row, flops, table)
     return replace(row, peak_memory=predict_memory(flops).peak) if settings.peak_memory else row
+
+
+def _with_counts(row: ModelCount, flops: FlopCountAnalysis, table: FormulaTable) -> ModelCount:
+    trace, counts = flops.trace(), flops.counts()
+    metrics = MetricCounts(trace, table, counts)
+    return replace(
+        row,
+        flops=counts.total(),
+        macs=sum(entry.macs for entry in counts.entries),
+        activations=metrics["activations"].total(),
+        bytes=metrics["bytes"].total(),
+        unsupported=_list_unsupported(flops),
+        execution=str(trace.about.get("execution", "")),
+        inputs=str(trace.about.get("inputs", "")),
+    )
 
 
 def _list_unsupported(flops: FlopCountAnalysis) -> str:
@@ -266,24 +275,25 @@ def _list_unsupported(flops: FlopCountAnalysis) -> str:
     )
 
 
-def _describe_model(row: ModelCount, model: nn.Module) -> ModelCount:
-    """Return the row with the device and the dtype of most of the model's parameters."""
-    tensors: list[torch.Tensor] = [*model.parameters()] or [*model.buffers()]
-    dtypes: Counter[str] = Counter()
+def _describe_weights(row: ModelCount, parameters: list[nn.Parameter], buffers: list[torch.Tensor]) -> ModelCount:
+    """Return the row with the elements of the parameters, the device, and the dtype of most elements."""
+    tensors = parameters or buffers
+    dtypes: Counter[torch.dtype] = Counter()
     for tensor in tensors:
-        dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
-    device = str(tensors[0].device) if tensors else ""
-    return replace(row, device=device, dtype=dtypes.most_common(1)[0][0] if dtypes else "")
-
-
-def _weigh(model: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        dtypes[tensor.dtype] += tensor.numel()
+    return replace(
+        row,
+        parameters=sum(dtypes.values()) if parameters else 0,
+        device=str(tensors[0].device) if tensors else "",
+        dtype=str(dtypes.most_common(1)[0][0]).removeprefix("torch.") if dtypes else "",
+    )
 
 
 def _weigh_without_building(build: Build, options: SourceOptions) -> int | None:
     """Return the bytes of a model's weights, None where it cannot be built on the meta device."""
     try:
-        return _weigh(build(replace(options, device=_META)).model)
+        model = build(replace(options, device=_META)).model
+        return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     except Exception:  # building it with weights raises the same, or succeeds
         return None
 
@@ -301,10 +311,10 @@ def machine_memory() -> int | None:
 
 @contextmanager
 def _fixed_seed() -> Iterator[None]:
-    """Seed the random weights and inputs of a model, so that every process counts the same, and restore the states."""
+    """Seed random weights and inputs on the CPU, so that every process counts the same; restore the states."""
     state: Any = random.getstate()
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         random.seed(0)
         try:
             yield

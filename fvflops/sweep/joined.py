@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import math
 import re
@@ -14,6 +13,7 @@ from typing import Any
 from fvflops import paths
 from fvflops.reports.document import Column, Value, number_column, text_column
 from fvflops.reports.names import plain_name
+from fvflops.sources.imports import import_library
 from fvflops.units import format_quantity, format_short
 
 _LARGEST = 1e7  # of a column that is shown with all its digits
@@ -63,14 +63,16 @@ class Join:
 def read_joined(path: str) -> JoinedFile:
     """Return the rows of a .csv, .tsv or .parquet file, whose column `model`, or else the first, has the names.
 
-    A column of numbers, with or without %, is one; empty cells and NaN have no value. A file that is missing raises
-    OSError, one without rows or with one column ValueError, and .parquet without pyarrow ValueError.
+    A column of numbers, with or without %, is one; empty cells and NaN have no value. A file that is missing, has no
+    rows or one column raises ValueError, as does .parquet without pyarrow.
     """
     suffix = path.rpartition(".")[2].lower()
+    if suffix not in ("csv", "tsv", "parquet"):
+        raise ValueError(f"{path}: a table to join must be a .csv, .tsv or .parquet file")
+    if not paths.exists(path):
+        raise ValueError(f"--join {path}: there is no such file")
     if suffix == "parquet":
         return _read_parquet(path)
-    if suffix not in ("csv", "tsv"):
-        raise ValueError(f"{path}: a table to join must be a .csv, .tsv or .parquet file")
     try:
         with paths.open_text(path) as file:
             text = file.read()
@@ -96,11 +98,8 @@ def parse_csv(text: str, path: str, *, delimiter: str = ",") -> JoinedFile:
 
 
 def _read_parquet(path: str) -> JoinedFile:
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ValueError(f"{path} needs pyarrow ({error}): pip install 'fvflops[parquet]'") from error
-    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = import_library("pyarrow.parquet", extra="parquet")
+    arrow: Any = import_library("pyarrow")
     try:
         table = parquet.read_table(arrow.BufferReader(paths.read_bytes(path)))
     except arrow.ArrowInvalid as error:

@@ -25,7 +25,9 @@ from typing import Any
 
 import torch
 
-from fvflops.sweep.count_model import describe_error, start_row
+from fvflops.sources.imports import import_library
+from fvflops.sources.model_errors import describe_error
+from fvflops.sweep.count_model import start_row
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.task import OnTick, Task, run_task
 
@@ -49,7 +51,7 @@ NO_LIMITS = WorkerLimits()
 
 
 class WorkerPool:
-    """Running worker processes, each with one thread; without pebble raise ImportError."""
+    """Running worker processes, each with one thread; without pebble raise ValueError."""
 
     def __init__(self, workers: int, limits: WorkerLimits) -> None:
         self._limits = limits
@@ -92,7 +94,7 @@ class LocalPool:
         self._limits = limits
 
     def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
-        """Yield the row of each task as it is done; without pebble raise ImportError."""
+        """Yield the row of each task as it is done; without pebble raise ValueError."""
         waiting = iter(tasks)
         pending: dict[Future[ModelCount], Task] = {}
         done: queue.SimpleQueue[Future[ModelCount]] = queue.SimpleQueue()
@@ -116,11 +118,8 @@ class LocalPool:
 
 
 def import_pebble() -> Any:
-    """Return the module pebble; without it raise ImportError that names the extra."""
-    try:
-        return importlib.import_module("pebble")
-    except ImportError:
-        raise ImportError("worker processes need pebble: pip install 'fvflops[sweep]'") from None
+    """Return the module pebble; without it raise ValueError that names the extra."""
+    return import_library("pebble", extra="sweep")
 
 
 def describe_exit(code: int) -> str:

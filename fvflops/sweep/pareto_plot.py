@@ -228,35 +228,39 @@ def _draw_labels(axes: Any, points: Sequence[_Point], lower: tuple[bool, bool]) 
         near=_NEAR,
         cost=LabelCost(list(at.values()), list(pairwise(corners)), clear=len(points) > _FEW),
     )
-    ink = colours.colour("ink")
-    for point, text, (x, y), frame in zip(labelled, texts, positions, frames, strict=True):
-        if frame is None:
-            continue
-        # The nearest end is exact: what a renderer draws is a little wider or narrower than measured.
-        side, end = ("left", frame.left) if frame.left > x else ("right", frame.right)
-        if frame.left <= x <= frame.right:
-            side, end = "center", (frame.left + frame.right) / 2
+    for point, text, position, frame in zip(labelled, texts, positions, frames, strict=True):
+        if frame is not None:
+            _draw_label(axes, point, text, position, frame)
+
+
+def _draw_label(axes: Any, point: _Point, text: str, position: tuple[float, float], frame: Frame) -> None:
+    """Write a label into its frame, with a line to its point where they are apart."""
+    x, y = position
+    # The nearest end is exact: what a renderer draws is a little wider or narrower than measured.
+    side, end = ("left", frame.left) if frame.left > x else ("right", frame.right)
+    if frame.left <= x <= frame.right:
+        side, end = "center", (frame.left + frame.right) / 2
+    axes.annotate(
+        escape(text),
+        (point.x, point.y),
+        ((end - x) * 72, (frame.bottom - y) * 72 + 0.8),
+        ha=side,
+        textcoords="offset points",
+        fontsize=_LABEL,
+        color=colours.colour("ink" if point.on_front else "quiet"),
+        annotation_clip=False,
+        zorder=2.8,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+    )
+    if leader := leader_of(Label((x, y), frame)):
         axes.annotate(
-            escape(text),
+            "",
             (point.x, point.y),
-            ((end - x) * 72, (frame.bottom - y) * 72 + 0.8),
-            ha=side,
+            ((leader[1][0] - x) * 72, (leader[1][1] - y) * 72),
             textcoords="offset points",
-            fontsize=_LABEL,
-            color=ink if point.on_front else colours.colour("quiet"),
-            annotation_clip=False,
-            zorder=2.8,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2},
+            zorder=2.5,
         )
-        if leader := leader_of(Label((x, y), frame)):
-            axes.annotate(
-                "",
-                (point.x, point.y),
-                ((leader[1][0] - x) * 72, (leader[1][1] - y) * 72),
-                textcoords="offset points",
-                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2},
-                zorder=2.5,
-            )
 
 
 def _fit(text: str) -> str:

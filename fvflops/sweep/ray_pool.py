@@ -6,7 +6,6 @@ memory hold there too: Ray itself cannot stop a task after a time without knowin
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,9 @@ from typing import Any
 
 from fvflops import __version__
 from fvflops.paths import PACKAGE
-from fvflops.sweep.count_model import describe_error, start_row
+from fvflops.sources.imports import import_library
+from fvflops.sources.model_errors import describe_error
+from fvflops.sweep.count_model import start_row
 from fvflops.sweep.local_pool import NO_LIMITS, WorkerLimits, WorkerPool
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.task import OnTick, Task
@@ -56,7 +57,7 @@ class RayPool:
 
     def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
         """Yield the row of each task as it is done; raise RayError where the cluster cannot be reached."""
-        ray = import_ray()
+        ray = import_library("ray")
         started = self._connect(ray)
         try:
             yield from self._run(ray, iter(tasks), on_tick)
@@ -118,14 +119,6 @@ def _read(ray: Any, reference: Any, task: Task) -> ModelCount:
 
 def _fail(task: Task, failure: str, error: str) -> ModelCount:
     return replace(start_row(task.name, task.options, task.settings), failure=failure, error=error)
-
-
-def import_ray() -> Any:
-    """Return the module ray; without it raise ImportError that names the extra."""
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise ImportError("a cluster needs ray: pip install 'fvflops[ray]'") from None
 
 
 # The worker process of this Ray worker, which runs one task after the other.

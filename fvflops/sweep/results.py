@@ -7,7 +7,6 @@ cannot be appended to, and one way for all formats loses no row where a sweep is
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import json
 import os
@@ -19,6 +18,8 @@ from dataclasses import asdict, fields
 from typing import Any, TextIO
 
 from fvflops import paths
+from fvflops.sources.imports import import_library
+from fvflops.sweep.joined import list_names
 from fvflops.sweep.model_count import COLUMNS, ModelCount
 from fvflops.text import suggest
 
@@ -35,7 +36,7 @@ class ResultError(ValueError):
 
 
 def check_format(path: str) -> None:
-    """Raise ResultError for an extension that is not of a format, or ImportError where the format needs pyarrow."""
+    """Raise ResultError for an extension that is not of a format, or ValueError where pyarrow is missing for one."""
     extension = _extension(path)
     if "://" in path:
         raise ResultError(f"--output {path}: a sweep writes a local file: choose one, and copy it when it is complete")
@@ -144,8 +145,8 @@ def _lock(file: TextIO, path: str) -> None:
 def _check_names(path: str, found: Iterable[str]) -> None:
     missing, other = set(_NAMES) - set(found), set(found) - set(_NAMES)
     if missing or other:
-        reason = f"lacks {', '.join(sorted(missing))}" if missing else f"has {', '.join(sorted(other))}"
-        raise ResultError(f"{path} is not of a sweep of this version of fvflops, it {reason}: choose another --output")
+        reason = f"lacks {list_names(sorted(missing))}" if missing else f"has {list_names(sorted(other))}"
+        raise ResultError(f"{path} is not of a sweep of this version of fvflops, it {reason}")
 
 
 def _make_row(path: str, record: Mapping[str, Any]) -> ModelCount:
@@ -161,7 +162,7 @@ def _convert(path: str, name: str, value: Any) -> Any:
             return 0.0 if name in _FLOATS else None
         return float(value) if name in _FLOATS else int(value)
     except (TypeError, ValueError):
-        raise ResultError(f"{path}: {name} is {value!r}, not a number: choose another --output") from None
+        raise ResultError(f"{path}: {name} is {value!r}, not a number") from None
 
 
 def _parse_line(path: str, line: str) -> dict[str, Any]:
@@ -179,9 +180,16 @@ def _extension(path: str) -> str:
 
 
 def _read_lines(path: str) -> Iterator[dict[str, Any]]:
-    for line in paths.read_bytes(path).decode().split("\n"):
+    for line in _read_text(path).split("\n"):
         if line:
             yield _parse_line(path, line)
+
+
+def _read_text(path: str) -> str:
+    try:
+        return paths.read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ResultError(f"{path} is not UTF-8 text: {error}") from None
 
 
 def _write_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
@@ -189,7 +197,7 @@ def _write_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _read_csv(path: str) -> Iterator[dict[str, Any]]:
-    reader = csv.DictReader(io.StringIO(paths.read_bytes(path).decode(), newline=""))
+    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""), restkey="cells without a heading")
     _check_names(path, map(str, reader.fieldnames or ()))
     yield from reader
 
@@ -222,13 +230,8 @@ def _write_parquet(path: str, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _import_pyarrow() -> Any:
-    try:
-        importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ImportError(
-            "Parquet files need pyarrow: pip install 'fvflops[parquet]', or choose --output results.csv"
-        ) from None
-    return importlib.import_module("pyarrow")
+    import_library("pyarrow.parquet", extra="parquet")
+    return import_library("pyarrow")
 
 
 def _read_sqlite(path: str) -> Iterator[dict[str, Any]]:

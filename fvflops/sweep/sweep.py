@@ -38,7 +38,10 @@ def plan_sweep(
     of a sweep.
     """
     check_format(output)
-    rows = {**read_rows(output), **Journal(output).read()}
+    try:
+        rows = {**read_rows(output), **Journal(output).read()}
+    except ResultError as error:
+        raise ResultError(f"{error}: choose another --output") from error
     done = {name for name in names if name in rows and not again and not (retry_failed and rows[name].failure)}
     _check_kept(output, [rows[name] for name in names if name in done], options, settings)
     # The longest must not come last, when other workers have nothing left to do. Only an earlier row tells how long a
@@ -57,8 +60,9 @@ def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = lambda names: No
     A sweep that is killed leaves its rows in the journal, from which the next one goes on.
     """
     journal = Journal(plan.output)
-    rows = dict(plan.rows)
     with journal.open() as append:
+        # Another sweep of this output may have ended since the plan was made.
+        rows = {**plan.rows, **read_rows(plan.output), **journal.read()}
         try:
             for row in executor.run(plan.tasks, on_tick):
                 append(row)

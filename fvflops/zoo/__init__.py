@@ -1,16 +1,17 @@
 """A zoo of reference models whose cost is published, in plain torch.nn."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from fvflops.text import suggest
-from fvflops.zoo.gpt2 import GPT2
+from fvflops.zoo.gpt2 import GPT2, GPT2_124M, GPT2Config
 from fvflops.zoo.lenet5 import LeNet5
-from fvflops.zoo.llama import CONFIGS, Llama
+from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 from fvflops.zoo.resnet50 import ResNet50
 from fvflops.zoo.vit_b_16 import ViTB16
 
@@ -21,71 +22,87 @@ __all__ = ["ZOO", "ZooEntry", "build"]
 class ZooEntry:
     """One model of the zoo: how to build it, and its inputs.
 
-    `inputs` has (name, shape, dtype) for each argument of forward, in order, dtype as torch names it.
+    `inputs` has (name, shape, dtype) for each argument of forward, in order, dtype as torch names it. Sizes are fields
+    of `config` where there is one, and else arguments of `model_class`.
     With `meta` the model is too large for memory, and `build` puts it on the meta device.
     """
 
-    build: Callable[[], nn.Module]
+    model_class: Callable[..., nn.Module]
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
     note: str
+    config: GPT2Config | LlamaConfig | None = None
     meta: bool = False
+
+    def build(self, **sizes: Any) -> nn.Module:
+        """Return the model, with other sizes than its own where some are passed."""
+        if self.config is None:
+            return self.model_class(**sizes)
+        return self.model_class(replace(self.config, **sizes))
 
 
 ZOO: dict[str, ZooEntry] = {
     "lenet5": ZooEntry(
-        build=LeNet5,
+        model_class=LeNet5,
         inputs=(("x", (1, 1, 28, 28), "float32"),),
         note="LeNet-5: 61,706 parameters, LeCun et al. 1998",
     ),
     "resnet50": ZooEntry(
-        build=ResNet50,
+        model_class=ResNet50,
         inputs=(("x", (1, 3, 224, 224), "float32"),),
         note="ResNet-50 v1.5: 25.6 M parameters, arXiv:1512.03385",
     ),
     "vit_b_16": ZooEntry(
-        build=ViTB16,
+        model_class=ViTB16,
         inputs=(("x", (1, 3, 224, 224), "float32"),),
         note="ViT-B/16: 86.6 M parameters, arXiv:2010.11929",
     ),
     "gpt2": ZooEntry(
-        build=GPT2,
+        model_class=GPT2,
+        config=GPT2_124M,
         inputs=(("tokens", (1, 1024), "int64"),),
         note="GPT-2: 124 M parameters, Radford et al. 2019",
     ),
     "llama2_7b": ZooEntry(
-        build=partial(Llama, CONFIGS["llama2_7b"]),
+        model_class=Llama,
+        config=CONFIGS["llama2_7b"],
         inputs=(("tokens", (1, 4096), "int64"),),
         note="Llama-2-7B: 6.74 G parameters, arXiv:2307.09288",
         meta=True,
     ),
     "llama3_8b": ZooEntry(
-        build=partial(Llama, CONFIGS["llama3_8b"]),
+        model_class=Llama,
+        config=CONFIGS["llama3_8b"],
         inputs=(("tokens", (1, 8192), "int64"),),
         note="Llama-3-8B: 8.03 G parameters, arXiv:2407.21783",
         meta=True,
     ),
     "llama3_70b": ZooEntry(
-        build=partial(Llama, CONFIGS["llama3_70b"]),
+        model_class=Llama,
+        config=CONFIGS["llama3_70b"],
         inputs=(("tokens", (1, 8192), "int64"),),
         note="Llama-3-70B: 70.6 G parameters, arXiv:2407.21783",
         meta=True,
     ),
     "llama3_405b": ZooEntry(
-        build=partial(Llama, CONFIGS["llama3_405b"]),
+        model_class=Llama,
+        config=CONFIGS["llama3_405b"],
         inputs=(("tokens", (1, 8192), "int64"),),
         note="Llama-3.1-405B: 406 G parameters, arXiv:2407.21783",
         meta=True,
     ),
     "llama_tiny": ZooEntry(
-        build=partial(Llama, CONFIGS["llama_tiny"]),
+        model_class=Llama,
+        config=CONFIGS["llama_tiny"],
         inputs=(("tokens", (1, 16), "int64"),),
         note="a Llama of 125,248 parameters, for tests; not published",
     ),
 }
 
 
-def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
+def build(name: str, *, device: torch.device | str | None = None, **sizes: Any) -> nn.Module:
     """Build the model called `name`, with random weights, in training mode as torch builds every module.
+
+    `sizes` are arguments of its constructor or fields of its config, such as `classes=10` and `layers=2`.
 
     Without a `device`, a model too large for memory goes to the meta device and any other to torch's default.
     A name that is not in `ZOO` raises ValueError.
@@ -103,7 +120,5 @@ def build(name: str, *, device: torch.device | str | None = None) -> nn.Module:
         raise ValueError(f"no model {name!r} in the zoo{hint}")
     if device is None and entry.meta:
         device = "meta"
-    if device is None:
-        return entry.build()
-    with torch.device(device):
-        return entry.build()
+    with nullcontext() if device is None else torch.device(device):
+        return entry.build(**sizes)

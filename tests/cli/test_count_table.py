@@ -193,6 +193,26 @@ def test_models_that_fail_leave_the_others(capsys, models):
     assert code == 1 and "SystemExit" in out and "–" in out
 
 
+def test_a_wrong_configuration_is_one_error(capsys):
+    code, out, err = run(capsys, "count", "transformers:BertModel", "transformers:GPT2Model", "--config", "none.json")
+    assert (code, out, err) == (2, "", "fvflops: error: --config none.json: No such file or directory\n")
+
+
+def test_a_saved_trace_is_a_row_like_its_model(capsys, tmp_path):
+    path = str(tmp_path / "lenet5.json.gz")
+    assert run(capsys, "count", "zoo:lenet5", "--save-trace", path)[0] == 0
+    for table in ("default", "exact"):
+        rows = rows_of(capsys, path, "zoo:lenet5", "--table", table)
+        of_model = rows["zoo:lenet5"]
+        lacking = {"model": path, "peak_memory": "", "device": "", "dtype": ""}
+        assert rows[path] == {**of_model, **lacking} and of_model["flops"]
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text("{}")
+    rows = rows_of(capsys, str(damaged), path, "--train", code=1)
+    assert rows[str(damaged)]["error"].startswith(f"{damaged} is a saved Trace and contains its inputs: omit --train")
+    assert f"{damaged}: not a trace" in rows_of(capsys, str(damaged), path, code=1)[str(damaged)]["error"]
+
+
 def test_strict_holds_for_each_model(capsys, models):
     names = (f"{models}:unknown", f"{models}:linear")
     assert run(capsys, "count", *names)[0] == 0
@@ -223,7 +243,7 @@ def test_strict_holds_for_each_model(capsys, models):
         (["--join", "a.csv", "--lower", "name"], "--lower must be a joined column of numbers: top1; got 'name'"),
         (["--join", "a.csv", "--lower", "flops"], "--lower must be a joined column of numbers: top1; got 'flops'"),
         (["--join", "a.csv", "--output", "a.csv"], "--output a.csv: this run reads that file"),
-        (["--join", "none.csv"], "none.csv"),
+        (["--join", "none.csv"], "--join none.csv: there is no such file"),
         (["--plot", "p.pdf"], "p.pdf: a plot must be an .svg or .png file"),
         (["--plot", "p.svg", "--y", "inputs"], "inputs is text, no axis"),
         (["--plot", "p.svg", "--x", "speed"], "an axis must be one of parameters, flops"),
@@ -232,6 +252,17 @@ def test_strict_holds_for_each_model(capsys, models):
         (["--table", "defualt"], "default"),
         (["--input", "x"], "--input"),
         (["--assume", "x"], "--assume"),
+        (["--assume", "aten::nonzer=3"], "did you mean 'aten::nonzero'?"),
+        (["--device", "cdua"], "--device cdua: 'cdua' is not a device of torch"),
+        (["--config", "{}"], "--config applies to transformers:CLASS"),
+        (["--dtype", "int8"], "--dtype must be one of"),
+        (["--task", "fill-mask"], "--task applies to hf:FOLDER"),
+        (["--path", "none"], "there is no such folder"),
+        (["--adapter", "none"], "there is no adapter_config.json"),
+        (["--arg", "width"], "--arg width: write NAME=VALUE"),
+        (["--input", "1,8", "--batch", "2"], "--batch sets the size of default inputs"),
+        (["transformers:BertModel", "--config", "none.json"], "--config applies to transformers:CLASS"),
+        (["trace.json", "--batch", "2"], "trace.json is a saved Trace and contains its inputs: omit --batch"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_a_model_is_built(capsys, tmp_path, monkeypatch, options, message):

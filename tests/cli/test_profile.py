@@ -255,6 +255,9 @@ class Terminal(list):
     def flush(self) -> None:
         pass
 
+    def fileno(self) -> int:
+        return -1  # of no file: the width is the default
+
 
 @pytest.mark.parametrize(("seconds", "is_terminal", "drawn"), [(1.0, True, 4), (0.4, True, 0), (1.0, False, 0)])
 def test_a_bar_is_drawn_of_long_runs_on_a_terminal(seconds, is_terminal, drawn):

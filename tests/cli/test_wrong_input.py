@@ -37,6 +37,7 @@ CASES = {
     "resnet50": ("'resnet50'", "write zoo:resnet50, timm:NAME"),
     "zoo:resnet5": ("'resnet5'", "did you mean 'resnet50'?"),
     "zoo:": ("zoo:", "write zoo:NAME with one of lenet5"),
+    "hf:": ("'hf:'", "write hf:FOLDER or hf:ORG/NAME; 'fvflops list hf' lists the names"),
     "timm:": ("'timm:'", "'fvflops list timm' lists the names"),
     "timm:resnet5o": ("'resnet5o'", "the nearest are 'resnet50'"),
     "torchvision:resnet51": ("'resnet51'", "the nearest are 'resnet5"),
@@ -49,6 +50,12 @@ CASES = {
     "torchhub:{tmp}/no:net": ("{tmp}/no/hubconf.py", "only local folders are loaded"),
     "torchhub:{tmp}:nett": ("'nett'", "the nearest is 'net'"),
     # Modules, files and factories
+    "{tmp}/nets.py": ("{tmp}/nets.py", "nets.py:FACTORY"),
+    "timmm:resnet50": ("'timmm'", "did you mean 'timm:'?"),
+    "TorchVision:resnet50": ("'TorchVision'", "did you mean 'torchvision:'?"),
+    "torchvision:vit_b_16 --image-size 100": ("--image-size 100", "indivisible by patch size"),
+    "torchvision:maxvit_t --image-size 100x90": ("--image-size 100x90", "is not divisible by partition size 7"),
+    "torchvision:vit_b_16 --image-size 64 --arg image_size=32": ("--arg image_size", "omit one"),
     "no.such.package:model": ("'no'", "install it, check the name, or add its folder by --path"),
     "{tmp}/nest.py:build": ("{tmp}/nest.py", "there is no file"),
     "{tmp}/nets.py:biuld": ("'biuld'", "the nearest is 'build'"),
@@ -58,7 +65,17 @@ CASES = {
     "{tmp}/nets.py:build --arg 8": ("--arg 8", "write NAME=VALUE, such as width=64"),
     "{tmp}/nets.py:build --arg width=8": ("nets.py:build", "pass --input SHAPE, such as --input 1,3,224,224"),
     "nets:build --path {tmp}/no": ("--path {tmp}/no", "there is no such folder"),
-    "zoo:lenet5 --arg width=8": ("'zoo:lenet5'", "omit --arg"),
+    "zoo:lenet5 --arg width=8": ("zoo:lenet5(*, classes=10)", "--arg width"),
+    "zoo:llama_tiny --arg layer=8": ("--arg layer", "did you mean 'layers'?"),
+    "zoo:llama_tiny --arg heads=3": ("--arg heads=3", "must be an even multiple of heads"),
+    "transformers:BertModel --arg num_hiden_layers=2": ("'num_hiden_layers'", "the nearest are 'num_hidden_layers'"),
+    'transformers:BertModel --config {"num_hiden_layers":2}': ("'num_hiden_layers'", "nearest are 'num_hidden_layers'"),
+    "hf:{tmp}/bert --arg num_hiden_layers=2": ("'num_hiden_layers'", "the nearest are 'num_hidden_layers'"),
+    "hf:{tmp}/bert --guidance": ("hf:{tmp}/bert", "omit --guidance"),
+    "hf:{tmp}/bert --task foo": ("--task foo", "use one of any-to-any, audio-classification"),
+    "hf:{tmp}/bert --task text-clasification": ("text-clasification", "the nearest are 'text-classification'"),
+    "hf:{tmp}/broken --task fill-mask": ("hf:{tmp}/broken", "omit --task"),
+    "hf:{tmp}/broken --config {}": ("{tmp}/broken", "omit it"),
     "timm:resnet18 --arg pretrained=True": ("--arg pretrained", "omit it"),
     # Configurations
     "zoo:lenet5 --config {}": ("'zoo:lenet5'", "omit --config"),
@@ -76,6 +93,7 @@ CASES = {
     "{tmp}/nets.py:text --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
     "{tmp}/nets.py:build --arg width=8 --input 2,9": ("float32[2, 9]", "pass --input 2,8"),
     # Devices and memory
+    "zoo:lenet5 --device xla": ("'xla'", "pass cpu, cuda or meta"),
     "zoo:lenet5 --device cdua": ("'cdua'", "pass cpu, cuda or meta"),
     "{tmp}/nets.py:huge --input 1,1": ("400000000000000 bytes", "on the meta device: --device meta"),
     # Reports
@@ -111,6 +129,8 @@ def folder(tmp_path_factory):
     (folder / "hubconf.py").write_text("from nets import build\n\ndef net():\n    return build(4)\n")
     (folder / "list.json").write_text("[]")
     (folder / "budget.yaml").write_text("models:\n  timm:resnet5o: {flops: 1}\n")
+    (folder / "bert").mkdir()
+    (folder / "bert" / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 1}')
     broken = write_pipeline(folder / "broken", "StableDiffusionPipeline") / "model_index.json"
     index = json.loads(broken.read_text())
     broken.write_text(json.dumps({**index, "_class_name": "StableDifusionPipeline"}))

@@ -1,5 +1,7 @@
 """The predicted memory: hand counts, what they must obey, and what the CPU's allocator says."""
 
+import gc
+import weakref
 from functools import partial
 from queue import Queue
 from threading import Thread
@@ -615,3 +617,22 @@ def test_a_forward_pass_leaves_what_it_gets_as_it_was():
     cache = {}
     timeline = predict_memory(FlopCountAnalysis(Caching(), (torch.ones(3), cache)))
     assert cache == {} and timeline.peak == 2 * ITEM * 3
+
+
+class NeedsValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).view(-1).tolist()
+
+
+def test_a_model_that_needs_values_is_freed_afterwards():
+    model = NeedsValues()
+    freed = weakref.ref(model)
+    analysis = FlopCountAnalysis(model, torch.ones(2, 4), warn=False)
+    assert predict_memory(analysis).peak > 0
+    del model, analysis
+    gc.collect()
+    assert freed() is None

@@ -20,11 +20,18 @@ pytest.importorskip("transformers", reason="pipelines have text encoders of tran
 
 # Pipelines that call the denoiser twice instead of with a doubled batch, or once, as Flux's guidance is an input.
 SINGLE = ("FluxPipeline", "WanPipeline")
+# Pipelines whose text has one length, or none.
+FIXED_TEXT = (
+    "StableDiffusionPipeline",
+    "StableDiffusionXLPipeline",
+    "DiTPipeline",
+    "StableVideoDiffusionPipeline",
+)
 VIDEOS = ("CogVideoXPipeline", "WanPipeline", "LTXPipeline", "StableVideoDiffusionPipeline")
 
 
 def options_for(name, **changes):
-    fields = {"image_size": (32, 32), "seq": 20, **changes}
+    fields = {"image_size": (32, 32), "seq": None if name in FIXED_TEXT else 20, **changes}
     if name in VIDEOS:
         fields["args"] = ("num_frames=5",)
     return SourceOptions(**fields)
@@ -233,7 +240,8 @@ def damage(folder, change):
         (lambda index, _: None, {"args": ("heigth=64",)}, "has no such size: did you mean 'height'?"),
         (lambda index, _: None, {"args": ("height=0",)}, "--arg height=0: must be an integer of at least 1"),
         (lambda index, _: None, {"image_size": (33, 32)}, "a height of 33 pixels is no multiple of 2"),
-        (lambda index, _: None, {"config": "{}"}, "--config: the pipeline diffusers:"),
+        (lambda index, _: None, {"config": "{}"}, "--config: the pipeline "),
+        (lambda index, _: None, {"seq": 20}, "--seq does not apply to this pipeline, which pads every text"),
     ],
 )
 def test_a_wrong_pipeline_is_an_error_that_says_what_to_do(tmp_path, change, options, message):
@@ -255,6 +263,8 @@ def test_a_wrong_pipeline_is_an_error_that_says_what_to_do(tmp_path, change, opt
         ("UNet2DConditionModle", {}, "the nearest are 'UNet2DConditionModel'"),
         ("UNet2DModel", {"args": ("sample_sise=3",)}, "did you mean 'sample_size'?"),
         ("UNet2DModel", {"denoising_steps": 3}, "--denoising-steps applies to a pipeline"),
+        ("UNet2DModel", {"seq": 20}, "--seq does not apply to the default inputs of diffusers:UNet2DModel"),
+        ("UNet2DModel", {"image_size": (100, 64)}, "a height of 100 pixels is no multiple of 8"),
         ("UNet2DModel", {"config": '{"block_out_channels": 3}'}, "cannot be built from this configuration"),
         ("some/folder", {}, "there is no such folder"),
         ("UVit2DModel", {}, "has no default input input_ids, encoder_hidden_states"),

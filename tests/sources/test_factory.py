@@ -1,12 +1,16 @@
 """Factories with arguments, folders of modules, and torch.hub folders."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
+from fvflops.zoo.gpt2 import GPT2, GPT2_124M
+from fvflops.zoo.lenet5 import LeNet5
+from fvflops.zoo.llama import CONFIGS, Llama
 
 NETS = """
 import torch
@@ -93,8 +97,36 @@ def test_both_models_of_diff_get_arguments_also_in_a_subprocess(capsys, nets, tm
 
 def test_arguments_apply_to_the_model_that_takes_them(capsys, nets):
     assert main(["diff", f"{nets}:build", "zoo:lenet5", "--arg", "width=8"]) == 0
-    assert main(["count", "zoo:lenet5", "--arg", "width=8"]) == 2
-    assert "--arg applies to timm:NAME, torchvision:NAME" in capsys.readouterr().err
+    assert main(["count", "x.pt2", "--arg", "width=8"]) == 2
+    assert "--arg applies to zoo:NAME, timm:NAME" in capsys.readouterr().err
+
+
+def test_sizes_of_the_zoo_are_arguments():
+    for name, option, expected in (
+        ("lenet5", "classes=7", lambda: LeNet5(classes=7)),
+        ("llama_tiny", "layers=1", lambda: Llama(replace(CONFIGS["llama_tiny"], layers=1))),
+        ("gpt2", "layers=2", lambda: GPT2(replace(GPT2_124M, layers=2))),
+    ):
+        model = load_model(f"zoo:{name}", SourceOptions(args=(option,), device="meta")).model
+        with torch.device("meta"):
+            other = expected()
+        assert [tensor.shape for tensor in model.parameters()] == [tensor.shape for tensor in other.parameters()]
+        assert len(list(model.parameters())) > 0
+
+
+def test_settings_of_transformers_are_arguments(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    args = ("num_hidden_layers=2", "hidden_act=relu", "attn_implementation=eager")
+    expected = transformers.BertConfig(num_hidden_layers=2, hidden_act="relu").to_dict()
+    settings = {"model_type": "bert", "hidden_act": "silu", "architectures": ["BertModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    for name in ("transformers:BertModel", f"hf:{tmp_path}"):
+        model = load_model(name, SourceOptions(args=args, device="meta", seq=4)).model
+        found = model.config.to_dict()
+        assert len(model.encoder.layer) == 2 and model.config._attn_implementation == "eager"
+        assert {key: found[key] for key in expected if key != "architectures"} == {
+            key: value for key, value in expected.items() if key != "architectures"
+        }
 
 
 def test_a_size_is_varied_beside_fixed_arguments(capsys, nets):

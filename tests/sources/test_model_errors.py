@@ -1,12 +1,16 @@
 """Errors raised in a model's forward: the command line names the module, its inputs and the remedy."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import fvflops
 from fvflops.cli import format_error, main
+from fvflops.sources import SourceOptions
 from fvflops.sources.expected_inputs import find_mismatch
+from fvflops.sources.load import load_from_factory
 
 MODELS = """
 import torch
@@ -232,3 +236,9 @@ def test_inputs_that_a_layer_accepts_are_no_mismatch(module, inputs):
     tensors = [torch.randn(shape) for shape in inputs]
     module(*tensors)
     assert find_mismatch(module, tensors) is None
+
+
+def test_a_model_without_a_forward_names_its_parts():
+    factory = partial(nn.ModuleList, [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()])
+    with pytest.raises(ValueError, match=r"^ModuleList has no forward: count one of its parts \(Linear, ReLU\)$"):
+        load_from_factory(factory, "nets:make", SourceOptions(inputs=("1,2",)))

@@ -30,8 +30,9 @@ def test_costs_are_those_published(name, parameters, gflops, caplog):
     assert 2 * flops.total() / 1e9 == pytest.approx(gflops, rel=0.01)
 
 
-def test_arguments_are_those_of_create_model():
-    options = SourceOptions(device="meta", args=("force_image_size=96",))
+@pytest.mark.parametrize("option", [{"args": ("force_image_size=96",)}, {"image_size": (96, 96)}])
+def test_arguments_are_those_of_create_model(option):
+    options = SourceOptions(device="meta", **option)
     subject = load_model("open_clip:ViT-B-32", options)
     assert subject.kwargs["image"].shape == (1, 3, 96, 96)
     assert subject.kwargs["text"].shape == (1, 77)

@@ -85,8 +85,8 @@ def test_a_factory_is_called_for_each_row_and_its_errors_do_not_stop_the_others(
     rows = list(count_many([*widths, ("no module", dict), ("raises", lambda: 1 // 0)], options=inputs("1,4")))
     assert [row.model for row in rows] == ["w0", "w3", "no module", "raises"]
     assert [row.flops for row in rows] == [0, 12, None, None]
-    assert rows[2].error == "a factory returned dict: return a torch.nn.Module, or (module, inputs)"
-    assert rows[3].error == "ZeroDivisionError: integer division or modulo by zero"
+    assert rows[2].error == "no module returned dict: return a torch.nn.Module, or (module, inputs)"
+    assert rows[3].error.startswith("ZeroDivisionError: integer division or modulo by zero (test_count_model.py:")
 
 
 def test_a_module_without_inputs_says_how_to_pass_them():
@@ -116,3 +116,32 @@ def test_random_states_are_restored():
 
 def inputs(*texts):
     return SourceOptions(inputs=texts)
+
+
+def test_options_apply_to_functions_as_to_names():
+    def build(width=8):
+        return nn.Linear(width, 4), torch.ones(1, width)
+
+    options = SourceOptions(args=("width=16",), batch=3, dtype="bf16")
+    (row,) = count_many([build], options=options)
+    assert (row.flops, row.inputs, row.dtype, row.error) == (3 * 16 * 4, "bfloat16[3, 16]", "bfloat16", "")
+    (row,) = count_many([build], options=SourceOptions(config="{}"))
+    assert row.error.startswith("--config applies to transformers:CLASS")
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "message"),
+    [
+        ("zoo:lenet5", SourceOptions(), r"models='zoo:lenet5' is one name: pass a list of names, \['zoo:lenet5'\]"),
+        (["zoo:lenet5"], SourceOptions(device="cdua"), "'cdua' is not a device of torch"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_counting(models, options, message):
+    with pytest.raises(ValueError, match=message):
+        count_many(models, options=options)
+
+
+def test_an_error_of_a_file_names_its_line(tmp_path):
+    (tmp_path / "nets.py").write_text("def build():\n    return 1 // 0\n")
+    row = count_model(f"{tmp_path}/nets.py:build")
+    assert row.error == "ZeroDivisionError: integer division or modulo by zero (nets.py:2)"

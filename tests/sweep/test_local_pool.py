@@ -48,7 +48,7 @@ def test_a_timeout_without_workers_is_refused():
 
 def test_without_pebble_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pebble", None)
-    with pytest.raises(ImportError, match="worker processes need pebble: pip install 'fvflops\\[sweep\\]'"):
+    with pytest.raises(ValueError, match="pebble is not installed: pip install 'fvflops\\[sweep\\]'"):
         next(count_many(["zoo:lenet5"], workers=1))
 
 

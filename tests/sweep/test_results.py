@@ -83,6 +83,8 @@ def test_a_second_sweep_of_the_same_output_is_refused(tmp_path):
         ("rows.csv", "a,b\n1,2\n", "rows.csv is not of a sweep of this version of fvflops, it lacks activations"),
         ("rows.csv", "a,b\n", "it lacks activations"),
         ("rows.csv", "", "it lacks activations"),
+        ("rows.csv", "\ud8ff", "rows.csv is not UTF-8 text"),
+        ("rows.jsonl", "\ud8ff", "rows.jsonl is not UTF-8 text"),
         ("rows.jsonl", "no\n", "rows.jsonl is not in JSON lines"),
         ("rows.jsonl", "[1]\n", "rows.jsonl is not in JSON lines of a sweep"),
         ("rows.parquet", "PAR", "rows.parquet is not a Parquet file"),
@@ -91,8 +93,16 @@ def test_a_second_sweep_of_the_same_output_is_refused(tmp_path):
 )
 def test_other_files_are_refused(name, text, message, tmp_path):
     path = tmp_path / name
-    path.write_text(text)
+    path.write_text(text, errors="surrogatepass")
     with pytest.raises(ResultError, match=message):
+        read_rows(str(path))
+
+
+def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
+    path = tmp_path / "rows.csv"
+    write_rows(str(path), ROWS[:1])
+    path.write_text(path.read_text().rstrip("\n") + ",more\n")
+    with pytest.raises(ResultError, match="it has cells without a heading"):
         read_rows(str(path))
 
 
@@ -119,5 +129,5 @@ def test_an_output_of_another_kind_is_refused(path, message):
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"pip install 'fvflops\[parquet\]', or choose --output results.csv"):
+    with pytest.raises(ValueError, match=r"pyarrow is not installed: pip install 'fvflops\[parquet\]'"):
         check_format("rows.parquet")

@@ -112,3 +112,11 @@ def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path):
     with pytest.raises(ResultError, match=r"choose --output results\.jsonl"):
         list(run_sweep(plan_sweep(["x"], output, OPTIONS, SETTINGS), Large()))
     assert encode_row(Journal(output).read()["x"]) == encode_row(ModelCount("x", flops=1 << 70))
+
+
+def test_rows_of_a_sweep_that_ended_after_the_plan_are_kept(tmp_path):
+    output = str(tmp_path / "rows.csv")
+    plan = plan_sweep(["zoo:lenet5"], output, OPTIONS, SETTINGS)
+    list(run_sweep(plan_sweep(["zoo:llama_tiny"], output, OPTIONS, SETTINGS), InProcess()))
+    list(run_sweep(plan, InProcess()))
+    assert list(read_rows(output)) == ["zoo:lenet5", "zoo:llama_tiny"]

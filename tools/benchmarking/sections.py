@@ -174,7 +174,7 @@ def count_candidates(space: str, effort: Effort) -> Section:
     """Time counting, and building and counting, candidates of a search over architectures, in CPU time."""
     name = f"candidates: {space}"
     rounds = run_search(space, effort.limits)
-    pairs = [("count", "bare"), ("build and count", "bare"), ("FlopCounterMode on meta", "count")]
+    pairs = [("count", "bare"), ("count_many, built", "bare"), ("FlopCounterMode on meta", "count")]
     pairs.append(("build without initialisers", "build"))
     rates = [
         summarise_values(name, f"{contender}, candidates", "a second", [1 / value for value in values])

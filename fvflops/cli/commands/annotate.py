@@ -22,12 +22,12 @@ from fvflops.cli.arguments import (
     model_options,
     parse_assumptions,
 )
-from fvflops.cli.open_analysis import is_saved_trace, open_trace
+from fvflops.cli.open_analysis import open_trace
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.sources.load import load_model
+from fvflops.sources.load import is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.text import suggest
 from fvflops.trace import Trace

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run, model_options
-from fvflops.cli.open_analysis import contains_inputs, open_analysis
+from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
 from fvflops.features.diff.diff import diff_traces
 from fvflops.features.diff.model import MEASURES
 from fvflops.features.diff.report import TOP, difference_report
 from fvflops.formulas import load_table
-from fvflops.sources.load import keep_applicable
+from fvflops.sources.load import contains_inputs, find_source, keep_applicable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
     parser.add_argument(
-        "--arg-b", action="append", default=[], metavar="NAME=VALUE", help="arguments of B where they differ"
+        "--arg-b",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="arguments of B where they or its source differ",
     )
     add_assume(parser)
     add_run(parser)
@@ -50,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = model_options(arguments, device=arguments.device)
     first = open_analysis(arguments.model, arguments, table, options=options)
     options = keep_applicable(options, arguments.other)
+    if find_source(arguments.model) != find_source(arguments.other):  # arguments of another kind of constructor
+        options = replace(options, args=())
     if contains_inputs(arguments.other):  # those of A do not apply
         options = replace(options, inputs=())
     changes: dict[str, Any] = {

@@ -14,7 +14,7 @@ from fvflops.formulas import shipped_tables
 from fvflops.reports import REPORTS
 from fvflops.reports.document import Document, Table, number_column, text_column
 from fvflops.reports.formats import FORMATS
-from fvflops.sources.load import load_source
+from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
 
 
@@ -24,8 +24,7 @@ def _list_models(source: str) -> Sequence[str]:
 
 # What can be listed → the function that returns its names.
 LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
-    **{source: partial(_list_models, source) for source in ("zoo", "timm", "torchvision")},
-    **{source: partial(_list_models, source) for source in ("transformers", "open_clip", "diffusers")},
+    **{source: partial(_list_models, source) for source in SOURCES if source != "torchhub"},  # its folders are many
     "devices": lambda: [device.name for device in load_devices()],
     "tables": shipped_tables,
     "formats": lambda: list(dict.fromkeys([*FORMATS, *REPORTS])),

@@ -9,14 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from fvflops.cli.arguments import add_assume, add_inputs, add_run, model_options, parse_assumptions
+from fvflops.cli.arguments import add_assume, add_inputs, add_run, model_options, parse_assumptions, parse_count
 from fvflops.cli.progress import Progress
 from fvflops.formulas import load_table
+from fvflops.sources.imports import import_library
+from fvflops.sources.load import check_models
 from fvflops.sources.patterns import expand_names
 from fvflops.sweep.count_model import CountSettings, machine_memory
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.ray_pool import RayPool, import_ray
+from fvflops.sweep.ray_pool import RayPool
 from fvflops.sweep.results import encode_row
 from fvflops.sweep.sweep import Plan, plan_sweep, run_sweep, summarise
 from fvflops.sweep.task import Executor, Task
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry-failed", action="store_true", help="count models again whose row has an error")
     workers = parser.add_argument_group("workers")
     workers.add_argument(
-        "--workers", type=_parse_count, metavar="N", help="worker processes; default: one for each core"
+        "--workers", type=parse_count, metavar="N", help="worker processes; default: one for each core"
     )
     workers.add_argument(
         "--ray", metavar="ADDRESS", help="a Ray cluster instead of worker processes: auto, or ray://HOST:10001"
@@ -84,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Count the models and return the exit code: 1 if one failed."""
     names = expand_names(arguments.models)
     options = model_options(arguments, device=arguments.device)
+    sys.path.insert(0, os.getcwd())  # of the workers too
     load_table(arguments.table)
+    check_models(names, options)
     if arguments.ray is not None and arguments.workers is not None:
         raise ValueError(f"--workers {arguments.workers}: a cluster has one for each of its cores: omit --workers")
     workers = arguments.workers or _count_cores()
@@ -113,12 +117,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | None) -> Executor:
-    sys.path.insert(0, os.getcwd())  # of the workers too
     for name in arguments.imports:
         _check_import(name)
     limits = WorkerLimits(arguments.timeout, memory, tuple(arguments.imports))
     if arguments.ray is not None:
-        import_ray()
+        import_library("ray")
         return RayPool(arguments.ray, limits)
     import_pebble()
     return LocalPool(workers, limits)
@@ -214,12 +217,6 @@ def _count_cores() -> int:
 def _share_memory(workers: int) -> int | None:
     memory = machine_memory()
     return None if memory is None else int(memory * _SYSTEM_SHARE) // workers
-
-
-def _parse_count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
-    return int(text)
 
 
 def _parse_seconds(text: str) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from fvflops.counting.count import RegionCost
+from fvflops.counting.signature_cache import SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic
 from fvflops.formulas import OpCost
 from fvflops.formulas.rows import default_label
@@ -14,6 +15,19 @@ from fvflops.trace import Event, ModuleInfo, Region, RegionSignature, Signature,
 
 PARTS = ("moved", "read", "written")
 _NO_STOPS = StopsAt()
+# By whether the results are in new storages.
+_STORAGE_INFOS = {moved: StorageInfo(moved) for moved in (None, False, True)}
+
+
+@dataclass(slots=True)
+class _KnownTraffic:
+    """Bytes of a signature's inputs by shape, and the traffic of its calls by their storages."""
+
+    by_shape: int | None
+    traffic: dict[StorageInfo, Traffic | None] = field(default_factory=dict)
+
+
+_KNOWN: SignatureCache[_KnownTraffic] = SignatureCache()
 
 
 class TrafficCostModel:
@@ -48,7 +62,11 @@ class TrafficCostModel:
 
     def op_traffic(self, signature: Signature) -> Traffic | None:
         """Return the traffic of one call, None where unknown."""
-        return op_traffic(signature, self._storage_infos_by_id.get(id(signature), (signature, StorageInfo()))[1])
+        info = self._storage_infos_by_id.get(id(signature), (signature, StorageInfo()))[1]
+        traffic = _known_traffic(signature).traffic
+        if info not in traffic:
+            traffic[info] = op_traffic(signature, info)
+        return traffic[info]
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the bytes of one call, ZERO_FLOP where nothing moves, UNSUPPORTED where they cannot be determined."""
@@ -76,7 +94,7 @@ def split_by_aliasing(
     if trace.events is None:
         return trace, TrafficCostModel(part)
     sizes = [storage.nbytes for storage in trace.storages]
-    shapes: dict[int, int | None] = {}
+    by_shape = [_known_traffic(signature).by_shape for signature in trace.signatures]
     numbers: dict[tuple[int, StorageInfo], int] = {}
     signatures: list[Signature] = []
     storage_infos: dict[int, tuple[Signature, StorageInfo]] = {}
@@ -89,9 +107,7 @@ def split_by_aliasing(
                 events.append(event)
             continue
         item = event.item
-        if item not in shapes:
-            shapes[item] = _bytes_by_shape(trace.signatures[item])
-        storage_info = _storage_infos(event.reads, event.writes, sizes, shapes[item])
+        storage_info = _storage_infos(event.reads, event.writes, sizes, by_shape[item])
         number = numbers.get((item, storage_info))
         if number is None:
             number = numbers[item, storage_info] = len(signatures)
@@ -109,15 +125,25 @@ def split_by_aliasing(
 
 
 def _storage_infos(
-    reads: Iterable[int], writes: tuple[int, ...], sizes: list[int], by_shape: int | None
+    reads: tuple[int, ...], writes: tuple[int, ...], sizes: list[int], by_shape: int | None
 ) -> StorageInfo:
     if by_shape is None:
-        return StorageInfo()
-    storages = [sizes[index] for index in reads]
-    storage_bytes = sum(storages)
-    # A storage that was recorded as empty has been resized since.
-    is_smaller = bool(storages) and all(storages) and storage_bytes < by_shape
-    return StorageInfo(not set(writes).issubset(reads) if writes else None, storage_bytes if is_smaller else None)
+        return _STORAGE_INFOS[None]
+    storage_bytes = 0
+    for index in reads:
+        size = sizes[index]
+        if not size:  # it was recorded as empty, and has been resized since
+            storage_bytes = by_shape
+            break
+        storage_bytes += size
+    moved = any(index not in reads for index in writes) if writes else None
+    is_smaller = bool(reads) and storage_bytes < by_shape
+    return StorageInfo(moved, storage_bytes) if is_smaller else _STORAGE_INFOS[moved]
+
+
+def _known_traffic(signature: Signature) -> _KnownTraffic:
+    known = _KNOWN.get(signature)
+    return _KNOWN.put(signature, _KnownTraffic(_bytes_by_shape(signature))) if known is None else known
 
 
 def _bytes_by_shape(signature: Signature) -> int | None:

@@ -94,7 +94,7 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
     session = Session(
         model, stops_at=_STOPS, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
     )
-    inputs, complete = ContainerSnapshot(), False
+    inputs, complete, failed = ContainerSnapshot(), False, False
     with deferred():
         inputs.snapshot((args, kwargs), objects=True)
         try:
@@ -111,10 +111,12 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
                     finally:
                         inputs.restore()
                 del result, shape_args, shape_kwargs
-                session.release()
         except Exception as error:  # record_again raises it again, or falls back to real execution
             if is_interrupt(error):
                 raise
-            return None
+            failed = True
+    session.release(describe=False)  # after the except clause: the error's frames keep tensors alive
+    if failed:
+        return None
     trace = session.trace()
     return None if trace.info.assumed and run.execution == "auto" else trace

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from fvflops.sources.call_arguments import check_names, parse_arguments
-from fvflops.sources.diffusers.component_inputs import Sizes, find_inputs, is_video
+from fvflops.sources.diffusers.component_inputs import Sizes, check_sides, find_inputs, is_video, reads_text
 from fvflops.sources.diffusers.components import build_model, find_class, list_classes
-from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline
+from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline, refuse_pipeline_options
+from fvflops.sources.input_sizes import raise_unused
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
@@ -35,14 +36,10 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     `options.args` are settings of the configuration, or sizes of the pipeline's call such as `num_frames=16`.
     """
     if os.path.isdir(name):
-        if options.config is not None:
-            raise ValueError(f"--config: the pipeline diffusers:{name} has its components' configurations: omit it")
         return build_pipeline(name, options)
     if os.sep in name or name == INDEX:
         raise ValueError(f"diffusers:{name}: there is no such folder; name the one that contains {INDEX}, or a class")
-    for option, value in (("--denoising-steps", options.denoising_steps), ("--guidance", options.guidance)):
-        if value:
-            raise ValueError(f"{option} applies to a pipeline, diffusers:FOLDER; got diffusers:{name}: omit {option}")
+    refuse_pipeline_options(options, f"diffusers:{name}")
     model_class = find_class(name)
     arguments = parse_arguments(options.args)
     check_names(model_class, arguments, name)
@@ -59,10 +56,15 @@ def _make_inputs(model: Any, options: SourceOptions) -> dict[str, Any]:
     height, width = (sample, sample) if isinstance(sample, int) else sample
     height, width = config.get("sample_height") or height, config.get("sample_width") or width
     if options.image_size is not None:
-        height, width = (side if is_autoencoder else side // _LATENT_SIDE for side in options.image_size)
+        unit = 1 if is_autoencoder else _LATENT_SIDE
+        check_sides(options.image_size, unit)
+        height, width = (side // unit for side in options.image_size)
     frames = _FRAMES if is_autoencoder else _LATENT_FRAMES if is_video(model) else 1
     sizes = Sizes(
         options.batch or 1, frames, height, width, options.seq or config.get("max_text_seq_length") or _TOKENS
     )
     with next(model.parameters()).device:
-        return find_inputs(model, sizes)
+        inputs = find_inputs(model, sizes)
+    if options.seq is not None and not reads_text(inputs):
+        raise_unused(("seq",), f"diffusers:{type(model).__name__}", (), inputs)
+    return inputs

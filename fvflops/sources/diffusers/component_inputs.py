@@ -70,6 +70,18 @@ def find_inputs(model: nn.Module, sizes: Sizes) -> dict[str, Any]:
     return inputs
 
 
+def check_sides(image: tuple[int, int], unit: int) -> None:
+    """Raise ValueError for the height or width of an image that is no multiple of a latent's side in pixels."""
+    for name, size in zip(("height", "width"), image, strict=True):
+        if size % unit:
+            raise ValueError(f"a {name} of {size} pixels is no multiple of {unit}, one latent: choose another")
+
+
+def reads_text(inputs: Mapping[str, Any]) -> bool:
+    """Return whether one of a model's inputs has the length of the text."""
+    return any(name in inputs for name in ("encoder_hidden_states", "encoder_attention_mask", "txt_ids"))
+
+
 def is_video(model: nn.Module) -> bool:
     """Return whether a denoiser's latents have frames."""
     name = type(model).__name__

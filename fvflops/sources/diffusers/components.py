@@ -28,10 +28,13 @@ def list_classes() -> list[str]:
 
 
 def build_model(model_class: type[nn.Module], settings: Mapping[str, Any], name: str) -> nn.Module:
-    """Return a diffusers model; settings that its constructor refuses raise ValueError, which calls it `name`."""
+    """Return a model of diffusers or transformers; settings that it refuses raise ValueError, which calls it `name`."""
     constructor: Any = model_class
     try:
-        model: nn.Module = constructor.from_config(dict(settings))
+        if hasattr(constructor, "config_class"):  # of transformers
+            model: nn.Module = constructor(constructor.config_class.from_dict(dict(settings)))
+        else:
+            model = constructor.from_config(dict(settings))
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{name} cannot be built from this configuration: {type(error).__name__}: {reason}") from error
@@ -51,15 +54,7 @@ def build_component(library: str, class_name: str, settings: Mapping[str, Any], 
             raise ValueError(f"{name}: diffusers has no pipeline library {library!r}") from error
     if not hasattr(module, class_name):
         raise ValueError(f"{name}: {describe_missing(library, class_name, dir(module))}")
-    model_class: Any = _check_class(getattr(module, class_name), name)
-    if not hasattr(model_class, "config_class"):
-        return build_model(model_class, settings, name)
-    try:
-        model: nn.Module = model_class(model_class.config_class.from_dict(dict(settings)))
-    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{name} cannot be built from this configuration: {type(error).__name__}: {reason}") from error
-    return model
+    return build_model(_check_class(getattr(module, class_name), name), settings, name)
 
 
 def _check_class(model_class: Any, name: str) -> type[nn.Module]:

@@ -18,6 +18,7 @@ from fvflops.sources.diffusers.component_inputs import (
     IMAGE_AUTOENCODERS,
     TEMPORAL_DECODER,
     Sizes,
+    check_sides,
     find_inputs,
     is_video,
     make_ones,
@@ -26,7 +27,7 @@ from fvflops.sources.diffusers.components import build_component
 from fvflops.sources.imports import describe_missing, import_library
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
-from fvflops.sources.options import SourceOptions
+from fvflops.sources.options import SourceOptions, chosen_fields, option_of
 from fvflops.text import suggest
 
 INDEX = "model_index.json"
@@ -73,6 +74,14 @@ def _call(component: nn.Module, arguments: Mapping[str, Any]) -> None:
     component(**arguments)
 
 
+def refuse_pipeline_options(options: SourceOptions, name: str) -> None:
+    """Raise ValueError for options of a pipeline, which the model of this name is not."""
+    for field in ("denoising_steps", "guidance"):
+        if field in chosen_fields(options):
+            option = option_of(field)
+            raise ValueError(f"{option} applies to a pipeline, diffusers:FOLDER; got {name}: omit {option}")
+
+
 def build_pipeline(folder: str, options: SourceOptions) -> BuiltModel:
     """Return the pipeline in a folder with model_index.json and its components' configurations, without weights.
 
@@ -81,6 +90,8 @@ def build_pipeline(folder: str, options: SourceOptions) -> BuiltModel:
     often the denoiser runs, and with `options.guidance` it runs on a doubled batch. A folder without an index, an
     unknown class, and a component for which there are no inputs raise ValueError.
     """
+    if options.config is not None:
+        raise ValueError(f"--config: the pipeline {folder} has its components' configurations: omit it")
     index = read_settings(folder, "", file=INDEX)
     name = index.get("_class_name")
     diffusers = import_library("diffusers")
@@ -207,11 +218,7 @@ def _choose_sizes(
         image = options.image_size
     else:
         image = defaults.get("height", height * latents.side), defaults.get("width", width * latents.side)
-    for option, size in zip(("height", "width"), image, strict=True):
-        if size % latents.side:
-            raise ValueError(
-                f"a {option} of {size} pixels is no multiple of {latents.side}, one latent: choose another"
-            )
+    check_sides(image, latents.side)
     frames = defaults.get("num_frames", config.get("sample_frames") or config.get("num_frames") or 1)
     batch = (options.batch or 1) * (2 if options.guidance else 1)
     return Sizes(
@@ -238,13 +245,14 @@ def _count_text(
 ) -> int:
     """Return the tokens of text that the denoiser sees."""
     encoders = [module for name, module in components.items() if name.startswith("text_encoder")]
+    fixed = [positions for encoder in encoders if (positions := _count_positions(encoder))]
+    has_length = bool(encoders) and (len(fixed) < len(encoders) or "max_sequence_length" in defaults)
+    if options.seq is not None and not has_length:
+        reason = "pads every text to one length" if encoders else "reads no text"
+        raise ValueError(f"--seq does not apply to this pipeline, which {reason}: omit it")
     if not encoders:  # one token for the image, or none
         return 1
-    fixed = [positions for encoder in encoders if (positions := _count_positions(encoder))]
-    if len(fixed) == len(encoders):
-        long = _long_text(defaults, options) if "max_sequence_length" in defaults else 0
-    else:
-        long = _long_text(defaults, options)
+    long = _long_text(defaults, options) if has_length else 0
     if type(denoiser).__name__ == "SD3Transformer2DModel":  # CLIP's tokens, then T5's
         return max(fixed, default=0) + long
     return long or max(fixed)

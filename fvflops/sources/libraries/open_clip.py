@@ -35,8 +35,9 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
         _check_cached(name, tower)
     fixed = {"pretrained": None, "load_weights": False, "pretrained_text": False, "pretrained_image": False}
     create = partial(open_clip.create_model, name, device=options.device or "cpu")
+    sized = {} if options.image_size is None else {"force_image_size": options.image_size}
     with _without_root_warnings():
-        model = call_library(create, parse_arguments(options.args), f"open_clip:{name}", fixed=fixed)
+        model = call_library(create, parse_arguments(options.args), f"open_clip:{name}", fixed=fixed, image_size=sized)
     size = model.visual.image_size
     sides = (size, size) if isinstance(size, int) else tuple(size)
     return BuiltModel(

@@ -32,16 +32,13 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     if name not in models.list_models():
         raise ValueError(describe_unknown_model("torchvision", name, models.list_models()))
     # With the default weights_backbone a detection model would download its backbone's weights.
-    needs_backbone = "detection" in models.get_model_builder(name).__module__ or "segmentation" in (
-        models.get_model_builder(name).__module__
-    )
-    fixed = {"weights": None, **({"weights_backbone": None} if needs_backbone else {})}
-    arguments = parse_arguments(options.args)
-    if options.image_size is not None:
-        arguments = {**_set_image_size(name, options.image_size), **arguments}
-    build_model = partial(models.get_model, name)
-    model = call_library(build_model, arguments, f"torchvision:{name}", fixed=fixed)
     kind = models.get_model_builder(name).__module__.split(".")[2]
+    fixed = {"weights": None, **({"weights_backbone": None} if kind in ("detection", "segmentation") else {})}
+    sized = {} if options.image_size is None else _set_image_size(name, options.image_size)
+    build_model = partial(models.get_model, name)
+    model = call_library(
+        build_model, parse_arguments(options.args), f"torchvision:{name}", fixed=fixed, image_size=sized
+    )
     if kind == "detection":  # a list of images, which may have different sizes
         return BuiltModel(model, inputs=([torch.rand(3, _DETECTION_SIDE, _DETECTION_SIDE)],))
     return BuiltModel(model, _find_inputs(kind, models.get_model_weights(name), model))

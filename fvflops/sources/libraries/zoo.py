@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from fvflops.sources.call_arguments import call_library, check_names, parse_arguments
 from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
@@ -16,7 +18,11 @@ def list_names() -> Sequence[str]:
     return list(ZOO)
 
 
-def build(name: str, _: SourceOptions) -> BuiltModel:
-    """Return a model of the zoo."""
-    model = build_zoo_model(name)
+def build(name: str, options: SourceOptions) -> BuiltModel:
+    """Return a model of the zoo; `options.args` are sizes of its architecture."""
+    sizes = parse_arguments(options.args)
+    if sizes and name in ZOO:
+        config = ZOO[name].config
+        check_names(ZOO[name].model_class if config is None else type(config), sizes, f"zoo:{name}")
+    model = call_library(partial(build_zoo_model, name), sizes, f"zoo:{name}")
     return BuiltModel(model, tuple(InputSpec(None, shape, dtype) for _, shape, dtype in ZOO[name].inputs))

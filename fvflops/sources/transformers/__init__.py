@@ -7,27 +7,32 @@ from functools import partial
 from typing import Any
 
 from fvflops.sources.imports import describe_unknown_model, import_library, import_module
-from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
-from fvflops.sources.transformers.config_json import make_config_of_class, make_config_of_type
+from fvflops.sources.transformers.config_json import (
+    make_config_of_class,
+    make_config_of_type,
+    name_changes,
+    read_changes,
+)
 from fvflops.sources.transformers.configurations import fix_special_tokens, own_config
 from fvflops.sources.transformers.inputs import make_inputs
 
 
 def list_names() -> Sequence[str]:
-    """Return the names of the model classes of transformers' Auto classes."""
+    """Return the names of the model classes of transformers' Auto classes that transformers exports."""
     auto = import_module("transformers.models.auto.modeling_auto")
     mappings = [value for name, value in vars(auto).items() if name.startswith("MODEL_") and name.endswith("_NAMES")]
     values = [value for mapping in mappings for value in mapping.values()]
-    return sorted({name for value in values for name in ((value,) if isinstance(value, str) else value) if name})
+    names = {name for value in values for name in ((value,) if isinstance(value, str) else value) if name}
+    return sorted(names.intersection(dir(import_library("transformers"))))
 
 
 def build(name: str, options: SourceOptions) -> BuiltModel:
     """Return a model of its class's default configuration, or of that in `options.config`.
 
-    The default configuration has the settings of ADJUSTMENTS, without which some do not build. An Auto class needs a
-    configuration with a model_type, which chooses the class.
+    `options.args` are settings of the configuration. The default one has the settings of ADJUSTMENTS, without which
+    some do not build. An Auto class needs a configuration with a model_type, which chooses the class.
     """
     transformers = import_library("transformers")
     model_class: Any = getattr(transformers, name, None)
@@ -36,11 +41,11 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     if is_auto_class(model_class):
         if options.config is None:
             raise ValueError(f"transformers:{name} needs a configuration with a model_type: add --config FOLDER")
-        where = f"--config {options.config}"
-        return build_auto(model_class, make_config_of_type(read_settings(options.config, "--config"), where), where)
+        where = name_changes(options)
+        return build_auto(model_class, make_config_of_type(read_changes(options), where), where)
     if getattr(model_class, "config_class", None) is None or not hasattr(model_class, "forward"):
         raise ValueError(f"transformers' {name} has no configuration: name a model class such as BertModel")
-    return build_class(model_class, make_config_of_class(model_class, options.config))
+    return build_class(model_class, make_config_of_class(model_class, options))
 
 
 def is_auto_class(model_class: Any) -> bool:

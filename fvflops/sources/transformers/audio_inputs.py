@@ -26,10 +26,11 @@ def codebooks_last(request: InputRequest) -> dict[str, Any]:
 
 def codebooks_as_rows(request: InputRequest) -> dict[str, Any]:
     """Codes of audio, a row for each codebook (MusicGen), for the decoder of a model that also reads text."""
-    codes = ones(request.setting("num_codebooks"), 32)
     if request.accepts("decoder_input_ids"):
+        codes = ones(request.setting("num_codebooks"), 32)
         return {"decoder_input_ids": codes, "decoder_attention_mask": ones(1, 32)}
-    return {"input_ids": codes, "attention_mask": ones(1, 32)}
+    codes = ones(request.setting("num_codebooks"), request.codes())
+    return {"input_ids": codes, "attention_mask": ones(1, codes.shape[1])}
 
 
 def decoder_codebooks(request: InputRequest) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from fvflops.sources.call_arguments import parse_arguments
 from fvflops.sources.imports import import_module
 from fvflops.sources.json_settings import read_settings
+from fvflops.sources.options import SourceOptions
 from fvflops.sources.transformers.configurations import fix_special_tokens, match_vision_width, own_config
 from fvflops.sources.transformers.default_settings import ADJUSTMENTS
 from fvflops.text import list_nearest
@@ -49,14 +52,26 @@ def make_config_of_type(settings: Mapping[str, Any], where: str) -> Any:
     return _from_settings(mapping[model_type], settings, where)
 
 
-def make_config_of_class(model_class: Any, source: str | None) -> Any:
-    """Return the configuration of a model class: its default, with the settings of `--config`.
+def read_changes(options: SourceOptions) -> dict[str, Any]:
+    """Return the settings of `--config`, with those of `--arg`."""
+    settings = {} if options.config is None else read_settings(options.config, "--config")
+    return merge_settings(settings, parse_arguments(options.args))
 
-    Settings with a model_type are a complete configuration, of which a model of a part takes its part.
+
+def name_changes(options: SourceOptions) -> str:
+    """Return the options that `read_changes` reads, for messages."""
+    config = [] if options.config is None else [f"--config {options.config}"]
+    return " ".join([*config, *(f"--arg {text}" for text in options.args)])
+
+
+def make_config_of_class(model_class: Any, options: SourceOptions) -> Any:
+    """Return the configuration of a model class: its default, with the settings of `--config` and `--arg`.
+
+    Settings with a model_type are a complete configuration, of which a model of a part takes its part. Of others, one
+    that the class does not have raises ValueError.
     """
     config_class = model_class.config_class
-    settings = {} if source is None else read_settings(source, "--config")
-    where = f"--config {source}"
+    settings, where = read_changes(options), name_changes(options)
     if "model_type" in settings:
         config = own_config(model_class, make_config_of_type(settings, where))
         if not isinstance(config, config_class):
@@ -66,10 +81,24 @@ def make_config_of_class(model_class: Any, source: str | None) -> Any:
             )
     else:
         defaults = ADJUSTMENTS.get(config_class.model_type, {})
+        check_settings(config_class, settings, where)
         config = _from_settings(config_class, merge_settings(defaults, settings), where if settings else "")
         match_vision_width(config)
     fix_special_tokens(config)
     return config
+
+
+def check_settings(config_class: Any, settings: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for a setting that configurations of a class do not have: transformers would ignore it."""
+    if not settings:
+        return
+    default = _from_settings(config_class, ADJUSTMENTS.get(config_class.model_type, {}), "")
+    known = {*dir(default), *inspect.signature(config_class).parameters, *(default.attribute_map or {})}
+    for name in settings:
+        # Of attn_implementation and such the attribute has an underscore.
+        if not known & {name, f"_{name}"} and not name.startswith("_"):
+            shown = sorted(item for item in known if not item.startswith("_"))
+            raise ValueError(f"{where}: {config_class.__name__} has no setting {name!r}{list_nearest(name, shown)}")
 
 
 def _from_settings(config_class: Any, settings: Mapping[str, Any], where: str) -> Any:

@@ -69,6 +69,11 @@ class InputRequest:
         self.used.add("seq")
         return self.text if self.seq is None else self.seq
 
+    def codes(self) -> int:
+        """Return the number of steps of a decoder that reads codes instead of text: 32, or the user's choice."""
+        self.used.add("seq")
+        return 32 if self.seq is None else self.seq
+
     def chosen_image(self) -> tuple[int, int] | None:
         """Return the height and width that the user chose, or None."""
         self.used.add("image_size")
