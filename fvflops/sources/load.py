@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from inspect import getattr_static
 from typing import Any, Protocol
 
 import torch
@@ -132,7 +133,7 @@ def _finish(name: str, built: BuiltModel, options: SourceOptions) -> LoadedModel
 
 def _require_forward(model: nn.Module) -> None:
     """Raise ValueError for a container of models without a forward of its own, such as BarkModel of transformers."""
-    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+    if getattr_static(type(model), "forward") is nn.Module.forward and "forward" not in vars(model):
         parts = list(dict.fromkeys(type(child).__name__ for child in model.children()))
         remedy = f": count one of its parts ({', '.join(parts[:5])})" if parts else ""
         raise ValueError(f"{type(model).__name__} has no forward{remedy}")

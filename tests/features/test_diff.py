@@ -393,7 +393,7 @@ def test_the_command_line_reports_invalid_arguments(saved, capsys):
     for arguments, message in {
         ("zoo:lenet5", "zoo:lenet5", "--format", "txt"): "did you mean 'text'",
         (str(saved), "zoo:lenet5", "--input", "1,1,28,28"): "contains its inputs: omit --input",
-        (__file__, "zoo:lenet5"): "is a file of no kind that contains a model",
+        (__file__, "zoo:lenet5"): "names no factory: write ",
         (str(saved.with_name("none.pt2")), "zoo:lenet5"): "there is no such file",
     }.items():
         with suppress(SystemExit):  # argparse's own mistakes
