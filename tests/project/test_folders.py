@@ -17,7 +17,7 @@ TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
 LOADER = SUPPORT / "tools.py"
 # Folders of tests that are of no one part of the package.
-WHOLE_PRODUCT = {"models", "oracle", "peers", "project", "tools"}
+WHOLE_PRODUCT = {"docs", "models", "oracle", "peers", "project", "tools"}
 # `__init__` is not counted.
 LARGEST_FOLDER = 20
 LOADS_FILES = ("SourceFileLoader", "spec_from_file_location", "spec_from_loader", "run_path")

@@ -44,7 +44,7 @@ def _introduce(results: Mapping[str, Any]) -> list[str]:
         return ["Measured by `tools/gpu.py`."]
     driver = str(machine["driver, clock, power"]).split(", ")
     return [
-        f"Measured by `tools/gpu.py --page docs/gpu.md` on {machine['day']} on one {machine['device']}"
+        f"Measured by `tools/gpu.py --page docs/guides/gpu.md` on {machine['day']} on one {machine['device']}"
         f" ({machine['multiprocessors']} multiprocessors, {machine['memory'] / 1e9:.0f} GB, driver {driver[0]}), with"
         f" torch {machine['torch in full']}, cuDNN {machine['cudnn']}, Triton {machine['triton']}, Python"
         f" {machine['python']}, torchvision {machine['torchvision']}, timm {machine['timm']} and transformers"

@@ -1,0 +1,33 @@
+"""Links of the README and of the pages under docs: they lead to files, and to headings in them."""
+
+import pytest
+
+from tests.docs.pages import PAGES, anchors, links, target
+from tests.support.checkout import ROOT
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    for link in links(PAGES[page]):
+        found = target(page, link)
+        if found:
+            file, anchor = found
+            assert file.exists(), link
+            assert not anchor or anchor in anchors(file.read_text()), link
+
+
+def test_each_page_is_linked_from_another():
+    linked = {found[0] for page, text in PAGES.items() for link in links(text) if (found := target(page, link))}
+    assert linked >= {ROOT / page for page in PAGES.keys() - {"README.md"}}
+
+
+def test_what_counts_as_a_link():
+    assert links("[a](b.md) and\n![c](d.svg)\n```\n[no](link.md)\n```\n") == ["b.md", "d.svg"]
+    assert target("docs/faq.md", "https://pytorch.org/x") is None
+    address = "https://github.com/someone/fvflops/blob/main/docs/guides/gpu.md#a-heading"
+    assert target("README.md", address) == target("docs/faq.md", "guides/gpu.md#a-heading")
+    assert target("docs/faq.md", "#a") == (ROOT / "docs" / "faq.md", "a")
+
+
+def test_what_counts_as_a_heading():
+    assert anchors("# A page, to look at\n```\n# no heading\n```\n") == {"a-page-to-look-at"}
