@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.docs.pages import PAGES, anchors, links, target
 from tests.support.checkout import ROOT
+from tests.support.pages import PAGES, anchors, links, target
 
 
 @pytest.mark.parametrize("page", PAGES)
