@@ -10,8 +10,16 @@ import pytest
 from fvflops import load_table
 from fvflops.cli import main
 from tests.support.checkout import ROOT
+from tests.support.documentation.pages import (
+    PAGES,
+    Case,
+    collect,
+    console_blocks,
+    shown_files,
+    shown_pictures,
+    texts_of,
+)
 from tests.support.old_torch import OLDER
-from tests.support.pages import PAGES, Case, collect, console_blocks, shown_files, shown_pictures, texts_of
 
 pytest_plugins = ["pytester"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.checkout import ROOT
-from tests.support.pages import PAGES, anchors, links, target
+from tests.support.documentation.pages import PAGES, anchors, links, target
 
 
 @pytest.mark.parametrize("page", PAGES)
