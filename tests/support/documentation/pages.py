@@ -14,6 +14,9 @@ PAGES = {
 }
 # A file of this repository, as a page names it that is shown elsewhere too, such as the README on a package index.
 OURS = re.compile(r"https://(?:github\.com|raw\.githubusercontent\.com)/[\w.-]+/fvflops/(?:(?:blob|raw|tree)/)?main/")
+# A page as it is on the site, and a line that includes another file in a page.
+SITE = re.compile(r"https://fvflops\.github\.io/fvflops/([\w/]*)")
+SNIPPET = re.compile(r'^--8<-- "(.+)"$', re.MULTILINE)
 
 
 class Case(NamedTuple):
@@ -65,6 +68,7 @@ def texts_of(picture: Path) -> list[str]:
 
 def anchors(text: str) -> set[str]:
     """Return what a link to a heading of a page ends with: its words in small letters, with hyphens between them."""
+    text = SNIPPET.sub(lambda match: (ROOT / match[1]).read_text(), text)
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -76,11 +80,15 @@ def links(text: str) -> list[str]:
 
 def target(page: str, link: str) -> tuple[Path, str] | None:
     """Return the file and the heading of the repository to which a link of a page leads, None outside of it."""
-    ours = OURS.match(link)
-    if not ours and re.match(r"\w+:", link):
-        return None
-    path, _, anchor = (link[ours.end() :] if ours else link).partition("#")
-    folder = ROOT if ours else (ROOT / page).parent
+    if site := SITE.match(link):
+        name = f"docs/{site[1].strip('/') or 'index'}"
+        path, anchor, folder = f"{name}.md", link[site.end() :].lstrip("#"), ROOT
+    else:
+        ours = OURS.match(link)
+        if not ours and re.match(r"\w+:", link):
+            return None
+        path, _, anchor = (link[ours.end() :] if ours else link).partition("#")
+        folder = ROOT if ours else (ROOT / page).parent
     return (folder / path if path else ROOT / page).resolve(), anchor
 
 

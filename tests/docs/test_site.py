@@ -1,0 +1,87 @@
+"""The site: its navigation has every page, the API pages every public name, and it builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+import fvflops
+from tests.support.checkout import ROOT
+from tests.support.documentation.pages import PAGES, SNIPPET, links
+
+DOCS = ROOT / "docs"
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that reads Python's own tags, such as that of a function, as None."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def read_settings() -> Any:
+    return yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)
+
+
+def pages_of(navigation: Any) -> Iterator[str]:
+    """Return the paths of a navigation: lists of pages, and of mappings from a title to a page or a list."""
+    if isinstance(navigation, str):
+        yield navigation
+    else:
+        for entry in navigation.values() if isinstance(navigation, dict) else navigation:
+            yield from pages_of(entry)
+
+
+def api_names(text: str) -> list[str]:
+    return re.findall(r"^::: fvflops\.(\w+)$", text, re.MULTILINE)
+
+
+def test_the_navigation_has_every_page_once():
+    assert list(pages_of([{"Start": ["a.md", {"B": "b.md"}]}, "c.md"])) == ["a.md", "b.md", "c.md"]
+    pages = {str(path.relative_to(DOCS)): 1 for path in DOCS.rglob("*.md")}
+    assert Counter(pages_of(read_settings()["nav"])) == pages
+
+
+def test_each_public_name_is_on_one_api_page():
+    assert api_names("::: fvflops.a\n    options:\n      members: []\n\n::: fvflops.b\n") == ["a", "b"]
+    shown = Counter(name for page, text in PAGES.items() if "/api/" in page for name in api_names(text))
+    assert shown == Counter(fvflops.__all__)
+
+
+def test_files_that_pages_include_have_addresses_that_lead_from_there():
+    included = [name for text in PAGES.values() for name in SNIPPET.findall(text)]
+    assert "CONTRIBUTING.md" in included
+    for name in included:
+        assert all(re.match(r"https://|#", link) for link in links((ROOT / name).read_text())), name
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning(tmp_path):
+    if not importlib.util.find_spec("zensical"):
+        assert not os.environ.get("CI"), "zensical is not installed, and CI is set"
+        pytest.skip("zensical is not installed: tools/environment docs")
+    for name in ("docs", "fvflops", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("mkdocs.yml", *{name for text in PAGES.values() for name in SNIPPET.findall(text)}):
+        shutil.copy(ROOT / name, tmp_path)
+    build = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", "mkdocs.yml"]
+    built = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "Warning" not in built.stdout + built.stderr
+    site = tmp_path / "build" / "site"
+    for page in pages_of(read_settings()["nav"]):
+        assert (site / re.sub(r"(^|/)index\.md$|\.md$", "/", page).lstrip("/") / "index.html").is_file(), page
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', text), page  # no network
+        assert "<blockquote>\n<blockquote>" not in text, page  # a doctest that is not in a block of code
