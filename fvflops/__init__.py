@@ -3,11 +3,12 @@
 import importlib
 import os
 import re
+import warnings
 from typing import Any
 
 from fvflops.garbage_collector import gc_paused
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 
 def _read_stub() -> dict[str, tuple[str, str]]:
@@ -22,13 +23,21 @@ def _read_stub() -> dict[str, tuple[str, str]]:
 
 
 _SOURCES = _read_stub()
-__all__ = sorted(_SOURCES)
+# Deprecated public name, in the stub an alias of its new name (`old = new`) → the release that removes it.
+_DEPRECATED: dict[str, str] = {}
+__all__ = sorted(_SOURCES.keys() - _DEPRECATED.keys())
 
 
 def __getattr__(name: str) -> Any:
     if name not in _SOURCES:
         raise AttributeError(f"module 'fvflops' has no attribute {name!r}")
     module, attribute = _SOURCES[name]
+    if name in _DEPRECATED:
+        warnings.warn(
+            f"fvflops.{name} is deprecated and will be removed in {_DEPRECATED[name]}: use fvflops.{attribute}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     with gc_paused():
         return getattr(importlib.import_module(module), attribute)
 

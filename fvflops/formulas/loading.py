@@ -19,7 +19,10 @@ from fvflops.garbage_collector import gc_paused
 from fvflops.text import suggest, truncate
 from fvflops.trace.signature import packet_of
 
+# A table's key `schema`; a table without it has schema 1. A new key of tables raises it.
+SCHEMA = 1
 _KEYS = (
+    "schema",
     "description",
     "extends",
     "multiply_add",
@@ -152,7 +155,20 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
         if hint and isinstance(error.__cause__, OSError):
             raise TableError(f"{error}{hint}") from None
         raise
+    fields = document.fields("a table")
+    if "schema" in fields:
+        _check_schema(fields["schema"])
     return document.fields("a table", _KEYS)
+
+
+def _check_schema(node: Node) -> None:
+    text = node.text("schema")
+    if not text.isdecimal() or not text.isascii() or int(text[:9]) < 1:
+        raise node.error(f"schema is {truncate(text)!r}: write an integer from 1 to {SCHEMA}, or omit it")
+    if int(text[:9]) > SCHEMA:
+        raise node.error(
+            f"this table has schema {truncate(text)}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
+        )
 
 
 def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:

@@ -116,6 +116,10 @@ MISTAKES = {
     "multiply_add of 0": ("multiply_add: 0", 1, "multiply_add is '0'"),
     "multiply_add of 1.5": ("\nmultiply_add: 1.5", 2, "multiply_add is '1.5'"),
     "multiply_add of a list": ("multiply_add: [1]", 1, "multiply_add is a list, not a string"),
+    "a newer schema": ("new_key: 1\nschema: 2", 2, "has schema 2, but .* reads up to 1: update fvflops"),
+    "a much newer schema": (f"schema: {'9' * 400}", 1, "reads up to 1: update fvflops"),
+    "a schema that is no number": ("schema: one", 1, "schema is 'one': write an integer from 1 to 1, or omit it"),
+    "a schema of 0": ("schema: 0", 1, "schema is '0'"),
     "opaque of yes": ("opaque: yes", 1, "write true or false"),
     "a constant that is no number": ("constants: {exp: many}", 1, "the constant exp is 'many': write an integer"),
     "a constant below zero": ("constants:\n  exp: -1", 2, "the constant exp is '-1'"),
@@ -179,6 +183,10 @@ def test_a_mistake_is_told_with_file_and_line(load, tmp_path, name):
     with pytest.raises(TableError, match=message) as caught:
         load(text)
     assert str(caught.value).startswith(f"{tmp_path / 'mine.yaml'}:{line}: ")
+
+
+def test_a_table_may_say_its_schema(load):
+    assert load("schema: 1\nextends: default").rows == load("extends: default").rows
 
 
 def test_aliases_are_refused_before_they_expand(load):
