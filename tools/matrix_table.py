@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes a result of pytest into the table of docs/reference/versions.md: tools/matrix_table.py --torch X.Y.Z FILE.
 
-FILE is what `pytest --junitxml` wrote. The row of this Python and that torch is replaced or added; the others stay. Prints the tests that failed.
+FILE is what `pytest --junitxml` wrote. The row of this Python and that torch is replaced or added; the others stay.
+Prints the tests that failed.
 """
 
 from __future__ import annotations
