@@ -17,7 +17,7 @@ from fvflops.reports import html, json
 from fvflops.reports.formats import json as document_json
 from fvflops.trace import codec
 from tests.support.checkout import ROOT, TOOLS
-from tests.support.pages import links, target
+from tests.support.documentation.pages import links, target
 from tests.support.tools import load_tool
 
 RUNTIME = ["iopath", "pyyaml", "tabulate", "torch"]

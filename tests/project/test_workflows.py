@@ -34,7 +34,7 @@ def test_a_workflow_calls_the_tools_and_has_no_commands_of_its_own(path):
 
 
 def test_the_workflows_are_tests_docs_and_a_release_by_trusted_publishing():
-    assert [path.stem for path in WORKFLOWS] == ["release", "tests"]
+    assert [path.stem for path in WORKFLOWS] == ["docs", "release", "tests"]
     release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     publish = release["jobs"]["publish"]
     assert publish["permissions"] == {"id-token": "write"} and publish["needs"] == "build"
