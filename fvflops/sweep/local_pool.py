@@ -27,6 +27,7 @@ import torch
 
 from fvflops.sources.imports import import_library
 from fvflops.sources.model_errors import describe_error
+from fvflops.sweep.allocator import keep_freed_memory, return_freed_memory
 from fvflops.sweep.count_model import start_row
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.task import OnTick, Task, run_task
@@ -145,6 +146,7 @@ def prepare_worker(limits: WorkerLimits, parent: int) -> None:
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     torch.set_num_threads(1)
+    keep_freed_memory()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if limits.memory is not None and sys.platform == "linux":
         import resource
@@ -161,7 +163,10 @@ def prepare_worker(limits: WorkerLimits, parent: int) -> None:
 def _run_prepared(task: Task) -> ModelCount:
     if _import_errors:
         raise _import_errors[0]
-    return run_task(task)
+    try:
+        return run_task(task)
+    finally:
+        return_freed_memory()
 
 
 def _end_with(parent: int) -> None:
