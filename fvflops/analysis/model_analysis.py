@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -28,7 +29,7 @@ from fvflops.reports.names import printable_short
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, describe_run
-from fvflops.views.breakdown import read_breakdown
+from fvflops.views.breakdown import Breakdown, read_breakdown
 from fvflops.views.call_rows import CALL_VIEWS
 from fvflops.views.frame import Table, import_pandas, list_rows, make_columns, make_frame
 from fvflops.views.summary import find_uncalled, make_summary, with_columns
@@ -279,12 +280,13 @@ class ModelAnalysis:
             self._warn(self._counts)
         return self._counts
 
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "") -> str:
         """Return an HTML page with a navigable chart of the module tree; write it to `path` if given.
 
         It shows the metric of this analysis, and all others available from its trace and table: FLOPs, MACs,
-        activations, parameters, bytes, op calls, and time where measured. It is one file without network access. A path
-        that cannot be written raises OSError before the model is run. An op counts for the innermost module around it.
+        activations, parameters, bytes, op calls, and time where measured. It is one file without network access. `name`
+        is the page's title, by default the model's class. A path that cannot be written raises OSError before the model
+        is run. An op counts for the innermost module around it.
 
         >>> import torch
         >>> ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
@@ -292,14 +294,14 @@ class ModelAnalysis:
         """
         if path is not None:
             paths.check_writable(os.fspath(path))
-        page = "".join(REPORTS["html"](read_breakdown(self._run_of_page())))
+        page = "".join(REPORTS["html"](replace(self._breakdown_of_page(), name=name)))
         if path is not None:
             paths.write_text(os.fspath(path), page)
         return page
 
-    def _run_of_page(self) -> AnalysedRun:
-        """Return the run that the page shows."""
-        return analysed_run(self)
+    def _breakdown_of_page(self) -> Breakdown:
+        """Return what the page shows."""
+        return read_breakdown(analysed_run(self))
 
     def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool | None]]:
         """Return heading → cells of its column, with the rows of the CSV report.
@@ -349,7 +351,7 @@ class ModelAnalysis:
         """Return an HTML table of the largest modules for a notebook; runs the model if necessary."""
         from fvflops.reports import notebook
 
-        return notebook.render(read_breakdown(self._run_of_page()))
+        return notebook.render(self._breakdown_of_page())
 
     def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
         """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""

@@ -14,7 +14,9 @@ from fvflops.counting.timing import BY_OWNER, read_times
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.trace import Counts, Entry, Status, Trace
 from fvflops.trace.module_tree import ModuleTree
+from fvflops.trace.timeline import Timeline
 from fvflops.views.analysed_run import AnalysedRun, describe_run
+from fvflops.views.run_views import MemoryCurve, Peaks
 
 # Time of a module outside of ops: Python, and hooks.
 BETWEEN_OPS = "(between ops)"
@@ -62,7 +64,8 @@ class Breakdown:
 
     `measures` maps a key ("flops", "macs", "activations", "parameters", "bytes", "calls", "time" ...) to its measure,
     in the order in which they are shown. `ledger`, `unknown_elements`, `unknown_places` and `about` are those of a
-    Summary.
+    Summary. `name` is the model as the user named it, such as "timm:resnet50", "" for its class. `timeline` has the
+    calls of a timed run, `memory` the memory after each op, `peaks` those of the device whose roofline is of interest.
     """
 
     modules: ModuleTree
@@ -71,6 +74,14 @@ class Breakdown:
     unknown_elements: Mapping[str, int] = field(default_factory=dict)
     unknown_places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    timeline: Timeline | None = None
+    memory: MemoryCurve | None = None
+    peaks: Peaks | None = None
+
+    def title(self) -> str:
+        """Return the model's name, else its class."""
+        return self.name or self.modules.root.class_name or "model"
 
 
 def read_breakdown(run: AnalysedRun) -> Breakdown:

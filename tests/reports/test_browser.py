@@ -64,10 +64,10 @@ def show(browser, tmp_path) -> Iterator[Any]:
 
 
 def widths(page: Any) -> dict[str, float]:
-    """Return the drawn modules, by the last line of their paths, and their widths in percent."""
+    """Return the drawn modules by path, with their widths in percent."""
     return page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".icicle .cell.module")].map(
-            (cell) => [cell.title.split("\\n")[0], parseFloat(cell.style.width)]))"""
+            (cell) => [cell.dataset.path, parseFloat(cell.style.width)]))"""
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fvflops.analysis import FlopCountAnalysis
@@ -34,7 +35,7 @@ from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.patterns import expand_names
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
-from fvflops.views.breakdown import read_breakdown
+from fvflops.views.breakdown import Breakdown, read_breakdown
 from fvflops.views.call_rows import CALL_COLUMNS, CALL_VIEWS
 from fvflops.views.ranking import check_sort
 from fvflops.views.summary import column_metrics, make_summary, with_columns
@@ -99,6 +100,8 @@ def _count_one(arguments: argparse.Namespace) -> int:
         write_report(call_report(flops, arguments.by, depth=arguments.depth), arguments)
         return 0
     source = _SOURCES[report.source](flops)
+    if isinstance(source, Breakdown):
+        source = replace(source, name=arguments.model)
     content = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
     write(content if isinstance(content, bytes) else "".join(content), arguments.output)
     return 0

@@ -19,6 +19,7 @@ from fvflops.capture.instrument.module_clock import time_modules
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
+from fvflops.counting import build_timeline
 from fvflops.counting.timing import Times, read_times
 from fvflops.features.profiling.compute import fit_ops, measure_rows
 from fvflops.features.profiling.model import Profile
@@ -32,7 +33,8 @@ from fvflops.reports.formats import write_document
 from fvflops.text import require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
-from fvflops.views.analysed_run import AnalysedRun, describe_run
+from fvflops.views.analysed_run import describe_run
+from fvflops.views.breakdown import Breakdown, read_breakdown
 from fvflops.views.call_selection import select_calls
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
@@ -172,10 +174,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         salvaged._load(self._finish(self._measured))
         return salvaged
 
-    def _run_of_page(self) -> AnalysedRun:
-        """Return the run with the times that the tables show."""
+    def _breakdown_of_page(self) -> Breakdown:
+        """Return the counts with the times that the tables show, and the calls of the instrumented runs."""
         run = analysed_run(self)
-        return replace(run, trace=self._clock(run.trace))
+        timeline = build_timeline(run.trace, self._cost_model())
+        return replace(read_breakdown(replace(run, trace=self._clock(run.trace))), timeline=timeline)
 
     def _measure_rows(self, trace: Trace, device: str | Device | None) -> Profile:
         bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")

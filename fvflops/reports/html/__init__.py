@@ -1,4 +1,7 @@
-"""An interactive HTML page in one file, with a zoomable plot of the module tree."""
+"""An interactive HTML page in one file, with a zoomable plot of the module tree.
+
+`render(breakdown)` makes the page of one model, `render_comparison(first, second)` that of two, opened as a comparison.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import hashlib
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
 
+from fvflops.reports.html.run_data import measured_memory, write_memory, write_peaks, write_timeline
+from fvflops.reports.html.script import join_scripts
 from fvflops.reports.names import printable
 from fvflops.trace import PHASES
 from fvflops.trace.module_tree import modules_above
@@ -33,14 +38,33 @@ def render(breakdown: Breakdown) -> Iterator[str]:
     >>> page.count("</script>"), "\\\\u003c/script>" in page
     (2, True)
     """
-    title = printable(breakdown.modules.root.class_name) or "model"
-    style, script = _read("report.css"), _read("report.js")
+    yield from _render_page(breakdown.title(), [breakdown])
+
+
+def render_comparison(first: Breakdown, second: Breakdown) -> Iterator[str]:
+    """Yield the text of a page that compares two models, such as a model before and after a change.
+
+    Each is titled by its `name`: its source, or source and revision. Modules are matched by name.
+
+    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> net = ModuleTree({"": ModuleInfo("", "", "Net")})
+    >>> before, after = (Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): n})}, name=f"v{n}:net") for n in (1, 2))
+    >>> "<title>v1:net → v2:net · fvflops</title>" in "".join(render_comparison(before, after))
+    True
+    """
+    return _render_page(f"{first.title()} → {second.title()}", [first, second])
+
+
+def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
+    style, script = _read("report.css"), join_scripts()
+    first, *others = map(write_data, breakdowns)
     parts = {
-        "title": escape(title[:200]),
+        "title": escape(printable(title)[:200]),
         "policy": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'",
         "style": style,
         "script": script,
-        "data": write_data(breakdown),
+        "data": first,
+        "other": "".join(f'<script type="application/json" id="data-other">{data}</script>\n' for data in others),
     }
     # One pass over the template: inserted text is not scanned for placeholders.
     for index, piece in enumerate(_PLACEHOLDER.split(_read("template.html"))):
@@ -50,6 +74,7 @@ def render(breakdown: Breakdown) -> Iterator[str]:
 def write_data(breakdown: Breakdown) -> str:
     """Return the data of the page as JSON without `<`, so that no name can end its script element.
 
+    `timeline`, `memory` and `peaks` are as returned by `fvflops.reports.html.run_data`, and missing where unknown.
     Names are printable. `modules` is in columns: the index of the parent, and indexes into `strings` of name, class and
     description. `rows` is in columns too: the indexes of module, phase and operator. Each measure has a value for every
     row, or the indexes of the rows for which it has a value.
@@ -64,6 +89,7 @@ def write_data(breakdown: Breakdown) -> str:
     record = {
         "format": FORMAT,
         "schema": SCHEMA,
+        "title": printable(" ".join(breakdown.title().split())),
         "about": {printable(key): printable(" ".join(text.split())) for key, text in breakdown.about.items()},
         "modules": modules,
         "phases": phases,
@@ -84,10 +110,26 @@ def write_data(breakdown: Breakdown) -> str:
             for op, locations in breakdown.unknown_places.items()
         },
         "strings": list(strings),
+        **_write_run(breakdown, modules["index"]),
     }
     del modules["index"]
     text = json.dumps(record, allow_nan=False, separators=(",", ":"), default=int)
     return text.replace("<", "\\u003c")
+
+
+def _write_run(breakdown: Breakdown, modules: Mapping[str, int]) -> dict[str, Any]:
+    """Return the data of the views beside the plot of the modules."""
+    timeline, memory, peaks = breakdown.timeline, breakdown.memory, breakdown.peaks
+    if memory is None and timeline is not None:
+        memory = measured_memory(timeline)
+    parts: dict[str, Any] = {}
+    if timeline is not None and "time" in timeline.weights and timeline.spans:
+        parts["timeline"] = write_timeline(timeline, modules)
+    if memory is not None:
+        parts["memory"] = write_memory(memory, modules)
+    if peaks is not None:
+        parts["peaks"] = write_peaks(peaks)
+    return parts
 
 
 def _write_modules(breakdown: Breakdown, strings: dict[str, int]) -> dict[str, Any]:
@@ -134,4 +176,4 @@ def _digest(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-__all__ = ["FORMAT", "SCHEMA", "render", "write_data"]
+__all__ = ["FORMAT", "SCHEMA", "render", "render_comparison", "write_data"]

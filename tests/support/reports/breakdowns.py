@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
@@ -79,10 +81,14 @@ def break_hostile_down() -> Breakdown:
     )
 
 
-def break_large_down(blocks: int = 100, layers: int = 499) -> Breakdown:
-    """Return a net of blocks of layers, 50,000 modules below the root unless other numbers are given."""
+def break_large_down(blocks: int = 100, layers: int = 499, *, equal: bool = False) -> Breakdown:
+    """Return a net of blocks of layers, 50,000 modules below the root unless other numbers are given.
+
+    Unless they are to be `equal`, each block and each layer differs from the next.
+    """
     names = [
         name for block in range(blocks) for name in (f"b{block}", *(f"b{block}.l{layer}" for layer in range(layers)))
     ]
-    flops = {Cell(name, "forward", "linear"): 7 for name in names if "." in name}
+    odd = (lambda name: 0) if equal else (lambda name: sum(int(number) % 2 for number in re.findall(r"\d+", name)))
+    flops = {Cell(name, "forward", "linear"): 7 + odd(name) for name in names if "." in name}
     return Breakdown(build_tree(*names), {"flops": Measure("FLOPs", flops)})

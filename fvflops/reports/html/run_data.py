@@ -1,0 +1,130 @@
+"""Data of a page's timeline, memory curve and roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from fvflops.reports.names import printable
+from fvflops.trace.timeline import PlacedSpan, Timeline
+from fvflops.views.run_views import MemoryCurve, Peaks
+
+# Limits of what a page holds: the longest calls, and the highest points of a curve.
+MAX_SPANS = 20_000
+MAX_POINTS = 1_500
+
+
+class Interned:
+    """Texts by index, in the order in which they were first given."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, int] = {}
+
+    def index(self, text: str) -> int:
+        """Return the index of a text."""
+        return self._indexes.setdefault(printable(text), len(self._indexes))
+
+    def texts(self) -> list[str]:
+        """Return all texts."""
+        return list(self._indexes)
+
+
+def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, Any]:
+    """Return the calls of a timed run in columns, parents before children; times are in ns from the first call.
+
+    `label` indexes `labels` for an op or a function, and is -1 for a call of `module`, an index of the page's modules.
+    `track` numbers threads and ranks. `hidden` is the number of calls that are omitted, the shortest ones.
+    """
+    placed = [piece for piece in timeline.layout("time") if piece.end > piece.start]
+    shown = _longest(placed)
+    origin = min((piece.start for piece in shown), default=0)
+    labels, phases, tracks = Interned(), Interned(), dict[tuple[int, int], int]()
+    columns: dict[str, list[int]] = {
+        key: [] for key in ("label", "module", "phase", "track", "depth", "start", "duration")
+    }
+    for span, start, end in shown:
+        callee = timeline.callees[span.callee]
+        is_module = callee.frame is not None and callee.kind == "module"
+        owner = callee.name if is_module else _owner(timeline, span.stack)
+        row = (
+            -1 if is_module else labels.index(callee.name.removeprefix("aten::")),
+            modules.get(owner, 0),
+            phases.index(span.phase),
+            tracks.setdefault(span.track, len(tracks)),
+            span.depth,
+            start - origin,
+            end - start,
+        )
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+    names = [f"rank {rank}, thread {thread}" if rank else f"thread {thread}" for rank, thread in tracks]
+    hidden = len(placed) - len(shown)
+    return {**columns, "labels": labels.texts(), "phases": phases.texts(), "tracks": names, "hidden": hidden}
+
+
+def _longest(placed: Sequence[PlacedSpan]) -> Sequence[PlacedSpan]:
+    """Return the longest calls; a call is at least as long as those inside of it, which are dropped first."""
+    if len(placed) <= MAX_SPANS:
+        return placed
+    shortest = sorted((piece.end - piece.start for piece in placed), reverse=True)[MAX_SPANS]
+    return [piece for piece in placed if piece.end - piece.start > shortest]
+
+
+def _owner(timeline: Timeline, stack: int) -> str:
+    frames = [timeline.frames[index] for index in timeline.stacks[stack]]
+    return next((frame.name for frame in reversed(frames) if frame.kind == "module"), "")
+
+
+def measured_memory(timeline: Timeline) -> MemoryCurve | None:
+    """Return the memory after each op of a run in which it was measured, None without.
+
+    >>> measured_memory(Timeline((), (), (), {}))
+    """
+    spans = [span for span in timeline.spans or () if span.memory_after is not None]
+    ops = [span for span in spans if timeline.callees[span.callee].frame is None]
+    if not any(span.memory_after for span in ops):
+        return None
+    return MemoryCurve(
+        {"allocated": [max(span.memory_after or 0, span.memory_peak or 0) for span in ops]},
+        [timeline.callees[span.callee].name for span in ops],
+        [_owner(timeline, span.stack) for span in ops],
+        [span.phase for span in ops],
+        measured=True,
+    )
+
+
+def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, Any]:
+    """Return a curve of at most MAX_POINTS points: of each of as many parts of the run, the one with the largest total.
+
+    `at` has the number of each point's op in the run of `ops` ops.
+
+    >>> curve = MemoryCurve({"all": [1, 3, 2]}, ["aten::mm"] * 3, [""] * 3, ["forward"] * 3)
+    >>> write_memory(curve, {"": 0})["layers"]
+    [['all', [1, 3, 2]]]
+    """
+    totals = curve.totals()
+    count = min(len(totals), MAX_POINTS)
+    starts = [len(totals) * index // count for index in range(count + 1)] if count else []
+    points = [max(range(start, end), key=totals.__getitem__) for start, end in pairwise(starts)]
+    labels, phases = Interned(), Interned()
+    return {
+        "layers": [
+            [printable(name), [values[point] for point in points]]
+            for name, values in curve.layers.items()
+            if any(values)
+        ],
+        "at": points,
+        "ops": len(totals),
+        "label": [labels.index(curve.ops[point].removeprefix("aten::")) for point in points],
+        "module": [modules.get(curve.modules[point], 0) for point in points],
+        "phase": [phases.index(curve.phases[point]) for point in points],
+        "labels": labels.texts(),
+        "phases": phases.texts(),
+        "measured": curve.measured,
+    }
+
+
+def write_peaks(peaks: Peaks) -> dict[str, Any]:
+    """Return the peaks of a device."""
+    return {"device": printable(peaks.device), "bandwidth": peaks.bandwidth, "flops": dict(peaks.flops)}

@@ -1,0 +1,72 @@
+"""The script of the page, joined from the modules in `scripts/`."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from functools import cache
+from importlib.resources import files
+
+ENTRY = "page/start.js"
+_IMPORT = re.compile(r'^import \{ (.+) \} from "(.+)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULTILINE)
+
+
+@cache
+def join_scripts(entry: str = ENTRY, result: str = "") -> str:
+    """Return one script: a module of `scripts/`, after the modules that it imports.
+
+    A module becomes a function that returns what it exports, so that its other names stay its own. `result` is an
+    expression over `modules`, which maps the path of a module to its exports, that the script evaluates to.
+
+    >>> script = join_scripts("base/numbers.js", 'modules["base/numbers.js"].short(12e9)')
+    >>> script.splitlines()[0], "export" in script
+    ('"use strict";', False)
+    """
+    parts = [_wrap(name) for name in order_modules(entry)]
+    end = f"return {result};\n" if result else ""
+    return f'"use strict";\n(() => {{\nconst modules = {{}};\n{"".join(parts)}{end}}})();\n'
+
+
+def order_modules(entry: str = ENTRY) -> list[str]:
+    """Return the paths of a module and of all that it imports, each after its own imports.
+
+    A cycle raises ValueError.
+
+    >>> order_modules("base/numbers.js")
+    ['base/numbers.js']
+    """
+    ordered: list[str] = []
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise ValueError(f"scripts import each other: {' → '.join((*above, name))}")
+        if name not in ordered:
+            for _, path in _IMPORT.findall(_read(name)):
+                visit(_resolve(path, name), (*above, name))
+            ordered.append(name)
+
+    visit(entry, ())
+    return ordered
+
+
+def _wrap(name: str) -> str:
+    """Return a module as an assignment of its exports."""
+    text = _read(name)
+    exports = ", ".join(match[1] for match in _EXPORT.findall(text))
+    text = _IMPORT.sub(lambda found: _bind(found[1], _resolve(found[2], name)), text)
+    text = _EXPORT.sub(r"\1 \2", text)
+    return f'modules["{name}"] = (() => {{\n{text}return {{ {exports} }};\n}})();\n'
+
+
+def _bind(names: str, module: str) -> str:
+    return f'const {{ {names.replace(" as ", ": ")} }} = modules["{module}"];\n'
+
+
+def _resolve(path: str, importer: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(importer), path))
+
+
+@cache
+def _read(name: str) -> str:
+    return files(__package__).joinpath("scripts", *name.split("/")).read_text(encoding="utf-8")

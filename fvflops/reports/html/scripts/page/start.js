@@ -1,0 +1,82 @@
+// Open the page: read its data and draw all parts.
+import { byId } from "../base/elements.js";
+import { plural } from "../base/numbers.js";
+import { Report } from "../data/report.js";
+import { changed, isRate, keysOf, onChange, reports, view } from "../data/view.js";
+import { differenceTable } from "../tables/differences.js";
+import { moduleTable } from "../tables/modules.js";
+import { operatorTable } from "../tables/operators.js";
+import { drawComparison, listenToFiles } from "./comparison.js";
+import { fillControls, listenToControls } from "./controls.js";
+import { drawAbout, drawLedger } from "./coverage.js";
+import { addPicture, drawPictures, pictures } from "./pictures.js";
+import { listenToTheme } from "./theme.js";
+import { drawTiles } from "./tiles.js";
+import { drawTopCosts } from "./top_costs.js";
+
+const tables = {};
+
+function draw(part) {
+  if (part === "all") drawTiles();
+  drawPictures();
+  drawTopCosts();
+  if (part === "plots") return;
+  if (part === "all") drawComparison(tables.differences);
+  const key = isRate() ? "rate" : "share";
+  if (["share", "rate"].includes(tables.modules.sort.key)) tables.modules.sort = { key, descending: true };
+  tables.modules.draw();
+  if (part === "search") return;
+  tables.operators.draw();
+  byId("operator-label").classList.toggle("active", Boolean(view.operator));
+  byId("phase-label").classList.toggle("active", Boolean(view.phase));
+}
+
+function showPlot() {
+  byId("h-picture").scrollIntoView({ block: "start" });
+}
+
+function openModule(module) {
+  pictures[0].zoomTo(module);
+  showPlot();
+  pictures[0].box.focus({ preventScroll: true });
+}
+
+function openOperator(name) {
+  byId("operator").value = view.operator = view.operator === name ? "" : name;
+  changed();
+  showPlot();
+}
+
+/** Zoom the first plot that has the module. */
+function openPath(path) {
+  const picture = pictures.find((item) => item.report.find(path) !== undefined);
+  picture.zoomTo(picture.report.find(path));
+}
+
+function makeTables() {
+  tables.modules = moduleTable(openModule);
+  tables.operators = operatorTable(openOperator);
+  tables.differences = differenceTable(openPath);
+  byId("module-hint").textContent = `${plural(reports[0].size, "module")}; submodules are included. Click a name to zoom to it.`;
+  byId("operator-hint").textContent = "Click a name to show only that operator in the plot.";
+}
+
+function start() {
+  listenToTheme();
+  const report = new Report(JSON.parse(byId("data").textContent));
+  reports.push(report);
+  const keys = keysOf(report);
+  view.measure = keys.find((key) => report.totals(key, view).total[0] > 0) || keys[0];
+  addPicture(report);
+  makeTables();
+  onChange(draw);
+  fillControls();
+  drawAbout();
+  drawLedger();
+  changed();
+  listenToControls();
+  listenToFiles();
+  performance.mark("fvflops-drawn");
+}
+
+start();

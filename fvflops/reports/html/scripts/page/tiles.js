@@ -1,0 +1,44 @@
+// Totals in each measure, which also select the measure of the plot.
+import { byId, make } from "../base/elements.js";
+import { plural } from "../base/numbers.js";
+import { changed, formatModule, keysOf, reports, titleOf, view } from "../data/view.js";
+
+export function drawTiles() {
+  const [report] = reports;
+  const keys = keysOf(report);
+  const tiles = keys.map((key) => {
+    const chosen = key === view.measure;
+    const note = key === "rate" ? "FLOPs per second of measured time" : report.measures.get(key).note;
+    const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[0];
+    return make(
+      "button",
+      {
+        type: "button",
+        class: "tile",
+        role: "radio",
+        "aria-checked": String(chosen),
+        tabindex: chosen ? "0" : "-1",
+        title: note,
+        "data-key": key,
+        on: { click: () => chooseMeasure(key), keydown: (event) => stepTiles(event, keys) },
+      },
+      make("span", { class: "tile-title" }, titleOf(key)),
+      make("span", { class: "tile-value" }, formatModule(report, key, 0).replace(/ ?FLOP\/s$/, "")),
+      make("span", { class: "tile-note" }, unknown ? `${plural(unknown, "op call")} unsupported` : note),
+    );
+  });
+  byId("tiles").replaceChildren(...tiles);
+}
+
+function stepTiles(event, keys) {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  chooseMeasure(keys[(keys.indexOf(view.measure) + step + keys.length) % keys.length]);
+}
+
+function chooseMeasure(key) {
+  view.measure = key;
+  changed();
+  byId("tiles").querySelector(`[data-key="${key}"]`).focus();
+}
