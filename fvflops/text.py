@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
+from typing import Any
 
 _MAX_PART = 120  # characters of an attribute or class name
+_MAX_VALUE, _MAX_ITEMS = 32, 3  # characters and items of a value in a repr
+_MAX_REPR = 117  # characters within the angle brackets of a repr
 
 
 def printable(name: str) -> str:
@@ -39,6 +43,55 @@ def truncate(text: str, limit: int = 60) -> str:
     ('aten::mm', 61)
     """
     return text if len(text) <= limit else text[:limit] + "…"
+
+
+def short_repr(value: object, subject: str = "", *facts: str) -> str:
+    """Return `<CLASS of SUBJECT: FACTS>` in one line of fewer than 120 characters, without empty facts.
+
+    >>> short_repr([], "Net", "4.09G FLOPs", "", "convention default")
+    '<list of Net: 4.09G FLOPs, convention default>'
+    >>> short_repr([], "", "3 rows"), len(short_repr([], "x" * 900))
+    ('<list: 3 rows>', 119)
+    """
+    head = type(value).__name__ + (f" of {subject}" if subject else "")
+    text = printable(": ".join(filter(None, [head, ", ".join(filter(None, facts))])))
+    return f"<{text}>" if len(text) <= _MAX_REPR else f"<{text[: _MAX_REPR - 1]}…>"
+
+
+def record_repr(record: Any) -> str:
+    """Return a NamedTuple or dataclass with its fields that are no defaults, in one line of fewer than 120 characters.
+
+    >>> from typing import NamedTuple
+    >>> class Row(NamedTuple):
+    ...     model: str
+    ...     flops: int = 0
+    ...     error: str = ""
+    >>> record_repr(Row("net", 24)), len(record_repr(Row("x" * 900)))
+    ("Row(model='net', flops=24)", 43)
+    """
+    names = getattr(record, "_fields", None) or [field.name for field in fields(record) if field.repr]
+    defaults = getattr(record, "_field_defaults", None)
+    if defaults is None:
+        defaults = {field.name: _default_of(field) for field in fields(record)}
+    shown: list[str] = []
+    for name in names:
+        value = getattr(record, name)
+        if name not in defaults or value != defaults[name]:
+            shown.append(f"{name}={_repr_value(value)}")
+    text = f"{type(record).__name__}({', '.join(shown)})"
+    return text if len(text) <= _MAX_REPR + 2 else f"{text[:_MAX_REPR]}…)"
+
+
+def _default_of(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _repr_value(value: Any) -> str:
+    """Return a short repr; of a container with many items only their number."""
+    if isinstance(value, (Sequence, Mapping, Set)) and not isinstance(value, (str, bytes)) and len(value) > _MAX_ITEMS:
+        return f"<{len(value):,} items>"
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 2]}…{text[-1]}"
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

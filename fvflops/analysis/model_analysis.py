@@ -26,6 +26,7 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports import REPORTS
 from fvflops.reports.names import printable_short
+from fvflops.text import short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, describe_run
@@ -347,11 +348,39 @@ class ModelAnalysis:
         picture_bytes = REPORTS[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
         paths.write_bytes(os.fspath(path), picture_bytes)
 
+    def __repr__(self) -> str:
+        """Return one line, without running or counting anything."""
+        from fvflops.analysis.display import list_facts
+
+        table = "" if self._table is None else f"convention {self._table.name}"
+        return short_repr(self, self._name_model(), *list_facts(self._trace, self._counts), table)
+
+    def __str__(self) -> str:
+        """Return a table of the largest modules at 80 columns; runs the model if necessary."""
+        from fvflops.analysis.display import write_table
+
+        with warnings_disabled(self):
+            return write_table(make_summary(with_columns(analysed_run(self))))
+
     def _repr_html_(self) -> str:
-        """Return an HTML table of the largest modules for a notebook; runs the model if necessary."""
+        """Return the interactive page for a notebook; runs the model if necessary."""
         from fvflops.reports import notebook
 
-        return notebook.render(self._breakdown_of_page())
+        with warnings_disabled(self):
+            return notebook.render(self._breakdown_of_page())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return the text that IPython shows."""
+        return {"text/plain": str(self)}
+
+    def _name_model(self) -> str:
+        """Return the class of the model, or the name of a function; "" without a model."""
+        if self._modules is not None:
+            return self._modules.root.class_name
+        model = self._run.model
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            return "" if model is None else type(model).__name__
+        return str(getattr(model, "__name__", type(model).__name__))
 
     def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
         """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
+from fvflops.analysis.display import list_facts
 from fvflops.analysis.model_analysis import estimate_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
@@ -22,6 +24,7 @@ from fvflops.capture.model.model import is_compiled
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable
+from fvflops.text import short_repr
 from fvflops.trace import Counts, ModuleTree, Trace, TraceError
 from fvflops.units import format_quantity
 
@@ -131,6 +134,20 @@ class record(FlopCountAnalysis):
         if error is None and (was_recording or self._unreported) and (self._recorded or self._partial is not None):
             self._call_on_trace_ready()
 
+    def __repr__(self) -> str:
+        if self._session is not None:
+            return short_repr(self, self._name_model(), "recording", format_quantity(self._step, "step"))
+        recorded = format_quantity(len(self._recorded), "step") if len(self._recorded) > 1 else ""
+        known = [] if self._counts is None else list_facts(self._trace, self._counts)
+        state = {"new": "not entered yet", "closed": "" if self._has_results() else "nothing recorded"}
+        return short_repr(self, self._name_model(), recorded, *known, state.get(self._stage, ""))
+
+    def __str__(self) -> str:
+        return super().__str__() if self._has_results() else repr(self)
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() if self._has_results() else f"<pre>{escape(repr(self))}</pre>"
+
     @property
     def steps(self) -> tuple[Trace, ...]:
         """Traces of the complete steps; without any `step()`, everything is one step."""
@@ -231,12 +248,18 @@ class record(FlopCountAnalysis):
 
     def module_tree(self) -> ModuleTree:
         """Return the model's module tree, with owners such as "<before recording>" if any ops count for them."""
-        has_trace = self._session is not None or self._recorded or self._partial is not None
-        if has_trace:
+        if self._has_results():
             return self.trace().modules
         if self._modules is None:
             self._modules = self._make_session().modules
         return self._modules
+
+    def _name_model(self) -> str:
+        model = self._new_session.args[0]
+        return "" if model is None else type(model).__name__
+
+    def _has_results(self) -> bool:
+        return self._session is not None or bool(self._recorded) or self._partial is not None
 
     def counts(self) -> Counts:
         """Return the counts of the recording: every entry, with its op, scope, phase and status."""

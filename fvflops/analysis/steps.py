@@ -9,6 +9,7 @@ from statistics import mean
 
 from fvflops.counting import CostModel, count
 from fvflops.reports.names import printable_short
+from fvflops.text import record_repr, short_repr
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size
 
@@ -35,7 +36,7 @@ class Spread:
         return format_size(self.mean) + (value_range if self.differs else "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PerStep:
     """Cost per step: `total` over all phases, and `phases` by name; a step without a phase counts as 0 there.
 
@@ -53,6 +54,9 @@ class PerStep:
     phases: Mapping[str, Spread]
     unknown: Mapping[str, int]
     each: Sequence[StepCount] = ()
+
+    def __repr__(self) -> str:
+        return short_repr(self, "", str(self))
 
     @property
     def macs(self) -> Spread:
@@ -92,7 +96,7 @@ class PerStep:
         return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StepCount:
     """Cost of one step by phase, and op → calls of the unsupported ops.
 
@@ -103,6 +107,9 @@ class StepCount:
     unknown: Counter[str]
     macs: int = 0
     flops: int = 0
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:

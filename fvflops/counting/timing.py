@@ -6,10 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fvflops.text import short_repr
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
+from fvflops.trace.notebook import write_text_table
+from fvflops.units import format_seconds
 
+_MAX_ROWS = 40  # of a table
 # Phases whose ops run outside of all calls of the module that owns them.
 BY_OWNER = ("backward", "optimizer")
 
@@ -30,7 +34,7 @@ class Timing:
         return Timing(self.calls + other.calls, self.total + other.total, self.own + other.own)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Times:
     """The times of a Trace.
 
@@ -42,6 +46,28 @@ class Times:
 
     modules: Mapping[str, Mapping[str, Timing]]
     operators: Mapping[str, Mapping[str, Timing]]
+
+    def __repr__(self) -> str:
+        phases = [
+            f"{phase} {format_seconds(timings[''].total / 1e9)}"
+            for phase, timings in self.modules.items()
+            if "" in timings
+        ]
+        return short_repr(self, "", *phases)
+
+    def __str__(self) -> str:
+        """Return a table of the operators with the longest time."""
+        sums: dict[str, Timing] = {}
+        for timings in self.operators.values():
+            for op, timing in timings.items():
+                sums[op] = sums.get(op, Timing()) + timing
+        longest = sorted(sums.items(), key=lambda item: -item[1].own)
+        rows = [
+            [op, f"{item.calls:,}", format_seconds(item.total / 1e9), format_seconds(item.own / 1e9)]
+            for op, item in longest[:_MAX_ROWS]
+        ]
+        shown = f"{len(rows)} of {len(longest):,} ops" if len(rows) < len(longest) else ""
+        return write_text_table("", ["op", "calls", "time", "self"], rows, shown)
 
     def of_module(self, name: str = "") -> Timing:
         """Return the time of a module in all phases."""

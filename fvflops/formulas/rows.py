@@ -12,7 +12,7 @@ from fvflops.formulas.language.call import Call
 from fvflops.formulas.language.expression import Expression, ExpressionError
 from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.formulas.yaml_document import Node, make_error
-from fvflops.text import suggest, truncate
+from fvflops.text import record_repr, suggest, truncate
 from fvflops.trace import Status, Value, tensors_in
 
 SHORT_FORMS = ("free", "omitted", "decompose")
@@ -23,7 +23,7 @@ _FLAGS = {"true": True, "false": False}
 _STATUSES = {"free": Status.ZERO_FLOP, "omitted": Status.IGNORED, "decompose": Status.UNSUPPORTED}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Row:
     """A row of a table.
 
@@ -49,6 +49,9 @@ class Row:
     source: str = ""
     example: str = ""
     covers: bool = True
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     @property
     def status(self) -> Status:

@@ -31,6 +31,7 @@ reproduce tools that do not use registered formulas.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,13 +42,18 @@ from fvflops.formulas.rows import Row, cost_of_call, default_label
 from fvflops.formulas.schema import KNOWN_NAMESPACES
 from fvflops.formulas.torch_registry import count_registered
 from fvflops.formulas.yaml_document import TableError
+from fvflops.text import short_repr
 from fvflops.trace import ModuleInfo, RegionSignature, Signature, Status, StopsAt, TensorSpec, Value, tensors_in
+from fvflops.trace.notebook import write_text_table
 from fvflops.trace.signature import packet_of
+from fvflops.units import format_quantity
 
+# Kind of a row → its name in text.
+_KINDS = {"counted": "counted", "free": "zero-FLOP", "omitted": "ignored", "decompose": "counted by the ops inside"}
 FUNCTION_PREFIX = "prim::PythonOp."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FormulaTable:
     """A convention: rows of ops, functions and module classes.
 
@@ -77,6 +83,22 @@ class FormulaTable:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops_at", _stops(self.rows, self.opaque))
+
+    def __repr__(self) -> str:
+        return short_repr(
+            self, self.name, f"{len(self.rows):,} ops", format_quantity(self.multiply_add, "FLOP") + " per MAC"
+        )
+
+    def __str__(self) -> str:
+        """Return the description, and the numbers of ops that are counted, zero-FLOP, ignored and decomposed."""
+        kinds = Counter(row.kind for row in self.rows.values())
+        listed = [
+            ("FLOPs per multiply-add", self.multiply_add),
+            *((f"ops {text}", kinds[kind]) for kind, text in _KINDS.items() if kinds[kind]),
+            ("module classes", len(self.modules)),
+        ]
+        rows = [[text, f"{count:,}"] for text, count in listed]
+        return write_text_table(f"{self.name}: {self.description}".rstrip(": "), ["convention", ""], rows)
 
     def row(self, op: str) -> Row | None:
         """Return the row of an overload, else of the op; for an in-place form, else of the out-of-place op.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from fvflops.text import record_repr
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class SourceOptions:
     """How a model is built and what its inputs are, as plain values that a worker process can be sent.
 
@@ -35,6 +37,9 @@ class SourceOptions:
     denoising_steps: int | None = None
     guidance: bool = False
     unpickle: bool = False
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 DEFAULT_OPTIONS = SourceOptions()

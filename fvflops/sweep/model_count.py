@@ -8,10 +8,11 @@ from typing import Any
 
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.document import Column, number_column, text_column
+from fvflops.text import short_repr
 from fvflops.units import format_bytes, format_parameters, format_seconds, format_short
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelCount:
     """What one model costs; a model that could not be counted has an `error` of one line, and the numbers known so far.
 
@@ -46,6 +47,16 @@ class ModelCount:
     seconds: float = 0.0
     failure: str = ""
     error: str = ""
+
+    def __repr__(self) -> str:
+        shown = [column for column in COLUMNS[1:] if column.key in COSTS and getattr(self, column.key) is not None]
+        costs = [f"{column.show(getattr(self, column.key))} {column.heading}" for column in shown]
+        return short_repr(self, self.model, self.error.partition("\n")[0], *costs)
+
+    def __str__(self) -> str:
+        """Return a line for each value that is known."""
+        known = [(column, getattr(self, column.key)) for column in COLUMNS if getattr(self, column.key)]
+        return "\n".join(f"{column.heading}: {column.show(value)}" for column, value in known)
 
 
 # Why a model has no row of numbers. A killed worker may have been out of memory: the system does not say.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fvflops.text import record_repr, short_repr
+
 if TYPE_CHECKING:
     from fvflops.trace.module_tree import ModuleTree
 
@@ -46,6 +48,9 @@ class OpCall(NamedTuple):
     after: tuple[int, ...] = ()
     line: str = ""
 
+    def __repr__(self) -> str:
+        return record_repr(self)
+
     @property
     def memory_delta(self) -> int | None:
         """Bytes allocated by the call and not freed in it; None where not measured."""
@@ -67,6 +72,9 @@ class LineCount(NamedTuple):
     activations: int | None
     nbytes: int
     unknown: int
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 class ModuleCall(NamedTuple):
@@ -93,9 +101,15 @@ class ModuleCall(NamedTuple):
     nbytes: int
     unknown: int
 
+    def __repr__(self) -> str:
+        return record_repr(self)
+
 
 class OpGraph(NamedTuple):
     """The op calls of a run, linked by `OpCall.after`, and the module tree."""
 
     calls: Sequence[OpCall]
     modules: ModuleTree
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.modules.root.class_name, f"{len(self.calls):,} op calls")

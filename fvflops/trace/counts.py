@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from fvflops.text import record_repr, short_repr
 from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
+from fvflops.trace.notebook import write_text_table
 
 
 class Status(str, Enum):
@@ -22,6 +24,15 @@ class Status(str, Enum):
     ZERO_FLOP = "free"
     IGNORED = "omitted"
     UNSUPPORTED = "unknown"
+
+
+_STATUS_NAMES = {
+    Status.COUNTED: "counted",
+    Status.ZERO_FLOP: "zero-FLOP",
+    Status.IGNORED: "ignored",
+    Status.UNSUPPORTED: "unsupported",
+}
+_MAX_ROWS = 40  # of a table
 
 
 class Entry(NamedTuple):
@@ -48,13 +59,16 @@ class Entry(NamedTuple):
     group: str = ""
     recomputed: int = 0
 
+    def __repr__(self) -> str:
+        return record_repr(self)
+
     @property
     def other_flops(self) -> int:
         """FLOPs that are no multiply-adds, of counts of flops; the result of a handle, which is not split, is in it."""
         return self.flops if self.macs or self.flops else self.value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Counts:
     """The entries of one metric over one trace, and their sums.
 
@@ -72,6 +86,25 @@ class Counts:
     metric: str
     modules: ModuleTree
     entries: tuple[Entry, ...]
+
+    def __repr__(self) -> str:
+        calls = sum(entry.calls for entry in self.entries)
+        return short_repr(self, self.modules.root.class_name, f"{self.total():,} {self.metric}", f"{calls:,} op calls")
+
+    def __str__(self) -> str:
+        """Return a table of the operators, the largest first."""
+        calls: Counter[tuple[str, str]] = Counter()
+        values: Counter[tuple[str, str]] = Counter()
+        for entry in self.entries:
+            key = entry.label, _STATUS_NAMES[entry.status]
+            calls[key] += entry.calls
+            values[key] += entry.value
+        largest = sorted(calls, key=lambda key: (-values[key], -calls[key], key))
+        rows = [[*key, f"{calls[key]:,}", f"{values[key]:,}"] for key in largest[:_MAX_ROWS]]
+        shown = f"{len(rows)} of {len(calls):,} operators; " if len(rows) < len(calls) else ""
+        caption = f"{self.metric} of {self.modules.root.class_name}"
+        headings = ["operator", "status", "calls", self.metric]
+        return write_text_table(caption, headings, rows, f"{shown}total {self.total():,}", text_columns=2)
 
     def of_scope(self, scope: tuple[str, ...], ancestors: str) -> Iterator[str]:
         """Yield once each module that an entry of this scope counts for."""

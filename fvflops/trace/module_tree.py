@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fvflops.text import nearest
+from fvflops.text import nearest, short_repr
 from fvflops.trace.spec import TensorSpec, Value, decode_value, encode_value
 
 
@@ -47,7 +47,7 @@ class ModuleInfo:
     children: tuple[tuple[str, str | None], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModuleTree:
     """All module paths of a model, root first, parents before children, a shared module under each of its paths.
 
@@ -57,6 +57,10 @@ class ModuleTree:
     """
 
     by_name: Mapping[str, ModuleInfo]
+
+    def __repr__(self) -> str:
+        root = self.by_name.get("")
+        return short_repr(self, "" if root is None else root.class_name, f"{len(self.by_name):,} modules")
 
     @property
     def root(self) -> ModuleInfo:

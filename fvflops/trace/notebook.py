@@ -1,15 +1,48 @@
-"""Small HTML tables for `_repr_html_`, with escaped names and without scripts."""
+"""Small tables for `print` and `_repr_html_`, with escaped names and without scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from textwrap import fill
 
-from fvflops.text import printable
+from fvflops.text import printable, truncate
 
 # Longer text is truncated to the second length, so that truncation hides a substantial part.
 _MAX_LENGTH = 160
 _TRUNCATED_LENGTH = 80
+_WIDTH = 80  # of plain text
+_MAX_CELL = 40  # characters in a column of plain text
+
+
+def write_text_table(
+    caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = "", text_columns: int = 1
+) -> str:
+    """Return the table of `write_notebook_table` as text of 80 columns if there are few columns.
+
+    >>> print(write_text_table("Net", ["Op", "calls"], [["aten::mm", "12"]], note="12 calls"))
+    Net
+    <BLANKLINE>
+    Op        calls
+    --------  -----
+    aten::mm     12
+    <BLANKLINE>
+    12 calls
+    """
+    shown = [[truncate(printable(cell), _MAX_CELL - 1) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index < text_columns else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (headings, ["-" * width for width in widths], *shown)
+    ]
+    return "\n\n".join(filter(None, [_fill(caption), "\n".join(lines), _fill(note)]))
+
+
+def _fill(text: str) -> str:
+    return fill(printable(text), _WIDTH, break_on_hyphens=False)
 
 
 def write_notebook_table(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fvflops.text import short_repr
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.signature import RegionSignature, Signature, packet_of
 
@@ -70,7 +71,7 @@ class Storage(NamedTuple):
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StopsAt:
     """The composite ops and regions that a recording does not decompose.
 
@@ -87,6 +88,9 @@ class StopsAt:
 
     names: frozenset[str] = frozenset()
     everything: bool = False
+
+    def __repr__(self) -> str:
+        return short_repr(self, "", f"{'all but ' * self.everything}{len(self.names):,} names")
 
     def __contains__(self, name: str) -> bool:
         return (name in self.names or packet_of(name) in self.names) != self.everything

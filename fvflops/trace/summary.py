@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fvflops.text import short_repr
 from fvflops.trace.module_tree import ModuleTree
+from fvflops.trace.notebook import write_text_table
+
+_MAX_ROWS, _MAX_COLUMNS = 40, 3  # of a table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Summary:
     """One analysed model, ready for a report.
 
@@ -35,6 +39,21 @@ class Summary:
     unknown_places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        totals = [f"{column.get('', 0):,} {heading}" for heading, column in self.columns.items()]
+        return short_repr(self, self.modules.root.class_name, *totals)
+
+    def __str__(self) -> str:
+        """Return a table of the model and of its direct children; `fvflops.reports.REPORTS` has the whole one."""
+        headings = list(self.columns)[:_MAX_COLUMNS]
+        names = [module.name for module in self.modules.modules() if "." not in module.name]
+        rows = [
+            [self.label(name) or "model", *(f"{self.columns[heading].get(name, 0):,}" for heading in headings)]
+            for name in names[:_MAX_ROWS]
+        ]
+        shown = f"{len(rows):,} of {len(names):,} modules" if len(rows) < len(names) else ""
+        return write_text_table(self.modules.root.class_name, ["module", *headings], rows, shown)
 
     def label(self, module: str) -> str:
         """Return the text shown for a module: its name, or the label of a collapsed row."""

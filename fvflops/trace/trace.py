@@ -7,8 +7,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from fvflops.text import short_repr
 from fvflops.trace import codec
-from fvflops.trace.notebook import write_notebook_table
+from fvflops.trace.notebook import write_notebook_table, write_text_table
 from fvflops.trace.records import PHASES, Region, RunInfo, TraceError, TraceFields
 from fvflops.trace.signature import RegionSignature, Signature
 
@@ -19,7 +20,7 @@ _Calls = Counter[tuple[int, int, str]]
 T = TypeVar("T", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Trace(TraceFields):
     """One run of a model as plain data, without tensors.
 
@@ -73,20 +74,41 @@ class Trace(TraceFields):
         """Return the same trace without its ordered events and storages."""
         return replace(self, events=None, storages=(), lines=())
 
+    def __repr__(self) -> str:
+        """Return one line; the fields of a Trace are those of a whole run."""
+        calls = f"{sum(self.calls.values()):,} op calls in {len(self.modules.by_name):,} modules"
+        state = "" if self.complete else "incomplete"
+        return short_repr(self, self.modules.root.class_name, calls, " and ".join(self._list_phases()), state)
+
+    def __str__(self) -> str:
+        return write_text_table(*self._list_ops())
+
     def _repr_html_(self) -> str:
         """Return an HTML table of the most frequent ops: calls by phase."""
+        return write_notebook_table(*self._list_ops())
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Return the text that IPython shows."""
+        return {"text/plain": str(self)}
+
+    def _list_phases(self) -> list[str]:
+        recorded = {phase for _, _, phase in self.calls}
+        return [phase for phase in PHASES if phase in recorded]
+
+    def _list_ops(self) -> tuple[str, list[str], list[list[str]], str]:
+        """Return caption, headings, rows and note of a table of the most frequent ops."""
         calls: Counter[str] = Counter()
         by_phase: Counter[tuple[str, str]] = Counter()
         for (index, _, phase), count in self.calls.items():
             op = self.signatures[index].op
             calls[op] += count
             by_phase[op, phase] += count
-        phases = [phase for phase in PHASES if any(phase == recorded for _, _, recorded in self.calls)]
+        phases = self._list_phases()
         rows = [[op, *(f"{by_phase[op, phase]:,}" for phase in phases)] for op, _ in calls.most_common(_MAX_ROWS)]
         shown = f"{_MAX_ROWS} of {len(calls):,} ops; " if len(calls) > _MAX_ROWS else ""
         incomplete = "" if self.complete else "; incomplete, the run raised"
         note = f"{shown}{sum(calls.values()):,} calls in {len(self.modules.by_name):,} modules{incomplete}"
-        return write_notebook_table(f"Trace of {self.modules.root.class_name}", ["Op", *phases], rows, note=note)
+        return f"Trace of {self.modules.root.class_name}", ["Op", *phases], rows, note
 
     def to_json(self) -> str:
         """Return the trace as JSON text, which `Trace.from_json` reads; events are in columnar form."""

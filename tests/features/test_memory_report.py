@@ -74,7 +74,7 @@ def test_the_chart_has_the_peak_and_the_phases():
 
 def test_files_and_texts(tmp_path):
     timeline = predict()
-    assert str(timeline) == write_document(timeline.report())
+    assert str(timeline) == write_document(timeline.report(), width=80)
     page = timeline.to_html(tmp_path / "memory.html")
     assert (tmp_path / "memory.html").read_text(encoding="utf-8") == page and page.count("<svg ") == 1
     timeline.to_picture(tmp_path / "memory.svg")

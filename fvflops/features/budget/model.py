@@ -8,6 +8,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from fvflops.counting.metrics import METRICS
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr
 
 # Keys besides the metrics: the predicted peak memory in bytes, and the number of unsupported ops.
 OTHER_KEYS = ("memory", "unknown")
@@ -36,7 +38,7 @@ class Limit(NamedTuple):
         return (abs(over) if self.exact else over) <= self.value * self.tolerance
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Budget:
     """The limits of one model by metric, and the FLOPs by module and operator that --update recorded."""
 
@@ -45,6 +47,9 @@ class Budget:
     table: str | None = None
     modules: Mapping[str, int] = field(default_factory=dict)
     operators: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 class CheckResult(NamedTuple):
@@ -72,13 +77,15 @@ class FlopsChange(NamedTuple):
         return self.after - self.before
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class BudgetReport(Displayed):
     """The result of checking a model against its budget.
 
     `modules` and `operators` are those whose FLOPs changed since the budget recorded them, the largest increase first;
     a module's FLOPs include its submodules'. `unknown` maps each unsupported op to its number of calls.
     """
+
+    _report = "fvflops.features.budget.report:budget_report"
 
     name: str
     table: str
@@ -86,6 +93,11 @@ class BudgetReport:
     modules: tuple[FlopsChange, ...] = ()
     operators: tuple[FlopsChange, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        failed = [result.limit.metric for result in self.results if not result.passed]
+        state = f"differs in {', '.join(failed)}" if failed else "within its budget"
+        return short_repr(self, self.name, state)
 
     @property
     def passed(self) -> bool:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.process_group import ProcessGroupSpec
+from fvflops.units import format_bytes, format_quantity
 
 Key = TypeVar("Key")
 
@@ -48,6 +51,9 @@ class Transfer(NamedTuple):
     phase: str
     volume: Volume
 
+    def __repr__(self) -> str:
+        return record_repr(self)
+
 
 class CollectiveKey(NamedTuple):
     """What a report's row sums up: a collective on groups of one mesh axis (or name) and size, with one dtype."""
@@ -58,8 +64,8 @@ class CollectiveKey(NamedTuple):
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class Communication:
+@dataclass(frozen=True, slots=True, repr=False)
+class Communication(Displayed):
     """The transfers of one rank, and their sums; `unknown` maps each unsupported communication op to its calls.
 
     >>> op, group = "c10d::allreduce_", ProcessGroupSpec("0", 2)
@@ -68,8 +74,17 @@ class Communication:
     {CollectiveKey(collective='all_reduce', axis='0', size=2, dtype='float32'): Volume(calls=2, payload=16, wire=16)}
     """
 
+    _report = "fvflops.features.communication.report:communication_report"
+
     transfers: tuple[Transfer, ...]
     unknown: Mapping[str, int] = field(default_factory=Counter)
+
+    def __repr__(self) -> str:
+        total = self.total()
+        wire = "" if total.wire is None else f"{format_bytes(total.wire)} on the wire"
+        return short_repr(
+            self, "", format_quantity(total.calls, "call"), f"payload {format_bytes(total.payload)}", wire
+        )
 
     def total(self) -> Volume:
         """Return the sum over all transfers."""

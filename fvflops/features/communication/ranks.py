@@ -12,7 +12,10 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.formulas import FormulaTable
+from fvflops.reports.display import Displayed
+from fvflops.text import short_repr
 from fvflops.trace import Trace
+from fvflops.units import format_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ class ByRank:
         return max(self.by_rank.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+@dataclass(frozen=True, slots=True, repr=False)
+class Ranks(Displayed):
     """The aggregated Traces of several ranks, by global rank.
 
     >>> import torch, fvflops
@@ -54,7 +57,13 @@ class Ranks:
     (ByRank(by_rank={0: 6, 1: 6}), True)
     """
 
+    _report = "fvflops.features.communication.report:ranks_report"
+
     traces: Mapping[int, Trace]
+
+    def __repr__(self) -> str:
+        calls = sum(sum(trace.calls.values()) for trace in self.traces.values())
+        return short_repr(self, "", format_quantity(len(self.traces), "rank"), f"{format_quantity(calls, 'op call')}")
 
     def flops(self, module_name: str = "", *, table: str | FormulaTable = "default") -> ByRank:
         """Return the FLOPs of each rank in a module, 0 where a rank lacks it.

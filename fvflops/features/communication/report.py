@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fvflops.features.communication.model import Communication
+from fvflops.features.communication.ranks import Ranks
 from fvflops.reports.document import Document, Part, Table, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, printable_short
@@ -27,7 +28,7 @@ def render(communication: Communication) -> str:
     >>> print(render(Communication(())))
     No communication.
     """
-    return write_document(Document("communication", parts=communication_parts(communication)))
+    return write_document(communication_report(communication))
 
 
 def communication_parts(communication: Communication) -> list[Part]:
@@ -38,3 +39,22 @@ def communication_parts(communication: Communication) -> list[Part]:
     if communication.unknown:
         parts.append(f"Unsupported, so not in the bytes: {list_ops(communication.unknown)}.")
     return parts if rows or communication.unknown else [*parts, "No communication."]
+
+
+def communication_report(communication: Communication) -> Document:
+    """Return the report of one rank's communication."""
+    return Document("communication", parts=communication_parts(communication))
+
+
+def ranks_report(ranks: Ranks) -> Document:
+    """Return a row for each rank: its FLOPs, its MACs and what it sends."""
+    columns = (
+        number_column("rank", form=str),
+        number_column("flops", "FLOPs"),
+        number_column("macs", "MACs"),
+        *_COLUMNS[-3:],
+    )
+    flops, macs, sent = ranks.flops().by_rank, ranks.macs().by_rank, ranks.communication()
+    rows = [(rank, flops[rank], macs[rank], *sent[rank].total()) for rank in ranks.traces]
+    note = "Convention: default (1 FLOP per multiply-add)."
+    return Document("ranks", parts=[Table("ranks", columns, rows, noun="rank", notes=[note])])

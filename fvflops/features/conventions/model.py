@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fvflops.text import suggest
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr, suggest
+from fvflops.units import format_short
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ConventionTotal:
     """The count by one convention: multiply_add * macs + flops in total; `unknown` are the unsupported ops."""
 
@@ -18,6 +20,9 @@ class ConventionTotal:
     macs: int
     flops: int
     unknown: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     @property
     def total(self) -> int:
@@ -46,8 +51,8 @@ class Difference:
     calls: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Displayed):
     """The totals of one model by several conventions, and the differences of each pair.
 
     `subject` describes the inputs. `differences` maps the names of a first and a second convention to the reasons,
@@ -55,10 +60,16 @@ class Comparison:
     Trace cannot be counted.
     """
 
+    _report = "fvflops.features.conventions.report:comparison_report"
+
     subject: str
     totals: Mapping[str, ConventionTotal]
     differences: Mapping[tuple[str, str], tuple[Difference, ...]]
     left_out: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        totals = [f"{name} {format_short(item.total)}" for name, item in self.totals.items()]
+        return short_repr(self, "", *totals)
 
     def between(self, first: str, second: str) -> tuple[Difference, ...]:
         """Return the reasons why a second convention differs from a first; a name not compared raises KeyError."""

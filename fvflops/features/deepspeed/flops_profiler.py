@@ -25,7 +25,7 @@ from fvflops.features.deepspeed.model import Costs, ModelProfile
 from fvflops.features.deepspeed.report import render, render_top
 from fvflops.features.profiling.profile import ProfileAnalysis
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.text import require_int
+from fvflops.text import require_int, short_repr
 from fvflops.trace import Trace
 from fvflops.units import (
     duration_to_string,
@@ -76,6 +76,10 @@ class FlopsProfiler:
         self._run: record | None = None
         self._active = False
         self._cached: tuple[Trace | None, ModelProfile | None] = (None, None)
+
+    def __repr__(self) -> str:
+        state = "recording" if self._active else "not started" if self._run is None else "stopped"
+        return short_repr(self, type(self._model).__name__, state, f"convention {self._table.name}")
 
     def __enter__(self) -> FlopsProfiler:
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fvflops.text import short_repr
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, modules_above
+from fvflops.units import format_short
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Costs:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelProfile:
     """The profile of one model.
 
@@ -58,6 +60,10 @@ class ModelProfile:
     phases: Mapping[str, Costs] = field(default_factory=dict)
     batches: tuple[int, ...] = ()
     about: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        macs, flops = (format_short(sum(counts.values())) for counts in (self.macs, self.flops))
+        return short_repr(self, self.modules.root.class_name, f"{macs} MACs", f"{flops} FLOPs")
 
     def by_module(self) -> dict[str, Costs]:
         """Return module name → the costs of its forward pass, submodules included.

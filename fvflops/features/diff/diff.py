@@ -17,6 +17,8 @@ from fvflops.features.diff import report
 from fvflops.features.diff.compute import CountedRun, diff_counts
 from fvflops.features.diff.model import ModelDifference
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports.display import Displayed
+from fvflops.reports.document import Document
 from fvflops.trace import Trace
 
 # Key of Trace.about → the note for the report.
@@ -26,13 +28,13 @@ _NOTES = {
 }
 
 
-class PrintedDifference(ModelDifference):
-    """A ModelDifference whose `str()` is the report, and that a notebook shows as Markdown."""
+class PrintedDifference(ModelDifference, Displayed):
+    """A ModelDifference that `print` and a notebook show as its report."""
 
     __slots__ = ()
 
-    def __str__(self) -> str:
-        return report.render(self)
+    def _document(self) -> Document:
+        return report.difference_report(self).ranked(top=report.TOP)
 
     def to_markdown(self) -> str:
         """Return the report in GitHub's Markdown."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
+from fvflops.text import record_repr, short_repr
+from fvflops.units import format_short
+
 MEASURES = ("flops", "macs", "activations", "parameters")
 
 
@@ -57,7 +60,7 @@ class Change(NamedTuple):
         return self.after / self.before if self.before else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class OperatorChange:
     """An operator, by its label, with its costs before and after.
 
@@ -70,12 +73,15 @@ class OperatorChange:
     before: Costs
     after: Costs
 
+    def __repr__(self) -> str:
+        return record_repr(self)
+
     def change(self, measure: str) -> Change:
         """Return the change of one cost, a name in `MEASURES` or "calls"."""
         return Change(getattr(self.before, measure), getattr(self.after, measure))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModuleChange:
     """A module with its costs before and after, without its submodules.
 
@@ -91,6 +97,9 @@ class ModuleChange:
     after: Costs
     operators: tuple[OperatorChange, ...] = ()
     parent_renamed: bool = False
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     @property
     def name(self) -> str:
@@ -121,8 +130,11 @@ class Side(NamedTuple):
     unknown: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return record_repr(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelDifference:
     """Differences between two runs by module and operator; true if there are any.
 
@@ -149,6 +161,11 @@ class ModelDifference:
         for module in self.modules:
             before, after = before.plus(module.before), after.plus(module.after)
         object.__setattr__(self, "_totals", (before, after))
+
+    def __repr__(self) -> str:
+        before, after = self.total()
+        flops = f"FLOPs {format_short(before)} → {format_short(after)}"
+        return short_repr(self, "", flops, f"{len(self.by_module()):,} of {len(self.modules):,} modules differ")
 
     def __bool__(self) -> bool:
         return any(module.kind != "unchanged" for module in self.modules) or bool(self.by_operator())

@@ -17,23 +17,30 @@ from fvflops.features.kernels.sums import KernelAverages, sum_kernels
 from fvflops.features.kernels.trace_reader import TraceEvents, read_events
 from fvflops.features.kernels.work_by_shapes import ShapeCosts
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports.display import Displayed
+from fvflops.text import short_repr
 from fvflops.trace import Trace, TraceError
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotatedTrace:
+@dataclass(frozen=True, slots=True, repr=False)
+class AnnotatedTrace(Displayed):
     """A chrome trace with the modules, MACs, FLOPs and bytes of its events.
 
     `match` has them for each event, `rank` is that of a distributed process, None for any other. FLOPs are 2 per
     multiply-add and all other operations; `table` says which ops count.
     """
 
+    _report = "fvflops.features.kernels.annotation_report:describe_annotation"
+
     path: str
     match: KernelMatch
     table: FormulaTable
     events: TraceEvents
     document: Document
+
+    def __repr__(self) -> str:
+        return short_repr(self, os.path.basename(self.path), self.about()[0])
 
     @property
     def rank(self) -> int | None:

@@ -12,6 +12,7 @@ from fvflops.reports.document import Document, Items, Part, Table, Value, number
 from fvflops.trace.kernel_events import KernelRow
 from fvflops.units import format_percent, format_seconds
 
+_MAX_ROWS = 40  # events of a trace that is printed
 _TRACE_COLUMNS = (
     text_column("trace", "annotated trace", form=os.path.basename),
     number_column("rank", form=str),
@@ -50,6 +51,11 @@ def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: 
     rows = [row for _, trace in traces for row in trace.key_averages() if row.self_flops]
     parts.append(Table("events", _EVENT_COLUMNS, _sum_rows(rows), noun="event"))
     return Document("annotation", subject, parts, main="events")
+
+
+def describe_annotation(trace: AnnotatedTrace) -> Document:
+    """Return the report of one trace that is not saved yet, with its largest events."""
+    return annotation_report([(trace.path, trace)]).ranked(top=_MAX_ROWS)
 
 
 def _row(path: str, trace: AnnotatedTrace) -> list[Value]:

@@ -32,6 +32,7 @@ from fvflops.features.kernels.overlay import overlay_times
 from fvflops.features.kernels.recorded_calls import Work
 from fvflops.features.kernels.sums import KernelAverages, list_stacks, sum_kernels
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.text import short_repr
 from fvflops.torch_internals import ExperimentalConfig, is_profiler_enabled
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
@@ -150,6 +151,15 @@ class KernelProfile:
                 self._end_count(complete=complete and self._step > 0)
             finally:
                 self._stack.close()
+
+    def __repr__(self) -> str:
+        name = "" if self._model is _no_model else type(self._model).__name__
+        if self._run is None:
+            return short_repr(self, name, {"new": "not entered yet", "open": "recording"}.get(self._stage, "no events"))
+        return short_repr(self, name, f"{len(self._run.events):,} events", f"convention {self._table.name}")
+
+    def __str__(self) -> str:
+        return repr(self) if self._run is None else str(self.key_averages())
 
     @property
     def profiler(self) -> torch.profiler.profile:

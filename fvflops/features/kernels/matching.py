@@ -13,6 +13,7 @@ from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.features.kernels.alignment import Item, align
 from fvflops.features.kernels.owners import find_owners
 from fvflops.features.kernels.recorded_calls import NO_WORK, RecordedCall, Work, nest_calls
+from fvflops.text import short_repr
 from fvflops.trace import Status, Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
 
@@ -27,7 +28,7 @@ class CostsByShapes(Protocol):
         """Return the bytes that an event reads and writes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class KernelMatch:
     """A torch.profiler run with the module, the phase and the work of each event.
 
@@ -52,6 +53,10 @@ class KernelMatch:
     trace: Trace | None = None
     total: Work | None = None
     nbytes: Mapping[int, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        matched = f"{len(self.call_of_event):,} matched with ops or modules"
+        return short_repr(self, "", f"{len(self.run.events):,} events", matched)
 
     @property
     def self_flops(self) -> tuple[int | None, ...]:

@@ -9,10 +9,13 @@ from fvflops.features.kernels import report
 from fvflops.features.kernels.kernel_work import divide_work
 from fvflops.features.kernels.matching import KernelMatch
 from fvflops.features.kernels.recorded_calls import Work
+from fvflops.text import short_repr
 from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
+from fvflops.units import format_quantity
 
 # The name of all module calls in the rows; the column "module" distinguishes them.
 MODULE_CALL = "nn.Module call"
+_MAX_ROWS = 40  # of what is printed
 # Characters that separate frames and weights in collapsed stacks, as torch.profiler replaces them.
 _SEPARATORS = str.maketrans(" ;\t\n", "____")
 
@@ -23,6 +26,12 @@ class KernelAverages(list[KernelRow]):
     def __init__(self, rows: Iterable[KernelRow], header: str) -> None:
         super().__init__(rows)
         self._header = header
+
+    def __repr__(self) -> str:
+        return short_repr(self, format_quantity(len(self), "row"), self._header.partition("\n")[0])
+
+    def __str__(self) -> str:
+        return self.table(row_limit=_MAX_ROWS)
 
     def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
         """Return the first `row_limit` rows as text, with `sort_by` the largest first.

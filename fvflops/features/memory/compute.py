@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from fvflops.features.memory.buffers import find_buffers
 from fvflops.features.memory.workspaces import kernels_with_unknown_workspace, workspace_of
-from fvflops.text import require_int
+from fvflops.text import record_repr, require_int, short_repr
 from fvflops.trace import Event, Storage, Trace, TraceError
 from fvflops.trace.module_tree import innermost, modules_above
+from fvflops.units import format_bytes
 
 # Kinds of memory. An activation is created in a forward pass, or in its recompute, and alive when the next backward
 # op runs. Communication buffers are parameters that FSDP2 has gathered, and other tensors that collectives read or
@@ -53,6 +54,9 @@ class Block(NamedTuple):
     begin: int
     end: int | None
 
+    def __repr__(self) -> str:
+        return record_repr(self)
+
 
 class MemoryMoment(NamedTuple):
     """The memory allocated at one event of a run, in bytes.
@@ -70,8 +74,11 @@ class MemoryMoment(NamedTuple):
     by_kind: Counter[str]
     by_module: Counter[str]
 
+    def __repr__(self) -> str:
+        return record_repr(self)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class MemoryTimeline:
     """The memory of a run on one device, at each event of its Trace; all values in bytes.
 
@@ -96,6 +103,12 @@ class MemoryTimeline:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_totals", _sweep(self.blocks, len(self.trace.events or ())))
+
+    def __repr__(self) -> str:
+        unknown = f"{sum(self.unseen.values()):,} kernels with unknown workspace" if self.unseen else ""
+        return short_repr(
+            self, self.trace.modules.root.class_name, f"peak {format_bytes(self.peak)} on {self.device}", unknown
+        )
 
     @property
     def baseline(self) -> int:

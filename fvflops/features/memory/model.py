@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr
+from fvflops.units import format_bytes, format_quantity
+
 
 class MemorySaving(NamedTuple):
     """A change to a training step: its peak memory in bytes, and the FLOPs that it adds, both predicted.
@@ -22,14 +26,19 @@ class MemorySaving(NamedTuple):
     saved: int
     flops: int
 
+    def __repr__(self) -> str:
+        return record_repr(self)
 
-@dataclass(frozen=True, slots=True)
-class MemorySavings:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemorySavings(Displayed):
     """What lowers the peak memory of a training step, the largest saving first.
 
     `peak` is that of the step in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
     lower the peak, `failed` is change → error for those with which the step raises, and `untried` names further ones.
     """
+
+    _report = "fvflops.features.memory.report:savings_report"
 
     peak: int
     flops: int
@@ -38,3 +47,8 @@ class MemorySavings:
     useless: tuple[MemorySaving, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        best = f"at best {format_bytes(min(change.peak for change in self.changes))}" if self.changes else ""
+        changes = format_quantity(len(self.changes), "change")
+        return short_repr(self, "", f"peak {format_bytes(self.peak)}", f"{changes} that lower it", best)

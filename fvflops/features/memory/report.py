@@ -12,6 +12,7 @@ from fvflops import paths
 from fvflops.features.memory.compute import KINDS, Block, MemoryMoment, MemoryTimeline
 from fvflops.features.memory.model import MemorySaving, MemorySavings
 from fvflops.features.memory.plot import draw_memory, memory_chart
+from fvflops.reports.display import Displayed
 from fvflops.reports.document import (
     Chart,
     Column,
@@ -41,13 +42,13 @@ _LAST_NUMBER = re.compile(r"(?<![^.])\d{1,18}((?:\.(?!\d+(?:\.|$))[^.]*)*)$")
 _HEADINGS = {"optimizer state": "optimizer"}
 
 
-class MemoryPrediction(MemoryTimeline):
-    """A MemoryTimeline whose `str()` is its report."""
+class MemoryPrediction(MemoryTimeline, Displayed):
+    """A MemoryTimeline that `print` and a notebook show as its report."""
 
     __slots__ = ()
 
-    def __str__(self) -> str:
-        return write_document(self.report())
+    def _document(self) -> Document:
+        return self.report()
 
     def report(
         self,
@@ -245,6 +246,12 @@ def _label(name: str, labels: Mapping[str, str]) -> str:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def savings_report(savings: MemorySavings) -> Document:
+    """Return what lowers the peak memory of a training step."""
+    parts: list[Part] = [_tabulate_savings(savings)] if savings.changes else [Items("", [*_note(savings)])]
+    return Document("memory_savings", f"Peak memory {format_bytes(savings.peak)}", parts)
 
 
 def _tabulate_savings(savings: MemorySavings) -> Table:

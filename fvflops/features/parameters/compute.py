@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fvflops.features.experts.compute import Routing, read_routing
-from fvflops.features.parameters.model import ParameterCount
+from fvflops.features.parameters.model import ParameterCount, ParameterSummary
 from fvflops.trace import ModuleTree, Trace
 from fvflops.trace.module_tree import add_up
 
 
-def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[str, ParameterCount]:
+def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> ParameterSummary:
     """Return module or parameter name → its count, "" being the model; with a Trace, its active elements too.
 
     Every module has an entry under its canonical name, followed by its direct parameters. A tied parameter counts once,
@@ -29,17 +29,19 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> dict[st
     trainable = add_up(tensors, lambda tensor: tensor.spec.numel if tensor.trainable else 0)
     buffers = add_up(modules.buffers(), lambda tensor: tensor.spec.numel)
     used = {} if routing is None else _sum_used(modules, routing)
-    return {
-        name: ParameterCount(
-            total=total[name],
-            trainable=trainable[name],
-            buffers=buffers[name],
-            **{field: int(sums[name]) for field, sums in used.items()},
-        )
-        for module in modules.modules()
-        for name in (module.name, *(parameter.name for parameter in module.parameters))
-        if name == module.name or name in total
-    }
+    return ParameterSummary(
+        {
+            name: ParameterCount(
+                total=total[name],
+                trainable=trainable[name],
+                buffers=buffers[name],
+                **{field: int(sums[name]) for field, sums in used.items()},
+            )
+            for module in modules.modules()
+            for name in (module.name, *(parameter.name for parameter in module.parameters))
+            if name == module.name or name in total
+        }
+    )
 
 
 def _sum_used(modules: ModuleTree, routing: Routing) -> dict[str, Mapping[str, Any]]:

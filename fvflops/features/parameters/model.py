@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
+from fvflops.text import record_repr, short_repr
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ParameterCount:
     """The elements of one parameter, or of all parameters of a module; a tied parameter counts once.
 
@@ -25,7 +28,21 @@ class ParameterCount:
     unused: int | None = None
     buffers: int = 0
 
+    def __repr__(self) -> str:
+        return record_repr(self)
+
     @property
     def frozen(self) -> int:
         """The elements that require no gradient."""
         return self.total - self.trainable
+
+
+class ParameterSummary(dict[str, ParameterCount]):
+    """Module or parameter name → its count; `print` writes a table."""
+
+    def __repr__(self) -> str:
+        return short_repr(self, "", f"{self[''].total:,} parameters" if "" in self else "", f"{len(self):,} names")
+
+    def __str__(self) -> str:
+        report = importlib.import_module("fvflops.features.parameters.report")  # which imports this module
+        return str(report.render(self)) if "" in self else repr(self)

@@ -9,7 +9,7 @@ from torch import nn
 from fvflops.capture.model.model_index import read_modules
 from fvflops.features.parameters import report
 from fvflops.features.parameters.compute import count_parameters
-from fvflops.features.parameters.model import ParameterCount
+from fvflops.features.parameters.model import ParameterSummary
 from fvflops.trace import Trace
 
 
@@ -20,7 +20,7 @@ class HasTrace(Protocol):
         """Return the recorded Trace."""
 
 
-def parameter_summary(of: nn.Module | Trace | HasTrace) -> dict[str, ParameterCount]:
+def parameter_summary(of: nn.Module | Trace | HasTrace) -> ParameterSummary:
     """Return module or parameter name → its ParameterCount, "" being the model.
 
     A model has `total`, `trainable`, `frozen` and `buffers`. A Trace or an analysis, which records if it has not yet,

@@ -45,8 +45,11 @@ from fvflops.features.planning.pipeline import (
 )
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports.display import Displayed
+from fvflops.text import short_repr
 from fvflops.torch_internals import default_process_group
 from fvflops.trace import Trace
+from fvflops.units import format_parameters
 
 # Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
 # data parallelism (FSDP2), context parallelism, tensor parallelism.
@@ -58,8 +61,8 @@ class PlanError(ValueError):
     """An invalid mesh, rank or program state for a plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankPlan:
+@dataclass(frozen=True, slots=True, repr=False)
+class RankPlan(Displayed):
     """One rank's work in one training step.
 
     `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
@@ -67,6 +70,8 @@ class RankPlan:
     its calls that are estimated, not run, and `left_out` the work of a real step that is not included. `recorded` is
     the part that was run, a step of one microbatch, and `estimated_memory` describes what `memory` adds to it.
     """
+
+    _report = "fvflops.features.planning.report:plan_report"
 
     mesh: Mapping[str, int]
     rank: int
@@ -79,6 +84,11 @@ class RankPlan:
     estimated_memory: EstimatedMemory
     derived: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        mesh = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+        parameters = f"{format_parameters(self.parameters)} of {format_parameters(self.model_parameters)} parameters"
+        return short_repr(self, f"rank {self.rank} on {mesh}", parameters)
 
     @property
     def world(self) -> int:

@@ -7,15 +7,16 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.features.communication.report import communication_parts
 from fvflops.features.planning.plan import RankPlan
-from fvflops.formulas import FormulaTable
+from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import Status
 from fvflops.units import format_thousands
 
 
-def plan_report(plan: RankPlan, table: FormulaTable, *, name: str) -> Document:
+def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
     """Return the FLOPs by a convention, the parameters and the communication of a rank of the model `name`."""
+    table = table or load_table("default")
     flops = plan.flops(table)
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     coordinates = ", ".join(f"{axis} {index}" for axis, index in plan.coordinates.items())
@@ -32,7 +33,7 @@ def plan_report(plan: RankPlan, table: FormulaTable, *, name: str) -> Document:
         *communication_parts(plan.communication()),
         Items("", notes),
     ]
-    title = f"{plain_name(name)} on {mesh}: {rank}"
+    title = f"{plain_name(name or plan.trace.modules.root.class_name)} on {mesh}: {rank}"
     return Document("plan", title, parts, main="communication", data=_encode(plan, flops, table.name))
 
 

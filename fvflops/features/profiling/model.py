@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr
 from fvflops.trace import PHASES, check_phase
 from fvflops.trace.module_tree import ModuleTree
+from fvflops.units import format_seconds, format_short
 
 # A row is an outlier if its shares of the time and of the FLOPs differ by this factor and by this difference.
 FACTOR = 2
 EXCESS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ProfileRow:
     """Time, FLOPs, memory traffic and memory of some calls: times in ns, FLOPs in a convention, the others in bytes.
 
@@ -43,6 +46,9 @@ class ProfileRow:
     after: int | None = None
     retained: int | None = None
     peak: int | None = None
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     @property
     def bytes(self) -> int:
@@ -73,8 +79,7 @@ def sum_rows(rows: Iterable[ProfileRow]) -> ProfileRow:
 
     >>> first = ProfileRow(calls=1, flops=8, before=0, after=4, retained=4, peak=6)
     >>> sum_rows([first, ProfileRow(calls=2, before=4, after=1, retained=-3)])
-    ProfileRow(calls=3, total_ns=0, self_ns=0, flops=8, unknown=0, read=0, written=0, unknown_traffic=0, \
-least_seconds=0.0, before=0, after=1, retained=1, peak=6)
+    ProfileRow(calls=3, flops=8, before=0, after=1, retained=1, peak=6)
     """
     parts = list(rows)
     retained = [row.retained for row in parts if row.retained is not None]
@@ -92,8 +97,8 @@ least_seconds=0.0, before=0, after=1, retained=1, peak=6)
 _COUNTS = ("calls", "total_ns", "self_ns", "flops", "unknown", "read", "written", "unknown_traffic")
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+@dataclass(frozen=True, slots=True, repr=False)
+class Profile(Displayed):
     """A measured run as plain data.
 
     `by_module` is phase → a module's canonical name → its row, with all that ran inside its calls; the root's is all of
@@ -102,6 +107,8 @@ class Profile:
     unsupported op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype without a peak
     on the device → FLOPs. `about` describes the run and the table.
     """
+
+    _report = "fvflops.features.profiling.report:profile_report"
 
     modules: ModuleTree
     by_module: Mapping[str, Mapping[str, ProfileRow]]
@@ -113,6 +120,11 @@ class Profile:
     unknown_traffic: Mapping[str, int] = field(default_factory=dict)
     without_peak: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        total = self.total()
+        time = format_seconds(total.total_ns / 1e9) if total.total_ns else ""
+        return short_repr(self, self.modules.root.class_name, time, f"{format_short(total.flops)} FLOPs")
 
     @property
     def phases(self) -> tuple[str, ...]:

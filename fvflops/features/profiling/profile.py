@@ -28,6 +28,7 @@ from fvflops.features.roofline.compute import roofline
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable
 from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
+from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document
 from fvflops.text import require_int
@@ -99,6 +100,9 @@ class ProfileAnalysis(FlopCountAnalysis):
         self._measured: list[Trace] = []
         self._clocked: list[Trace] = []
         self._failure = ""
+
+    def __str__(self) -> str:
+        return write_document(self.report(), width=WIDTH)
 
     @property
     def measured_runs(self) -> int:

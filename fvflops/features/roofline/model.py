@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr
 from fvflops.trace.counts import Counts
 from fvflops.trace.module_tree import ModuleTree
+from fvflops.units import format_seconds
 
 
 class Load(NamedTuple):
@@ -24,6 +27,9 @@ class Load(NamedTuple):
     bytes: int = 0
     seconds: float = 0.0
     compute_bound: float = 0.0
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     @property
     def intensity(self) -> float:
@@ -64,9 +70,12 @@ class Bounded(NamedTuple):
     dtype: str
     load: Load
 
+    def __repr__(self) -> str:
+        return record_repr(self)
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Roofline(Displayed):
     """What bounds each op call of a trace on a device, and the least time that it takes.
 
     `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention of the FLOPs.
@@ -81,6 +90,8 @@ class Roofline:
     (400.0, 1.5, 'memory')
     """
 
+    _report = "fvflops.features.roofline.report:roofline_report"
+
     device: str
     bandwidth: int
     peaks: Mapping[str, int]
@@ -90,6 +101,10 @@ class Roofline:
     unknown: Mapping[str, int] = field(default_factory=Counter)
     unknown_traffic: Mapping[str, int] = field(default_factory=Counter)
     without_peak: Mapping[str, int] = field(default_factory=Counter)
+
+    def __repr__(self) -> str:
+        seconds = format_seconds(self.total().seconds)
+        return short_repr(self, self.modules.root.class_name, f"at least {seconds} on {self.device}")
 
     def ridge(self, dtype: str) -> float:
         """Return the ridge point of a dtype, FLOP/byte: the intensity above which work is compute-bound."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fvflops.counting.metrics import METRICS
 from fvflops.features.scaling.polynomial import Number, Polynomial
+from fvflops.reports.display import Displayed
+from fvflops.text import short_repr
+from fvflops.units import format_short
 
 Sizes = tuple[int, ...]
+_MAX_REPR = 119  # characters
 
 # Name of a size → its usual letters; the first that no other size has is used.
 _LETTERS = {
@@ -180,7 +185,8 @@ class CostExpression:
         return f"{text} for {' and '.join(narrowed)}"
 
     def __repr__(self) -> str:
-        return f"<{self.metric}: {self}>"
+        text = f"<{self.metric}: {self}>"
+        return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 2]}…>"
 
     def _equality_key(self) -> tuple[object, ...]:
         if self.polynomial is None:
@@ -192,8 +198,8 @@ class CostExpression:
         return self.metric, self.names, self.polynomial, domain
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationCost:
+@dataclass(frozen=True, slots=True, repr=False)
+class GenerationCost(Displayed):
     """Cost of generating `new` tokens after a prompt of `prompt`, for a batch of `batch` sequences.
 
     `prefill` is the pass over the prompt (size: prompt), which gives the first new token; `decode` is one of the `new`
@@ -201,6 +207,8 @@ class GenerationCost:
     prompt and new, None where a part has none. Tokens with a cache below `counted_up_to` were counted one by one, the
     others summed by the polynomial.
     """
+
+    _report = "fvflops.features.scaling.report:generation_report"
 
     metric: str
     batch: int
@@ -211,6 +219,12 @@ class GenerationCost:
     polynomial: Polynomial | None
     total: int
     counted_up_to: int
+
+    def __repr__(self) -> str:
+        tokens = f"{self.new:,} tokens after {self.prompt:,}"
+        return short_repr(
+            self, tokens, f"{format_short(self.total)} {METRICS[self.metric].short}", f"batch {self.batch}"
+        )
 
     @property
     def symbols(self) -> dict[str, str]:

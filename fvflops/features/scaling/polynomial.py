@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from fvflops.text import short_repr
+
 Exponents = tuple[int, ...]
 Number = int | Fraction
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Polynomial:
     """A sum of products of powers of its `variables`; `terms` are (exponents, coefficient), highest degree first.
 
@@ -148,6 +150,9 @@ class Polynomial:
 
     def __str__(self) -> str:
         return self.write()
+
+    def __repr__(self) -> str:
+        return short_repr(self, "", self.write())
 
     def _aligned(
         self, other: Polynomial | Number

@@ -43,8 +43,9 @@ def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Docum
     return Document("scaling", title, parts, main="runs", data={"title": title, **_encode(cost)})
 
 
-def generation_report(cost: GenerationCost, *, title: str) -> Document:
+def generation_report(cost: GenerationCost, *, title: str = "") -> Document:
     """Return the cost of generating text: the prefill, a token at a cache length, and the sum."""
+    title = title or f"{format_thousands(cost.new)} new tokens after a prompt of {format_thousands(cost.prompt)}"
     total = "no polynomial in P and N" if cost.polynomial is None else cost.polynomial.write(cost.symbols)
     parts: list[Part] = [
         Items(_write_equation("prefill", cost.prefill), ["P = tokens of the prompt"]),

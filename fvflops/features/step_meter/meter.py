@@ -33,8 +33,9 @@ from fvflops.features.utilisation.devices import Device, resolve_device
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
+from fvflops.text import short_repr
 from fvflops.trace import TraceError
-from fvflops.units import format_seconds
+from fvflops.units import format_quantity, format_seconds
 
 _LOGGER = logging.getLogger("fvflops")
 _MOST_SECONDS = 10.0  # for counting what is left at the end
@@ -156,6 +157,30 @@ class StepMeter:
         self._live = LiveLine(sys.stderr if live is True else live) if live and is_first else None
         self._begun = time.perf_counter()
 
+    def __repr__(self) -> str:
+        """Return one line, without counting or warning."""
+        return short_repr(self, type(self._first).__name__, format_quantity(len(self._steps), "step"))
+
+    def __str__(self) -> str:
+        """Return the steps so far in one line, for a loop that prints it; nothing waits, and nothing is counted."""
+        mean = self.mean()
+        if mean is None:
+            return "no step yet"
+        if len(self._steps) == 1:
+            return str(mean)
+        return f"{format_quantity(len(self._steps), 'step')}, mean {mean.rates()}; last {self.last.rates()}"
+
+    def _repr_html_(self) -> str:
+        """Return the page of `to_html` for a notebook, with all that is not counted yet counted now."""
+        from fvflops.reports import notebook
+
+        report = self._make_report()
+        return f"<pre>{self}</pre>" if report is None else notebook.render_document(report)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return the text that IPython shows."""
+        return {"text/plain": str(self)}
+
     @contextmanager
     def step(self, batch: Any = None, *, samples: float | None = None, tokens: float | None = None) -> Iterator[None]:
         """Meter one step, as `begin` and `end`; one that raises is left out."""
@@ -254,17 +279,23 @@ class StepMeter:
         `profile` is a ProfileAnalysis, whose report of the time is added, `gather` that of `summary`. Before the first
         step it raises TraceError.
         """
-        summary = self.summary(gather=gather)
-        if summary is None:
+        report = self._make_report(profile, gather=gather)
+        if report is None:
             raise TraceError("there is no step to report: meter one with `with meter.step(): ...`")
         if path is not None:
             paths.check_writable(os.fspath(path))
-        parts, counted = self._costs.parts_of(step.work for step in self._steps)
-        shown = None if profile is None else profile.report()
-        page = write_document(meter_report(summary, self.steps, parts, counted, shown), "html")
+        page = write_document(report, "html")
         if path is not None:
             paths.write_text(os.fspath(path), page)
         return page
+
+    def _make_report(self, profile: Reported | None = None, *, gather: bool = False) -> Document | None:
+        """Return the report of the loop, None before the first step."""
+        summary = self.summary(gather=gather)
+        if summary is None:
+            return None
+        parts, counted = self._costs.parts_of(step.work for step in self._steps)
+        return meter_report(summary, self.steps, parts, counted, None if profile is None else profile.report())
 
     def _predict_memory(self) -> float:
         """Return the predicted peak of the largest call as a training step with the optimizer, in bytes."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from fvflops.text import short_repr
 from fvflops.trace import Entry
 from fvflops.trace.module_tree import innermost
 from fvflops.units import format_percent, format_quantity, format_seconds, format_short, format_thousands
@@ -67,7 +68,7 @@ class WorkParts(NamedTuple):
 UNKNOWN_COST = StepCost(*[math.nan] * 5)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StepFigures:
     """Figures of one step; NaN is unknown.
 
@@ -119,6 +120,9 @@ class StepFigures:
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.rates()}"
+
+    def __repr__(self) -> str:
+        return short_repr(self, f"step {self.step}", self.rates())
 
     def rates(self) -> str:
         """Return the known rates in a line.
@@ -178,7 +182,7 @@ def sum_ranks(ranks: Sequence[StepFigures]) -> StepFigures:
     return StepFigures(ranks[0].step, **{**sums, "seconds": seconds}, memory_peak=peak, devices=devices)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MeterSummary:
     """Mean step of a loop: `total` of all devices, and `ranks`, each of one device in the order of the ranks.
 
@@ -216,6 +220,9 @@ class MeterSummary:
     def hardware_flops(self) -> float:
         """All executed FLOPs of a step on all devices."""
         return self.total.hardware_flops
+
+    def __repr__(self) -> str:
+        return short_repr(self, format_quantity(self.steps, "step"), self.total.rates())
 
     def __str__(self) -> str:
         devices = f" on {format_quantity(self.devices, 'device')}, each" if self.devices > 1 else ","

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 from fvflops import paths
 from fvflops.formulas.yaml_document import Node, read_document
-from fvflops.text import nearest, suggest, truncate
+from fvflops.text import nearest, short_repr, suggest, truncate
+from fvflops.trace.notebook import write_text_table
+from fvflops.units import format_short
 
 SHIPPED = paths.SCHEME + "devices.yaml"
 
@@ -63,7 +65,7 @@ def short_dtype(dtype: object) -> str:
     return _SHORT[name.lower()]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Device:
     """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
 
@@ -101,6 +103,24 @@ class Device:
             if peak < self.matrix.get(dtype, math.inf):
                 dense = f"the dense peak {self.matrix[dtype]}" if dtype in self.matrix else "no dense peak: add matrix"
                 raise ValueError(f"sparse of {self.name}: {dtype} has {peak}, but {dense}")
+
+    def __repr__(self) -> str:
+        peaks = [f"{dtype} {format_short(self.peak(dtype))}FLOP/s" for dtype in self.dtypes()]
+        bandwidth = "" if self.bandwidth is None else f"{format_short(self.bandwidth)}B/s"
+        return short_repr(self, self.name, bandwidth, *reversed(peaks))
+
+    def __str__(self) -> str:
+        """Return a table of the peaks."""
+        peaks: dict[str, Mapping[str, float]] = {kind: getattr(self, kind) for kind in _KINDS if getattr(self, kind)}
+        rows = [
+            [dtype, *(format_short(kind[dtype]) if dtype in kind else "" for kind in peaks.values())]
+            for dtype in DTYPES
+            if any(dtype in kind for kind in peaks.values())
+        ]
+        sizes = [("bandwidth", self.bandwidth, "B/s"), ("memory", self.memory, "B")]
+        notes = [f"{name} {format_short(value)}{unit}" for name, value, unit in sizes if value is not None]
+        notes += [f"source: {self.source}"] if self.source else []
+        return write_text_table(self.name, ["dtype", *(f"{kind} FLOP/s" for kind in peaks)], rows, "; ".join(notes))
 
     def dtypes(self, *, sparse: bool = False) -> tuple[str, ...]:
         """Return the dtypes with a peak, or with one for 2:4 sparsity."""
