@@ -25,7 +25,7 @@ _TALL, _SHORT, _ROW = 620, 160, 29  # pixels of a frame, and of a row of a table
 # style is removed, as by GitHub and in untrusted notebooks, and where scripts are off.
 _FRAME = """<div class="fvflops">\
 <style>.fvflops>iframe+div{{display:none}}</style>\
-<noscript><style>.fvflops>iframe{{display:none}}.fvflops>iframe+div{{display:block}}</style></noscript>\
+<noscript><style>.fvflops>iframe{{display:none!important}}.fvflops>iframe+div{{display:block}}</style></noscript>\
 <iframe sandbox="allow-scripts allow-downloads" title="{title}" loading="lazy" srcdoc="{page}" \
 style="display:block;width:100%;height:{height}px;border:0;resize:vertical"></iframe>\
 <div>{table}</div></div>"""

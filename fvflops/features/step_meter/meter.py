@@ -163,12 +163,12 @@ class StepMeter:
 
     def __str__(self) -> str:
         """Return the steps so far in one line, for a loop that prints it; nothing waits, and nothing is counted."""
-        mean = self.mean()
-        if mean is None:
+        mean, last = self.mean(), self.last
+        if mean is None or last is None:
             return "no step yet"
         if len(self._steps) == 1:
             return str(mean)
-        return f"{format_quantity(len(self._steps), 'step')}, mean {mean.rates()}; last {self.last.rates()}"
+        return f"{format_quantity(len(self._steps), 'step')}, mean {mean.rates()}; last {last.rates()}"
 
     def _repr_html_(self) -> str:
         """Return the page of `to_html` for a notebook, with all that is not counted yet counted now."""

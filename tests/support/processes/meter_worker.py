@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 
 import torch
 import torch.distributed as dist
@@ -85,7 +85,9 @@ def run(case: str, rank: int, metered: bool) -> tuple[list[torch.Tensor], dict]:
         if meter is not None:
             meter.close()
             alone, summary = meter.summary(), meter.summary(gather=True)
-            assert len(collectives) == 1 and repr(alone.ranks) == repr((summary.ranks[rank],))
+            assert len(collectives) == 1 and [*map(str, map(astuple, alone.ranks))] == [
+                str(astuple(summary.ranks[rank]))
+            ]
             found |= {"steps": [asdict(step) for step in meter.steps], "ranks": [asdict(one) for one in summary.ranks]}
             found |= {"total": asdict(summary.total), "mfu": mfu(summary, device=CHIP, dtype="fp32")}
             found |= {"predicted": summary.memory_predicted, "text": str(summary)}
