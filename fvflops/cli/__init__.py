@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
 import warnings
 from collections.abc import Collection, Sequence
-from typing import NoReturn
 
 from fvflops import __version__
+from fvflops.cli.encoding import ascii_streams
 from fvflops.cli.outputs import check_outputs
+from fvflops.cli.parser import Parser, write_examples, write_usage
 from fvflops.text import printable
 
 # Command → its help text. The module of that name in `commands` has add_arguments() and run(); it is imported only for
@@ -34,27 +34,48 @@ COMMANDS = {
 }
 
 
+# What the exit codes mean; grep, diff and pip have the same.
+EXIT_CODES = """\
+exit codes:
+  0  success, and help
+  1  a failed check: over budget, a model of several that was not counted
+  2  an error, or a wrong argument
+  130  interrupted (Ctrl-C)"""
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 for success, 1 for a failed check, 2 for errors."""
-    with warnings.catch_warnings():
+    """Run one command and return its exit code, one of EXIT_CODES; without a command show the help, as pip does."""
+    with warnings.catch_warnings(), ascii_streams():
         # torch warns of this when NumPy is not installed; nothing here needs NumPy.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         argv = sys.argv[1:] if argv is None else argv
-        return _run(build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv))
+        try:
+            code = _run(argv)
+            sys.stdout.flush()
+            return code
+        except KeyboardInterrupt as interrupt:
+            text = printable(" ".join(str(interrupt).split()))
+            print(f"fvflops: interrupted{f': {text}' if text else ''}", file=sys.stderr)
+            return _INTERRUPTED
+        except BrokenPipeError:
+            # The reader has closed the pipe (`| head`); Python flushes what is left at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    if hasattr(sys.stdout, "reconfigure"):
-        # A terminal that cannot show a character shows its escape; the report is not lost.
-        sys.stdout.reconfigure(errors="backslashreplace")
+def _run(argv: Sequence[str]) -> int:
+    parser = build_parser([argument for argument in argv if argument in COMMANDS][:1])
+    if not argv:
+        parser.print_help()
+        return 0
+    arguments = parser.parse_args(argv)
     try:
         check_outputs(arguments)
         command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
         return int(command.run(arguments))
     except BrokenPipeError:
-        # The reader has closed the pipe (`| head`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except (Exception, SystemExit) as error:
         if arguments.debug:
             raise
@@ -62,35 +83,27 @@ def _run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def build_parser(selected: Collection[str] = COMMANDS.keys()) -> argparse.ArgumentParser:
+def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:
     """Return the parser of the command line, with the arguments of the `selected` commands."""
-    parser = _Parser(prog="fvflops", description="What a PyTorch model costs, and where.")
+    parser = Parser(
+        prog="fvflops",
+        usage="fvflops COMMAND [OPTIONS] ...",
+        description="What a PyTorch model costs, and where.",
+        epilog=EXIT_CODES,
+    )
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name, purpose in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
-        if name not in selected:
-            continue
-        from fvflops.formulas import shipped_tables
-
-        module = importlib.import_module(f"fvflops.cli.commands.{name}")
-        default = getattr(module, "DEFAULT_TABLE", "default")
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        command.add_argument(
-            "--table",
-            default="default",
-            help=f"convention: {', '.join(shipped_tables())}, or the path or URI of a YAML file; default: {default}",
+        command = commands.add_parser(
+            name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.", prog=f"fvflops {name}"
         )
-        module.add_arguments(command)
+        if name in selected:
+            module = importlib.import_module(f"fvflops.cli.commands.{name}")
+            command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+            module.add_arguments(command)
+            command.usage = write_usage(command)
+            command.epilog = write_examples(module.EXAMPLES)
     return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error and exit with 2."""
-        self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
 
 def format_error(error: BaseException) -> str:

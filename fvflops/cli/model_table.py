@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fvflops import paths
-from fvflops.cli.arguments import model_options, parse_assumptions
+from fvflops.cli.arguments import (
+    model_options,
+)
 from fvflops.cli.outputs import write
 from fvflops.cli.progress import Progress
 from fvflops.cli.terminal import find_width
+from fvflops.cli.values import parse_assumptions
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.names import plain_name, printable
@@ -34,6 +37,7 @@ _OF_ONE = {
     "by": "module",
     "depth": None,
     "collapse": False,
+    "backward": False,
     "trace": None,
     "speedscope": None,
     "flamegraph": None,

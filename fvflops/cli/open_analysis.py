@@ -9,9 +9,12 @@ from typing import Any
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.analysis.training_step import sum_results
-from fvflops.cli.arguments import model_options, parse_assumptions
+from fvflops.cli.arguments import (
+    model_options,
+)
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
+from fvflops.cli.values import parse_assumptions
 from fvflops.formulas import FormulaTable
 from fvflops.sources.load import check_applies, check_trace_options, is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
@@ -40,18 +43,19 @@ def open_model(
     arguments: argparse.Namespace,
     *,
     options: SourceOptions | None = None,
-    backward: bool = False,
     lines: bool = False,
     in_subprocess: bool = False,
 ) -> Opened:
     """Return a function that analyses a MODEL argument by a convention; the model is built once.
 
     A saved Trace is recognised by its content, `REV:file.py:factory` is a factory in a git revision; any other name is
-    passed to `load_model`. `options` default to those of the arguments. `backward` adds its
-    backward pass, `lines` records source lines. `in_subprocess` records a model in a subprocess, since one process
-    cannot import two modules of the same name. An invalid name or argument raises ValueError, a Trace that the
-    convention cannot count TraceError.
+    passed to `load_model`. `options` default to those of the arguments; --backward, where a
+    command has it, adds the backward pass. `lines` records source lines. `in_subprocess` records a model in a
+    subprocess, since one process cannot import two modules of the same name. An invalid name or argument raises
+    ValueError, a Trace that the convention cannot count TraceError.
     """
+    if getattr(arguments, "backward", False) and arguments.execution == "real":
+        raise ValueError("--backward uses shape execution: omit --execution real")
     if options is None:
         options = model_options(arguments, device=arguments.device)
     if is_saved_trace(name):
@@ -68,6 +72,7 @@ def open_model(
     subject = load_model(name, options)
     subject.train(arguments.train, option="--train")
     assume = parse_assumptions(arguments.assume)
+    backward = getattr(arguments, "backward", False)
 
     def analyse(table: FormulaTable) -> FlopCountAnalysis:
         settings: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "assume": assume, "warn": False}

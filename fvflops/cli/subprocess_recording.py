@@ -41,6 +41,7 @@ def record_in_subprocess(
             "options": asdict(options),
             "execution": arguments.execution,
             "train": arguments.train,
+            "backward": arguments.backward,
             "assume": list(arguments.assume),
             "table": os.path.abspath(arguments.table) if os.path.isfile(arguments.table) else arguments.table,
             "result": os.path.join(result_folder, "trace.json"),

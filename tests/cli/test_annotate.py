@@ -62,8 +62,6 @@ def test_a_trace_is_written_beside_with_modules_and_flops(capsys):
     assert {line.split()[0] for line in out.splitlines() if line.startswith("aten::")} == {
         "aten::mm",
         "aten::addmm",
-        "aten::_foreach_add_",
-        "aten::sum",
     }
 
 
@@ -84,7 +82,7 @@ def test_without_a_model_the_shapes_are_enough(capsys):
     assert (code, err) == (0, "")
     assert products("new/out.json.gz")["aten::mm"]["FLOPs"] == 2 * MACS
     rows = {row["event"]: row for row in csv.DictReader(io.StringIO(out))}
-    assert int(rows["aten::mm"]["macs"]) == MACS and int(rows["aten::linear"]["flops"]) == 2 * MACS + 32 * 128
+    assert int(rows["aten::mm"]["macs"]) == MACS and int(rows["aten::linear"]["flops"]) == 2 * MACS
 
 
 def test_several_traces_go_to_a_folder(capsys):

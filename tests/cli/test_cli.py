@@ -346,7 +346,7 @@ def test_every_format_writes_what_a_table_says(capsys, tmp_path, format):
 
 
 def test_a_wrong_command_line_exits_with_2(capsys):
-    for argv in ([], ["cuont", "x"], ["count"], ["count", "zoo:lenet5", "--depth", "-1"]):
+    for argv in (["--debug"], ["cuont", "x"], ["count"], ["count", "zoo:lenet5", "--depth", "-1"]):
         with pytest.raises(SystemExit) as caught:
             main(argv)
         assert caught.value.code == 2

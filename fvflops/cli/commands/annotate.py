@@ -16,14 +16,16 @@ from fvflops.analysis.training_step import sum_results
 from fvflops.cli.arguments import (
     add_assume,
     add_backward,
+    add_convention,
     add_inputs,
     add_save_trace,
     add_table,
+    find_group,
     model_options,
-    parse_assumptions,
 )
 from fvflops.cli.open_analysis import open_trace
 from fvflops.cli.outputs import check_file, write_report
+from fvflops.cli.values import parse_assumptions
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.formulas import FormulaTable, load_table
@@ -33,7 +35,10 @@ from fvflops.text import suggest
 from fvflops.trace import Trace
 from fvflops.zoo import ZOO
 
-DEFAULT_TABLE = "exact"
+EXAMPLES = (
+    "fvflops annotate trace.json",
+    "fvflops annotate trace.json --model zoo:lenet5 --output annotated.json",
+)
 # Options of the model's run.
 _RUN_OPTIONS = (
     *("input", "config", "unpickle", "train", "backward", "optimizer"),
@@ -43,7 +48,7 @@ _RUN_OPTIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops annotate`."""
-    parser.set_defaults(table=DEFAULT_TABLE)  # the other conventions ignore some ops
+    add_convention(parser)
     parser.add_argument(
         "traces",
         nargs="+",
@@ -58,12 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_inputs(parser, shape="shape of an input of the traced step")
     add_assume(parser)
-    parser.add_argument("--train", action="store_true", help="the model ran in training mode, not in eval mode")
+    run = find_group(parser, "run")
+    run.add_argument("--train", action="store_true", help="the model ran in training mode, not in eval mode")
     add_backward(parser)
-    parser.add_argument("--optimizer", metavar="NAME", help="include the step of an optimizer of torch.optim: AdamW")
-    parser.add_argument("--micro-batches", type=int, metavar="N", help="with --backward: micro-batches of a step")
-    parser.add_argument(
-        "--device", metavar="DEVICE", help="device whose ops the model is counted with; default: that of the trace"
+    run.add_argument("--optimizer", metavar="NAME", help="include the step of an optimizer of torch.optim: AdamW")
+    run.add_argument("--micro-batches", type=int, metavar="N", help="with --backward: micro-batches of a step")
+    run.add_argument(
+        "--device",
+        metavar="TORCH_DEVICE",
+        help="device whose ops the model is counted with; default: that of the trace",
     )
     files = parser.add_argument_group("annotated traces")
     files.add_argument(

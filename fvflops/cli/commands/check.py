@@ -6,9 +6,17 @@ import argparse
 
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis
-from fvflops.cli.arguments import add_model, add_report, add_run, parse_depth
+from fvflops.cli.arguments import (
+    add_backward,
+    add_convention,
+    add_model,
+    add_report,
+    add_run,
+    find_group,
+)
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
+from fvflops.cli.values import parse_depth
 from fvflops.features.budget import report
 from fvflops.features.budget.budget import check_budget, rewrite_budget
 from fvflops.features.budget.budget_file import find_budget, load_budgets
@@ -16,24 +24,29 @@ from fvflops.features.budget.model import Budget
 from fvflops.formulas import load_table
 from fvflops.reports.document import Document
 
-DEFAULT_TABLE = "that of the budget, else default"
+EXAMPLES = (
+    "fvflops check zoo:resnet50 --budget budget.yaml --update",
+    "fvflops check zoo:resnet50 --budget budget.yaml",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops check`."""
+    add_convention(parser, None, note="that of the budget, else default")
     add_model(parser)
     add_run(parser)
-    parser.set_defaults(table=None)  # the budget's
-    parser.add_argument("--budget", required=True, metavar="FILE", help="YAML file with the budgets of models")
-    parser.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
-    parser.add_argument("--update", action="store_true", help="write the model's costs into the file")
-    parser.add_argument(
+    add_backward(parser)
+    budget = find_group(parser, "budget")
+    budget.add_argument("--budget", required=True, metavar="FILE", help="YAML file with the budgets of models")
+    budget.add_argument("--name", metavar="NAME", help="the model's name in the file; default: MODEL")
+    budget.add_argument("--update", action="store_true", help="write the model's costs into the file")
+    budget.add_argument(
         "--depth",
         type=parse_depth,
         metavar="N",
         help="with --update: also write FLOPs budgets of modules down to this level",
     )
-    parser.add_argument(
+    budget.add_argument(
         "--summary", metavar="FILE", help="append the result to a file in Markdown, such as $GITHUB_STEP_SUMMARY"
     )
     add_report(parser)

@@ -5,18 +5,31 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from fvflops.cli.arguments import add_model, add_report, add_run
+from fvflops.cli.arguments import (
+    add_backward,
+    add_convention,
+    add_model,
+    add_report,
+    add_run,
+)
 from fvflops.cli.open_analysis import open_model
 from fvflops.cli.outputs import write_report
 from fvflops.features.conventions.compare import compare_by
 from fvflops.features.conventions.report import comparison_report
 from fvflops.formulas import load_table, shipped_tables
 
+EXAMPLES = (
+    "fvflops compare zoo:resnet50",
+    "fvflops compare zoo:resnet50 --tables default,fvcore,torch",
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops compare`."""
+    add_convention(parser)
     add_model(parser)
     add_run(parser)
+    add_backward(parser)
     parser.add_argument(
         "--tables",
         metavar="A,B,...",

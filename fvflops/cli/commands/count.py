@@ -13,12 +13,15 @@ from fvflops.analysis.call_report import call_report
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.arguments import (
+    add_backward,
+    add_convention,
     add_depth,
     add_exports,
     add_model,
     add_report,
     add_run,
     add_save_trace,
+    find_group,
 )
 from fvflops.cli.exports import check_exports
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
@@ -40,6 +43,12 @@ from fvflops.views.call_rows import CALL_COLUMNS, CALL_VIEWS
 from fvflops.views.ranking import check_sort
 from fvflops.views.summary import column_metrics, make_summary, with_columns
 
+EXAMPLES = (
+    "fvflops count zoo:resnet50",
+    "fvflops count timm:vit_base_patch16_224 --batch 8 --by operator --top 5",
+    "fvflops count zoo:resnet50 --depth 2 --format html --output resnet50.html",
+    "fvflops count zoo:lenet5 zoo:resnet50 zoo:vit_b_16 --columns parameters,flops,memory",
+)
 # Kind of data that a Report takes → the function that creates it.
 _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
     "summary": lambda flops: make_summary(with_columns(analysed_run(flops))),
@@ -51,9 +60,12 @@ _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops count`."""
+    add_convention(parser)
     add_model(parser, nargs="+")
     add_run(parser)
-    parser.add_argument(
+    add_backward(parser)
+    report = find_group(parser, "report")
+    report.add_argument(
         "--by",
         choices=("module", "operator", "both", *CALL_VIEWS),
         default="module",
@@ -66,11 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         more={name: report.help for name, report in REPORTS.items() if name not in FORMATS},
         sort="parameters, flops, activations or name; with --by op, call or line by a column, named as in --format csv",
     )
-    parser.add_argument(
+    report.add_argument(
         "--collapse", action="store_true", help="show consecutive equal layers as one row with their sum"
     )
-    parser.add_argument("--strict", action="store_true", help="fail if there are unsupported ops")
-    files = parser.add_argument_group("additional files")
+    report.add_argument("--strict", action="store_true", help="fail if there are unsupported ops")
+    files = find_group(parser, "additional files")
     add_exports(files, weights="flops (default), macs, bytes, memory")
     add_save_trace(files)
     add_table_arguments(parser)
@@ -129,6 +141,8 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
         if arguments.output is None:
             raise ValueError(f"--format {format} needs a file: add --output model.{format}, or --output - for a pipe")
         check_drawable()
+    if arguments.backward and by == "line":
+        raise ValueError("--by line: a backward pass has no source lines: omit --backward, or use --by op")
     if arguments.weight == "time":
         raise ValueError("--weight time: count measures no time; use fvflops profile")
 

@@ -7,7 +7,16 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from fvflops.cli.arguments import add_assume, add_inputs, add_report, add_run, model_options
+from fvflops.cli.arguments import (
+    add_assume,
+    add_backward,
+    add_convention,
+    add_inputs,
+    add_report,
+    add_run,
+    find_group,
+    model_options,
+)
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
 from fvflops.features.diff.diff import diff_traces
@@ -16,9 +25,16 @@ from fvflops.features.diff.report import TOP, difference_report
 from fvflops.formulas import load_table
 from fvflops.sources.load import contains_inputs, find_source, keep_applicable
 
+EXAMPLES = (
+    "fvflops diff zoo:lenet5 zoo:lenet5 --arg-b classes=100",
+    "fvflops diff zoo:gpt2 zoo:gpt2 --input 1,128:int64 --input-b 1,1024:int64",
+    "fvflops diff HEAD~1:net.py:build net.py:build",
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops diff`."""
+    add_convention(parser)
     parser.add_argument(
         "model",
         metavar="A",
@@ -26,11 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("other", metavar="B", help="the same, after the change")
     add_inputs(parser)
-    parser.add_argument(
+    second = find_group(parser, "the second model")
+    second.add_argument(
         "--input-b", action="append", default=[], metavar="INPUT", help="inputs of B where they differ from those of A"
     )
-    parser.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
-    parser.add_argument(
+    second.add_argument("--config-b", metavar="JSON", help="configuration of B where it differs from that of A")
+    second.add_argument(
         "--arg-b",
         action="append",
         default=[],
@@ -39,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_assume(parser)
     add_run(parser)
-    parser.add_argument(
+    add_backward(parser)
+    find_group(parser, "report").add_argument(
         "--measure",
         choices=MEASURES,
         default="flops",

@@ -17,6 +17,13 @@ from fvflops.reports.formats import FORMATS
 from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
 
+EXAMPLES = (
+    "fvflops list",
+    "fvflops list zoo",
+    "fvflops list timm 'vit_*_224'",
+    "fvflops list devices",
+)
+
 
 def _list_models(source: str) -> Sequence[str]:
     return load_source(source).list_names()

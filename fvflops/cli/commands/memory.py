@@ -16,15 +16,16 @@ from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
 from fvflops.cli.arguments import (
+    add_convention,
     add_depth,
     add_mesh,
     add_model,
     add_report,
+    find_group,
     model_options,
-    parse_assumptions,
-    parse_mesh,
 )
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.values import parse_assumptions, parse_mesh
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.plot import draw_memory
@@ -39,7 +40,11 @@ from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.text import suggest
 
-DEFAULT_TABLE = "exact"
+EXAMPLES = (
+    "fvflops memory zoo:resnet50 --batch 64",
+    "fvflops memory zoo:gpt2 --dtype bf16 --optimizer sgd --no-savings",
+    "fvflops memory zoo:resnet50 --inference",
+)
 # The memory, what finds its savings, and notes on what is estimated.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 _NO_OPTIMIZER = "none"
@@ -47,37 +52,43 @@ _NO_OPTIMIZER = "none"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops memory`."""
-    parser.set_defaults(table=DEFAULT_TABLE)  # the other conventions ignore some ops
+    add_convention(parser)
     add_model(parser, shape="shape of an input of one rank and microbatch")
-    parser.add_argument(
+    step = find_group(parser, "training step")
+    step.add_argument(
         "--optimizer",
         default="AdamW",
         metavar="NAME",
         help="optimizer of torch.optim, in any case, or none for forward and backward only; default: AdamW",
     )
-    parser.add_argument(
+    step.add_argument(
         "--checkpoint",
         action="append",
         default=[],
         metavar="CLASS",
         help="class of the modules whose activations are recomputed (torch.utils.checkpoint); may be repeated",
     )
-    parser.add_argument(
+    step.add_argument(
         "--loss",
         metavar="PATH:FUNCTION",
         help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
     )
-    parser.add_argument(
+    step.add_argument(
         "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
     )
-    parser.add_argument(
+    step.add_argument(
         "--inference", action="store_true", help="predict a forward pass in eval mode without gradients instead"
     )
-    parser.add_argument(
-        "--device", default=None, help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU)"
+    step.add_argument(
+        "--device",
+        default=None,
+        metavar="TORCH_DEVICE",
+        help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU)",
     )
     add_mesh(parser)
-    parser.add_argument("--no-savings", action="store_true", help="do not predict what would lower the peak")
+    find_group(parser, "report").add_argument(
+        "--no-savings", action="store_true", help="do not predict what would lower the peak"
+    )
     add_depth(parser, help=f"deepest module level shown; default: {DEPTH}, in csv and json all")
     add_report(parser, more={"svg": "the curve as a picture"})
 

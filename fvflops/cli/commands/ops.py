@@ -5,22 +5,38 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.table_examples import check_examples
-from fvflops.cli.arguments import add_report
+from fvflops.cli.arguments import (
+    add_convention,
+    add_imports,
+    add_report,
+    import_modules,
+)
 from fvflops.cli.outputs import write_report
 from fvflops.formulas import load_table
 from fvflops.reports.formula_rows import examples_report, row_report, rows_report
 
+EXAMPLES = (
+    "fvflops ops linear",
+    "fvflops ops --table fvcore",
+    "fvflops ops --check --table mine.yaml --import my_ops",
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops ops`."""
+    add_convention(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="op or module class to explain: aten::linear, linear")
     parser.add_argument("--check", action="store_true", help="run and check the examples of the table's rows")
+    add_imports(parser, help="module that registers ops, so that their rows can be checked and explained")
     add_report(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List a table, explain one op, or check the examples; return 1 where one fails, else 0."""
+    import_modules(arguments.imports)
     table = load_table(arguments.table)
+    if arguments.check and arguments.name:
+        raise ValueError(f"--check runs all examples of a table: omit {arguments.name}, or --check")
     if arguments.check:
         results = list(check_examples(table))
         write_report(examples_report(table, results), arguments)

@@ -8,8 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.cli.arguments import add_mesh, add_model, add_report, model_options, parse_assumptions, parse_mesh
+from fvflops.cli.arguments import (
+    add_convention,
+    add_mesh,
+    add_model,
+    add_report,
+    find_group,
+    model_options,
+)
 from fvflops.cli.outputs import write_report
+from fvflops.cli.values import parse_assumptions, parse_mesh
 from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.report import plan_report
 from fvflops.formulas import load_table
@@ -17,16 +25,25 @@ from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import with_input_hint
 
+EXAMPLES = (
+    "fvflops plan zoo:llama3_8b --mesh dp=8,tp=8",
+    "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2 --input 1,4096:int64",
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops plan`."""
+    add_convention(parser)
     add_model(
         parser,
         shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
     )
     add_mesh(parser, required=True)
-    parser.add_argument(
-        "--device", default=None, help="device whose kernels are simulated: cpu, or cuda (needs no GPU)"
+    find_group(parser, "mesh of ranks").add_argument(
+        "--device",
+        default=None,
+        metavar="TORCH_DEVICE",
+        help="device whose kernels are simulated: cpu, or cuda (needs no GPU)",
     )
     add_report(parser)
 

@@ -16,11 +16,13 @@ from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step import sum_results
 from fvflops.cli.arguments import (
     add_backward,
+    add_convention,
     add_depth,
     add_exports,
     add_model_source,
     add_report,
     add_save_trace,
+    find_group,
     model_options,
 )
 from fvflops.cli.exports import check_exports
@@ -38,10 +40,14 @@ from fvflops.sources.load import is_built_on_meta, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.text import nearest, suggest
 from fvflops.trace import PHASES
+from fvflops.units import format_quantity
 from fvflops.views.ranking import check_sort
 
-DEFAULT_TABLE = "exact, with --deepspeed deepspeed"
-
+EXAMPLES = (
+    "fvflops profile zoo:lenet5",
+    "fvflops profile zoo:lenet5 --backward --by operator --sort time --top 5",
+    "fvflops profile zoo:lenet5 --peaks H100 --html profile.html",
+)
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
@@ -56,10 +62,11 @@ class CheckedOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
-    parser.set_defaults(table=None)  # deepspeed for --deepspeed, else exact: the others ignore some ops
+    add_convention(parser, None, note="default, with --deepspeed deepspeed")
     add_model_source(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
-    parser.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
+    run = find_group(parser, "run")
+    run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
+    run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     add_backward(parser)
     runs = parser.add_argument_group("number of runs")
     runs.add_argument("--warmup", type=int, metavar="N", help="warm-up runs; default: 1")
@@ -70,14 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of --warmup and --repeat: skip_first, wait, warmup, active and repeat of torch.profiler.schedule",
     )
     runs.add_argument("--steps", type=int, metavar="N", help="with --schedule: number of runs")
-    shown = parser.add_argument_group("report")
+    shown = find_group(parser, "report")
     shown.add_argument(
         "--by",
         choices=("module", "operator", "op"),
         default="module",
         help="one row per module (default), operator (all its calls summed) or op call",
     )
-    shown.add_argument("--phase", metavar="P", help="one phase: forward, recompute or backward; default: all")
+    shown.add_argument(
+        "--phase", choices=PHASES, metavar="PHASE", help="one phase: forward, recompute or backward; default: all"
+    )
     add_depth(shown)
     add_report(
         shown,
@@ -96,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exclude an op, or a module class counted as a whole, from --by op; may be repeated",
     )
     shown.add_argument("--deepspeed", action="store_true", help="show DeepSpeed's report instead, as text")
-    files = parser.add_argument_group("additional files")
+    files = find_group(parser, "additional files")
     add_exports(files, weights="time (default), flops, macs, bytes, memory")
     add_save_trace(files)
     files.add_argument("--html", metavar="PATH", help="interactive page of the modules; --format html is the report")
@@ -143,8 +152,8 @@ def _record(
             _write(profile.salvage(), arguments, checked)
         if isinstance(error, KeyboardInterrupt):
             runs = profile.measured_runs
-            what = f"the report is of the {runs} measured before" if runs else "none was measured before"
-            raise ValueError(f"interrupted in a run: {what}") from error
+            what = f"the report is of the {format_quantity(runs, 'run')} before" if runs else "no run was completed"
+            raise KeyboardInterrupt(what) from error
         raise
     progress.clear()
     _write(profile, arguments, checked)
@@ -157,8 +166,6 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
             check_sort(arguments.sort, CALL_SORTS)
         else:
             check_profile_sort(arguments.sort)
-    if arguments.phase is not None and arguments.phase not in PHASES:
-        raise ValueError(f"--phase must be one of {', '.join(PHASES)}; got {arguments.phase!r}")
     if arguments.phase in ("recompute", "backward") and not arguments.backward:
         raise ValueError(f"--phase {arguments.phase}: no backward pass is run; add --backward")
     if arguments.phase in ("optimizer", "other"):
@@ -177,7 +184,7 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed writes DeepSpeed's text; omit --format")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
-    table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "exact"))
+    table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "default"))
     return CheckedOptions(table, peaks, _check_files(arguments))
 
 

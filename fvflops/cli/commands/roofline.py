@@ -7,12 +7,14 @@ import argparse
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.arguments import (
     add_backward,
+    add_convention,
     add_depth,
     add_model,
     add_plot,
     add_report,
     add_run,
     add_save_trace,
+    find_group,
     model_options,
 )
 from fvflops.cli.open_analysis import open_analysis
@@ -27,22 +29,28 @@ from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 from fvflops.sources.loaded_model import parse_dtype
 
-DEFAULT_TABLE = "exact"
+EXAMPLES = (
+    "fvflops roofline zoo:resnet50 --device H100 --dtype bf16 --batch 64",
+    "fvflops roofline zoo:resnet50 --device A100 --by op --top 10",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
-    parser.set_defaults(table=DEFAULT_TABLE)  # the other conventions ignore some ops
+    add_convention(parser)
     add_model(parser, nargs="?")
     add_run(parser, device_option="--build")
-    parser.add_argument(
+    peaks = find_group(parser, "device")
+    peaks.add_argument(
         "--device",
         metavar="DEVICE",
         help="device whose peaks apply: a name such as H100, FILE.yaml or FILE.yaml:NAME; with --measure, cpu or cuda",
     )
-    parser.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
+    peaks.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
     add_backward(parser)
-    parser.add_argument("--by", choices=VIEWS, default="module", help="default: module; op shows 20 rows without --top")
+    find_group(parser, "report").add_argument(
+        "--by", choices=VIEWS, default="module", help="default: module; op shows 20 rows without --top"
+    )
     add_depth(parser)
     add_report(parser)
     add_plot(parser)
@@ -66,14 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.device is None:
             raise ValueError("roofline needs --device, such as H100 or FILE.yaml, or --measure for this machine")
         device = load_peaks(arguments.device, "--device")
-    if arguments.backward and arguments.execution == "real":
-        raise ValueError("--backward uses shape execution: omit --execution real")
     analysis = open_analysis(
         arguments.model,
         arguments,
         table,
         options=model_options(arguments, device=arguments.build),
-        backward=arguments.backward,
     )
     if arguments.save_trace is not None:
         save_trace(analysis.trace(), arguments.save_trace)

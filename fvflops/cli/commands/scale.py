@@ -16,15 +16,17 @@ from fvflops.analysis.training_step import sum_results
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.cli.arguments import (
     add_backward,
+    add_convention,
     add_depth,
     add_model,
     add_plot,
     add_report,
     add_run,
+    find_group,
     model_options,
-    parse_assumptions,
 )
 from fvflops.cli.outputs import write_report
+from fvflops.cli.values import parse_assumptions
 from fvflops.counting.metrics import METRICS
 from fvflops.features.generation.generation import check_generation_metric, generation_cost
 from fvflops.features.scaling import plot as scaling_plot
@@ -42,6 +44,10 @@ from fvflops.sources.load import SOURCES, add_paths, check_applies, load_model
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.units import format_quantity
 
+EXAMPLES = (
+    "fvflops scale zoo:resnet50 --vary batch=1..64 --vary size=224..448:32",
+    "fvflops scale zoo:gpt2 --generate prompt=128,new=64",
+)
 _KEYS = ("prompt", "new", "batch")
 
 
@@ -65,9 +71,11 @@ class Template:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops scale`."""
+    add_convention(parser)
     add_model(parser)
     add_run(parser)
-    parser.add_argument(
+    sizes = find_group(parser, "sizes")
+    sizes.add_argument(
         "--vary",
         action="append",
         default=[],
@@ -75,12 +83,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a size to vary, such as batch=1..64 or size=224..1024:32: a name in place of a number of --input, an "
         "argument of FACTORY, or a size of the default inputs of a library's model; may be repeated",
     )
-    parser.add_argument(
+    sizes.add_argument(
         "--generate",
         metavar="KEY=N,...",
         help="cost of text generation by a transformers model instead, such as prompt=128,new=256,batch=1",
     )
-    parser.add_argument("--metric", default="flops", metavar="M", help=f"{', '.join(METRICS)}; default: flops")
+    find_group(parser, "report").add_argument(
+        "--metric",
+        choices=tuple(METRICS),
+        default="flops",
+        metavar="METRIC",
+        help=f"{', '.join(METRICS)}; default: flops",
+    )
     add_backward(parser)
     add_depth(parser, default=1)
     add_report(parser)
@@ -89,8 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Report how the cost of a model scales; return the exit code."""
-    if arguments.metric not in METRICS:
-        raise ValueError(f"--metric must be one of {', '.join(METRICS)}; got {arguments.metric!r}")
     if arguments.generate is not None:
         check_generation_metric(arguments.metric)
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)

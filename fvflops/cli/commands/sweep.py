@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from fvflops.cli.arguments import add_assume, add_inputs, add_run, model_options, parse_assumptions, parse_count
+from fvflops.cli.arguments import (
+    add_assume,
+    add_convention,
+    add_imports,
+    add_inputs,
+    add_run,
+    import_modules,
+    model_options,
+)
 from fvflops.cli.progress import Progress
+from fvflops.cli.values import parse_assumptions, parse_count
 from fvflops.formulas import load_table
 from fvflops.sources.imports import import_library
 from fvflops.sources.load import check_models
@@ -25,6 +33,10 @@ from fvflops.sweep.task import Executor, Task
 from fvflops.text import printable_short
 from fvflops.units import format_bytes, format_quantity, parse_size
 
+EXAMPLES = (
+    "fvflops sweep 'zoo:resnet*' zoo:lenet5 --output counts.csv",
+    "fvflops sweep 'timm:resnet*' --output counts.parquet --workers 4 --timeout 60",
+)
 _STDOUT = "-"
 _SHOWN_FAILURES = 10
 _LEAST_MEMORY = 1_000_000_000  # bytes, for torch and a library of models
@@ -34,6 +46,7 @@ _SYSTEM_SHARE = 0.8  # of the machine's memory that the workers may allocate tog
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops sweep`."""
+    add_convention(parser)
     parser.add_argument(
         "models",
         nargs="+",
@@ -72,21 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes that a worker may allocate, such as 12G; default: 80%% of the memory, divided among the workers, "
         "and no limit on a cluster",
     )
-    workers.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="module that each worker imports first, such as one that registers ops; may be repeated",
-    )
+    add_imports(workers, help="module that each worker imports first, such as one that registers ops")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Count the models and return the exit code: 1 if one failed."""
     names = expand_names(arguments.models)
     options = model_options(arguments, device=arguments.device)
-    sys.path.insert(0, os.getcwd())  # of the workers too
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # of the workers too
     load_table(arguments.table)
     check_models(names, options)
     if arguments.ray is not None and arguments.workers is not None:
@@ -117,8 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | None) -> Executor:
-    for name in arguments.imports:
-        _check_import(name)
+    import_modules(arguments.imports)
     limits = WorkerLimits(arguments.timeout, memory, tuple(arguments.imports))
     if arguments.ray is not None:
         import_library("ray")
@@ -200,13 +206,6 @@ class SweepProgress:
         failed = f", {self._failed:,} failed" if self._failed else ""
         names = f": {', '.join(map(printable_short, self._running))}" if self._running else ""
         self._bar.show(self._done, self._total, noun="model", note=f"{rate}{failed}{names}")
-
-
-def _check_import(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(f"--import {name}: {error}") from error
 
 
 def _count_cores() -> int:

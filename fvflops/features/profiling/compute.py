@@ -44,7 +44,8 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     sums = _Sums(walk)
     for entry in counts.entries:
         unknown = entry.calls if entry.status is Status.UNSUPPORTED else 0
-        sums.add(entry.scope, entry.phase, entry.op, flops=entry.value, unknown=unknown)
+        hardware_flops = 2 * entry.macs + entry.flops
+        sums.add(entry.scope, entry.phase, entry.op, flops=entry.value, hardware_flops=hardware_flops, unknown=unknown)
     unknown_traffic = _add_bytes(trace, sums, walk)
     if roofline is not None:
         for bounded in roofline.entries:

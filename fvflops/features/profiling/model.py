@@ -22,13 +22,14 @@ EXCESS = 0.05
 class ProfileRow:
     """Time, FLOPs, memory traffic and memory of some calls: times in ns, FLOPs in a convention, the others in bytes.
 
-    `self_ns` excludes submodules. `read` and `written` are memory traffic without cache reuse or fusion,
-    `least_seconds` the least time by a device's roofline. `unknown` is the number of calls of unsupported ops,
-    `unknown_traffic` that of ops with unknown traffic. `before` and `after` are the memory allocated before the first
-    and after the last call, `retained` the bytes that the calls allocated and did not free, `peak` the most allocated
-    during them; None where memory was not measured.
+    `flops` are those of the convention; `hardware_flops` have a MAC as 2 in every convention, as the peaks of devices
+    do, and FLOP/s and FLOP/byte are of these. `self_ns` excludes submodules. `read` and `written` are memory traffic
+    without cache reuse or fusion, `least_seconds` the least time by a device's roofline. `unknown` is the number of
+    calls of unsupported ops, `unknown_traffic` that of ops with unknown traffic. `before` and `after` are the memory
+    allocated before the first and after the last call, `retained` the bytes that the calls allocated and did not free,
+    `peak` the most allocated during them; None where memory was not measured.
 
-    >>> row = ProfileRow(calls=1, total_ns=2000, flops=6000, read=1000, written=500, least_seconds=5e-7)
+    >>> row = ProfileRow(1, 2000, flops=3000, hardware_flops=6000, read=1000, written=500, least_seconds=5e-7)
     >>> row.flops_per_second, row.intensity, row.roofline_share
     (3000000000.0, 4.0, 0.25)
     """
@@ -37,6 +38,7 @@ class ProfileRow:
     total_ns: int = 0
     self_ns: int = 0
     flops: int = 0
+    hardware_flops: int = 0
     unknown: int = 0
     read: int = 0
     written: int = 0
@@ -57,13 +59,14 @@ class ProfileRow:
 
     @property
     def flops_per_second(self) -> float:
-        """FLOP/s; 0 if no time was measured."""
-        return self.flops * 1e9 / self.total_ns if self.total_ns else 0.0
+        """FLOP/s with a MAC as 2; 0 if no time was measured."""
+        return self.hardware_flops * 1e9 / self.total_ns if self.total_ns else 0.0
 
     @property
     def intensity(self) -> float:
-        """The arithmetic intensity, FLOP/byte; infinite without memory traffic, 0 without FLOPs."""
-        return self.flops / self.bytes if self.bytes else math.inf if self.flops else 0.0
+        """The arithmetic intensity, FLOP/byte with a MAC as 2; infinite without memory traffic, 0 without FLOPs."""
+        flops = self.hardware_flops
+        return flops / self.bytes if self.bytes else math.inf if flops else 0.0
 
     @property
     def roofline_share(self) -> float:
@@ -94,7 +97,7 @@ def sum_rows(rows: Iterable[ProfileRow]) -> ProfileRow:
     )
 
 
-_COUNTS = ("calls", "total_ns", "self_ns", "flops", "unknown", "read", "written", "unknown_traffic")
+_COUNTS = ("calls", "total_ns", "self_ns", "flops", "hardware_flops", "unknown", "read", "written", "unknown_traffic")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -91,7 +91,7 @@ def profile_report(
         noun=by,
     )
     parts: list[Part] = ["\n".join(_describe_run(measured, total, phase)), table.ranked(sort=sort, top=top)]
-    parts += ["\n".join([*_explain(measured, by, phase), *_list_gaps(measured)])]
+    parts += ["\n".join([_describe_convention(measured, total), *_explain(measured, by, phase), *_list_gaps(measured)])]
     return Document("profile", describe_subject(measured.about), parts, main=table.name)
 
 
@@ -225,6 +225,16 @@ def describe_subject(about: Mapping[str, str]) -> str:
     return subject + (f", on {plain_name(about['device'])}" if about.get("device") else "")
 
 
+def _describe_convention(measured: Profile, total: ProfileRow) -> str:
+    factor = measured.about.get("multiply_add", "?")
+    name = plain_name(measured.about.get("table", "?"))
+    text = f"Convention: {name} ({factor} FLOP{'' if factor == '1' else 's'} per multiply-add)."
+    if factor == "2" or total.hardware_flops == total.flops:
+        return text
+    shown = f"{format_short(total.hardware_flops)} FLOPs in all"
+    return f"{text} FLOP/s, FLOP/byte and roofline have 2 per multiply-add, as peaks do: {shown}."
+
+
 def _describe_run(measured: Profile, total: ProfileRow, phase: str | None) -> Iterator[str]:
     about = measured.about
     runs = about.get("averaged", "one run")
@@ -234,9 +244,7 @@ def _describe_run(measured: Profile, total: ProfileRow, phase: str | None) -> It
         runs += f", active among {format_thousands(int(about['steps']))} steps"
     if "time" in measured.columns:
         runs += f", {format_seconds(total.total_ns / 1e9)}{f' in the {phase} phase' if phase else ''}"
-    factor = about.get("multiply_add", "?")
-    counted = f"Counted by {plain_name(about.get('table', '?'))}: a MAC is {factor} FLOP{'' if factor == '1' else 's'}."
-    yield f"{_sentence(runs)} {counted}"
+    yield _sentence(runs)
     if "overhead_ns" in about:
         overhead, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))
         # With other dispatch modes active during the run, the overhead per op was not sampled.

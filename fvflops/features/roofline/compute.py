@@ -76,6 +76,8 @@ def roofline(
         unknown=counts.ledger()[Status.UNSUPPORTED],
         unknown_traffic=count(trace, traffic_model, "bytes").ledger()[Status.UNSUPPORTED],
         without_peak=timer.without_peak,
+        multiply_add=formula_table.multiply_add,
+        convention_flops=sum(formula_table.multiply_add * entry.macs + entry.flops for entry in counts.entries),
     )
 
 

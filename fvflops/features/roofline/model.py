@@ -78,7 +78,8 @@ class Bounded(NamedTuple):
 class Roofline(Displayed):
     """What bounds each op call of a trace on a device, and the least time that it takes.
 
-    `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention of the FLOPs.
+    `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention, which counts
+    `convention_flops` with `multiply_add` for a MAC; all other FLOPs here have 2, as peaks do.
     `unknown` is unsupported op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype
     without a peak on the device → FLOPs. The times do not include these.
 
@@ -101,6 +102,8 @@ class Roofline(Displayed):
     unknown: Mapping[str, int] = field(default_factory=Counter)
     unknown_traffic: Mapping[str, int] = field(default_factory=Counter)
     without_peak: Mapping[str, int] = field(default_factory=Counter)
+    multiply_add: int = 2
+    convention_flops: int = 0
 
     def __repr__(self) -> str:
         seconds = format_seconds(self.total().seconds)

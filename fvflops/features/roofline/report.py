@@ -56,12 +56,24 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
         table = _tabulate_modules(roofline, total, DEPTH if depth is None else depth)
     else:
         table = _tabulate_operators(roofline, total) if by == "operator" else _tabulate_ops(roofline, total)
-    convention = f"Convention: {plain_name(roofline.table)} (2 FLOPs per multiply-add)."
-    parts: list[Part] = [table, convention, "\n".join([_describe_total(total), *_list_gaps(roofline)])]
+    parts: list[Part] = [
+        table,
+        _describe_convention(roofline, total),
+        "\n".join([_describe_total(total), *_list_gaps(roofline)]),
+    ]
     if roofline.peaks:
         parts.append(_tabulate_peaks(roofline))
     title = f"{subject} on {roofline.device}" if subject else f"Roofline on {roofline.device}"
     return Document("roofline", title, parts, main=table.name)
+
+
+def _describe_convention(roofline: Roofline, total: Load) -> str:
+    factor = format_quantity(roofline.multiply_add, "FLOP")
+    text = f"Convention: {plain_name(roofline.table)} ({factor} per multiply-add)."
+    if roofline.multiply_add == 2 or roofline.convention_flops == total.flops:
+        return text
+    counted, shown = format_short(roofline.convention_flops), format_short(total.flops)
+    return f"{text[:-1]}: {counted} FLOPs. A roofline has 2 per multiply-add, as peaks do: {shown} FLOPs."
 
 
 def _tabulate_modules(roofline: Roofline, total: Load, depth: int) -> Table:

@@ -1,0 +1,115 @@
+"""Write ASCII where the terminal or the locale is not UTF-8: this program's characters as ASCII, names as escapes."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+# As wide as the character, where a column of a table may contain it.
+ASCII: Mapping[str, str] = {
+    **dict.fromkeys("–—‐‑−─·", "-"),
+    **dict.fromkeys("█▉▊▋▌▍▎▏", "#"),
+    "×": "x",
+    "µ": "u",
+    "μ": "u",
+    "→": "->",
+    "≥": ">=",
+    "≤": "<=",
+    "≈": "~",
+    "∞": "inf",
+    "│": "|",
+    "∕": "/",
+    **dict.fromkeys("‘’", "'"),
+    **dict.fromkeys("“”", '"'),
+    "\u00a0": " ",
+}
+_ELLIPSIS = "…"
+_C_LOCALES = ("C", "POSIX")
+# What Python sets LC_CTYPE to in a C locale (PEP 538).
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+
+
+@contextmanager
+def ascii_streams(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Write standard output and error in ASCII where they are not UTF-8, or the locale is C.
+
+    Python writes UTF-8 in the locale C; a terminal that was set to it does not show that. Where no locale is set, or
+    PYTHONIOENCODING or PYTHONUTF8 sets the encoding, Python's choice stays.
+    """
+    changed: list[tuple[Any, str, str]] = []
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure") and stream.encoding:
+                changed.append((stream, stream.encoding, stream.errors or "strict"))
+                if is_utf8(stream, environment):
+                    stream.reconfigure(errors="backslashreplace")
+                else:
+                    stream.reconfigure(encoding="ascii", errors=_register(stream.encoding))
+        yield
+    finally:
+        for stream, encoding, errors in changed:
+            if not stream.closed:
+                stream.reconfigure(encoding=encoding, errors=errors)
+
+
+def is_utf8(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a stream and the locale take UTF-8.
+
+    >>> import io
+    >>> stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    >>> is_utf8(stream, {}), is_utf8(stream, {"LANG": "C"}), is_utf8(stream, {"LC_ALL": "C", "PYTHONUTF8": "1"})
+    (True, False, True)
+    """
+    if not codecs.lookup(stream.encoding or "utf-8").name.startswith("utf"):
+        return False
+    if environment.get("PYTHONIOENCODING", "").partition(":")[0] or environment.get("PYTHONUTF8") == "1":
+        return True
+    ctype = environment.get("LC_CTYPE", "")
+    named = environment.get("LC_ALL") or ("" if ctype in _COERCED else ctype) or environment.get("LANG")
+    return named not in _C_LOCALES
+
+
+def to_ascii(text: str, encoding: str = "ascii") -> str:
+    """Return a text with this program's characters in ASCII; others that `encoding` lacks are escaped.
+
+    >>> to_ascii("layers.0–31 × 32: 3 µs, layers…_attn, and so on …")
+    'layers.0-31 x 32: 3 us, layers~_attn, and so on ...'
+    >>> to_ascii("é", "latin-1"), to_ascii("é")
+    ('é', '\\\\xe9')
+    """
+    return "".join(_replace(character, text[index + 1 : index + 2], encoding) for index, character in enumerate(text))
+
+
+def _replace(character: str, following: str, encoding: str) -> str:
+    if character.isascii():
+        return character
+    if character == _ELLIPSIS:  # in a name, one cell as in its column
+        return "~" if following.isalnum() or following in tuple("_.}") else "..."
+    if character in ASCII:
+        return ASCII[character]
+    return character.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def is_ascii(stream: TextIO) -> bool:
+    """Return whether a stream is written in ASCII."""
+    return codecs.lookup(stream.encoding or "utf-8").name == "ascii"
+
+
+def _register(encoding: str) -> str:
+    """Register the error handler for streams of an encoding, and return its name."""
+    name = f"fvflops-{codecs.lookup(encoding).name}"
+    target = "ascii" if encoding.lower().startswith("utf") else encoding
+
+    def replace(error: UnicodeError) -> tuple[bytes, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        text = error.object[error.start : error.end + 1]
+        replaced = to_ascii(text, target)[: None if error.end == len(error.object) else -1]
+        return replaced.encode(target, "backslashreplace"), error.end
+
+    codecs.register_error(name, replace)
+    return name

@@ -1,0 +1,74 @@
+"""Parsers of the values of arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+
+from fvflops.analysis.trace_file import ENDINGS
+from fvflops.capture.shapes.assumptions import check_assumptions
+
+
+def parse_at_least(least: int, text: str) -> int:
+    """Return an integer, as argparse's `type` of one argument."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}; got {text!r}")
+    return int(text)
+
+
+parse_depth = partial(parse_at_least, 0)
+parse_count = partial(parse_at_least, 1)
+
+
+def parse_sides(text: str) -> tuple[int, int]:
+    """Return (height, width), as argparse's `type`.
+
+    >>> parse_sides("224"), parse_sides("480x640")
+    ((224, 224), (480, 640))
+    """
+    sides = text.split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"must be N or HEIGHTxWIDTH, such as 224 or 480x640; got {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+def parse_trace_name(text: str) -> str:
+    """Return the file name of a saved Trace, as argparse's `type`."""
+    if not text.endswith(ENDINGS):
+        raise argparse.ArgumentTypeError(f"the name of a saved Trace ends in {' or '.join(ENDINGS)}; got {text!r}")
+    return text
+
+
+def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
+    """Return op → size from the values of `--assume`; another op, or a wrong size, raises ValueError.
+
+    >>> parse_assumptions(["aten::nonzero=100", "aten::index=0.5"])
+    {'aten::nonzero': 100, 'aten::index': 0.5}
+    """
+    sizes: dict[str, int | float] = {}
+    for text in texts:
+        op, _, size = text.partition("=")
+        try:
+            sizes[op] = int(size) if size.lstrip("-").isdigit() else float(size)
+        except ValueError:
+            raise ValueError(
+                f"--assume {text!r} has no size: write aten::nonzero=100, or a share such as 0.5"
+            ) from None
+    check_assumptions(sizes)
+    return sizes
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Return axis → size of a `--mesh` text, outermost first; a mistake raises ValueError.
+
+    >>> parse_mesh("dp=128,tp=8")
+    {'dp': 128, 'tp': 8}
+    """
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if not axis or not size.isdecimal() or axis in mesh:
+            raise ValueError(f"--mesh {text}: expected AXIS=N, each axis once, such as dp=128,tp=8; got {part!r}")
+        mesh[axis] = int(size)
+    return mesh
