@@ -293,9 +293,13 @@ class ModelAnalysis:
         >>> ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
         True
         """
+        return self._write_page(path, name=name)
+
+    def _write_page(self, path: str | os.PathLike[str] | None, **changes: Any) -> str:
+        """Return the page, with changes to its breakdown; write it to `path` if given."""
         if path is not None:
             paths.check_writable(os.fspath(path))
-        page = "".join(REPORTS["html"](replace(self._breakdown_of_page(), name=name)))
+        page = "".join(REPORTS["html"](replace(self._breakdown_of_page(), **changes)))
         if path is not None:
             paths.write_text(os.fspath(path), page)
         return page

@@ -217,10 +217,10 @@ def test_fifty_thousand_modules(show):
     assert page.inner_text("#module-hint").startswith("50,001 modules")
     assert page.locator(".cell").count() < 1000, "what is narrower than a pixel or two is drawn together"
     assert len(column(page, "module-table", 0)) == 50
-    page.click(".more")
+    page.click("#module-table .more")
     assert len(column(page, "module-table", 0)) == 550
     page.fill("#search", "b42.l7")
-    page.wait_for_selector(".more", state="detached")
+    page.wait_for_selector("#module-table .more", state="detached")
     assert page.inner_text("#hits").startswith("11 modules found")  # l7 and l70 to l79: the layers end at l498
     page.fill("#search", "")
     page.click(".cell[aria-label^='b42,']")
@@ -247,9 +247,10 @@ def test_two_reports_are_compared(show, tmp_path):
         "encoder",
         "neck",
     ]
-    assert column(page, "differences", 3) == ["-400", "+400", "-180", "-150", "-50", "+20"]
-    assert column(page, "differences", 2)[0] == "missing" and column(page, "differences", 4)[-1] == "new"
-    assert "2 modules only here, 1 module only in the other" in page.inner_text("#compared")
+    assert column(page, "differences", 3) == ["−400", "+400", "−180", "−150", "−50", "+20"]
+    assert column(page, "differences", 2)[0] == "missing"
+    assert column(page, "differences", 4) == ["removed", "+100.0%", "−18.0%", "removed", "−5.9%", "new"]
+    assert "2 modules only in Net (this), 1 module only in Net (other.html)" in page.inner_text("#compared")
     assert page.locator(".icicle").count() == 2
     # A summary as --format json writes it can be compared with too; what it holds is with all that is inside.
     columns = {"flops": {"": 1020, "encoder": 870, "encoder.mlp": 420, "encoder.attn": 400, "head": 150}}

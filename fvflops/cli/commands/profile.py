@@ -257,7 +257,7 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: Che
             if format == "report":
                 _write_report(profile, arguments, checked)
             elif format == "html":
-                profile.to_html(path)
+                profile.to_html(path, name=arguments.model, device=checked.peaks)
             elif format == "trace":
                 save_trace(profile.trace(), path)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from statistics import fmean
@@ -25,7 +26,7 @@ from fvflops.features.profiling.compute import fit_ops, measure_rows
 from fvflops.features.profiling.model import Profile
 from fvflops.features.profiling.report import describe_subject, profile_report
 from fvflops.features.roofline.compute import roofline
-from fvflops.features.utilisation.devices import Device
+from fvflops.features.utilisation.devices import Device, find_device
 from fvflops.formulas import FormulaTable
 from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
@@ -37,6 +38,7 @@ from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
 from fvflops.views.breakdown import Breakdown, read_breakdown
 from fvflops.views.call_selection import select_calls
+from fvflops.views.run_views import Peaks
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
 _COMPILED = "the model is compiled, but was run eagerly: these are not the times of compiled code"
@@ -178,6 +180,15 @@ class ProfileAnalysis(FlopCountAnalysis):
         salvaged._load(self._finish(self._measured))
         return salvaged
 
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, name: str = "", device: str | Device | None = None
+    ) -> str:
+        """Return the page of `FlopCountAnalysis.to_html` with the calls over time, and memory where measured.
+
+        With a `device`, a name as `roofline` takes it or a Device, its roofline has the roofs of the device.
+        """
+        return self._write_page(path, name=name, peaks=None if device is None else read_peaks(device))
+
     def _breakdown_of_page(self) -> Breakdown:
         """Return the counts with the times that the tables show, and the calls of the instrumented runs."""
         run = analysed_run(self)
@@ -276,6 +287,18 @@ class ProfileAnalysis(FlopCountAnalysis):
         if device.type == "cuda":
             return f"{device} ({torch.cuda.get_device_name(device)})"
         return f"cpu ({format_quantity(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)
+
+
+def read_peaks(device: str | Device) -> Peaks | None:
+    """Return the peaks of a device, None without a bandwidth.
+
+    >>> read_peaks("H100").bandwidth
+    3350000000000
+    """
+    found = device if isinstance(device, Device) else find_device(device)
+    if found.bandwidth is None:
+        return None
+    return Peaks(found.name, int(found.bandwidth), {dtype: found.peak(dtype) for dtype in found.dtypes()})
 
 
 def _ends_of_modules(trace: Trace) -> dict[int, str]:

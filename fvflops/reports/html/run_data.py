@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fvflops.reports.names import printable
+from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
 from fvflops.views.run_views import MemoryCurve, Peaks
 
@@ -48,7 +49,7 @@ def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, 
         is_module = callee.frame is not None and callee.kind == "module"
         owner = callee.name if is_module else _owner(timeline, span.stack)
         row = (
-            -1 if is_module else labels.index(callee.name.removeprefix("aten::")),
+            -1 if is_module else labels.index(_short(callee.name)),
             modules.get(owner, 0),
             phases.index(span.phase),
             tracks.setdefault(span.track, len(tracks)),
@@ -61,6 +62,10 @@ def write_timeline(timeline: Timeline, modules: Mapping[str, int]) -> dict[str, 
     names = [f"rank {rank}, thread {thread}" if rank else f"thread {thread}" for rank, thread in tracks]
     hidden = len(placed) - len(shown)
     return {**columns, "labels": labels.texts(), "phases": phases.texts(), "tracks": names, "hidden": hidden}
+
+
+def _short(op: str) -> str:
+    return packet_of(op).removeprefix("aten::")
 
 
 def _longest(placed: Sequence[PlacedSpan]) -> Sequence[PlacedSpan]:
@@ -116,7 +121,7 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
         ],
         "at": points,
         "ops": len(totals),
-        "label": [labels.index(curve.ops[point].removeprefix("aten::")) for point in points],
+        "label": [labels.index(_short(curve.ops[point])) for point in points],
         "module": [modules.get(curve.modules[point], 0) for point in points],
         "phase": [phases.index(curve.phases[point]) for point in points],
         "labels": labels.texts(),

@@ -9,6 +9,8 @@ from importlib.resources import files
 
 ENTRY = "page/start.js"
 _IMPORT = re.compile(r'^import \{ (.+) \} from "(.+)";\n', re.MULTILINE)
+# What a reader of the page's source does without: indentation, and lines that are comments.
+_FORMATTING = re.compile(r"^(?: *//.*\n| */\*\*[\s\S]*?\*/\n|\n| +)", re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULTILINE)
 
 
@@ -55,7 +57,7 @@ def _wrap(name: str) -> str:
     text = _read(name)
     exports = ", ".join(match[1] for match in _EXPORT.findall(text))
     text = _IMPORT.sub(lambda found: _bind(found[1], _resolve(found[2], name)), text)
-    text = _EXPORT.sub(r"\1 \2", text)
+    text = _FORMATTING.sub("", _EXPORT.sub(r"\1 \2", text))
     return f'modules["{name}"] = (() => {{\n{text}return {{ {exports} }};\n}})();\n'
 
 

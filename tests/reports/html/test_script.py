@@ -14,7 +14,7 @@ SCRIPTS = Path(page.__file__).parent / "scripts"
 LONGEST_FILE = 350
 LARGEST_FOLDER = 16
 NAMES = sorted(path.relative_to(SCRIPTS).as_posix() for path in SCRIPTS.rglob("*.js"))
-WORD = re.compile(r"(?<![.\w])([A-Za-z_]\w*)")
+WORD = re.compile(r"(?:(?<=\.\.\.)|(?<![.\w]))([A-Za-z_]\w*)")
 
 
 def exports(text: str) -> set[str]:

@@ -115,3 +115,17 @@ function paintChange(report) {
     ofOwn: () => "",
   };
 }
+
+/** Return the colour of each call of a timeline: by class, ops being lighter than their module, by operator or phase. */
+export function callColour(report, calls) {
+  if (view.split === "phase") return (call) => `var(--c${phaseGroups.of(calls.phaseOf(call))})`;
+  if (view.split === "operator") {
+    const groups = operatorGroups();
+    return (call) => (calls.isModule(call) ? "var(--cell-none)" : `var(--c${groups.of(calls.nameOf(call))})`);
+  }
+  const groups = classGroups();
+  return (call) => {
+    const colour = `var(--c${groups.of(report.classOf(calls.module[call]))})`;
+    return calls.isModule(call) ? colour : `color-mix(in oklab, ${colour}, var(--card) 50%)`;
+  };
+}

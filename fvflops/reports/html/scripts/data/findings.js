@@ -1,5 +1,5 @@
 // What costs most, in sentences. A sentence is a list of texts and of nodes, which the page links to.
-import { enumerate, percent, plural, short } from "../base/numbers.js";
+import { enumerate, percent, plural, short, signed } from "../base/numbers.js";
 import { valueOf, view, widthKey } from "./view.js";
 
 const MOST = 0.9; // the share of a module from which its parent is not worth a sentence
@@ -10,6 +10,43 @@ const BETWEEN_OPS = "(between ops)";
 
 const nounOf = ({ key, title }) => (/^[A-Z]{2}/.test(title) ? title : key === "calls" ? "op calls" : title.toLowerCase());
 const verbOf = ({ key }, several) => (key === "parameters" ? (several ? "have" : "has") : several ? "take" : "takes");
+
+/** Return sentences on where two reports differ in the chosen measure. */
+export function findDifferences(here, there, nodes) {
+  const key = widthKey();
+  if (!there.measures.has(key)) return [];
+  const { title, unit } = here.measures.get(key);
+  const [before, after] = [here, there].map((report) => valueOf(report, key, [0]));
+  if (before === after) return [[`Both have the same ${nounOf({ key, title })}: ${short(before, unit)}.`]];
+  const change = before ? ` (${after < before ? "−" : "+"}${percent(Math.abs(after - before), before)})` : "";
+  const sentences = [[`${title}: ${short(before, unit)} → ${short(after, unit)}${change}.`]];
+  const found = differingNodes(here, there, nodes, key);
+  const sentence = ["Largest differences: "];
+  found.slice(0, NAMED).forEach(({ node, difference }, index) => sentence.push(index ? ", " : "", node, ` ${signed(difference, unit)}`));
+  if (found.length) sentences.push([...sentence, "."]);
+  return sentences;
+}
+
+/** Return the nodes that differ, the largest difference first: below the only ones that do. */
+function differingNodes(here, there, nodes, key) {
+  const differenceOf = (node) => {
+    const matches = node.members.map((module) => there.find(here.paths[module])).filter((match) => match !== undefined);
+    return valueOf(there, key, matches) - valueOf(here, key, node.members);
+  };
+  const differingIn = (parent) =>
+    nodes
+      .children(parent)
+      .map((node) => ({ node, difference: differenceOf(node) }))
+      .filter(({ difference }) => difference)
+      .sort((a, b) => Math.abs(b.difference) - Math.abs(a.difference));
+  let found = differingIn(nodes.root);
+  for (let inside = found; inside.length === 1; ) {
+    found = inside;
+    inside = differingIn(found[0].node);
+    if (inside.length) found = inside;
+  }
+  return found;
+}
 
 /** Return two to five sentences on the chosen measure of a report. */
 export function findCosts(report, nodes) {

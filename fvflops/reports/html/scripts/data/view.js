@@ -2,10 +2,18 @@
 import { short } from "../base/numbers.js";
 
 export const reports = [];
-export const view = { measure: "", phase: "", operator: "", split: "class", query: "" };
+export const view = { measure: "", phase: "", operator: "", split: "class", query: "", showEqual: false };
 export const isRate = () => view.measure === "rate";
 export const widthKey = () => (isRate() ? "time" : view.measure);
 export const measureOf = (report = reports[0]) => report.measures.get(widthKey());
+
+/** Return the names of the reports; of two of one name, the other has its file or number. */
+export function namesOf() {
+  const [first, other] = reports.map(({ title }) => title);
+  if (other === undefined) return [first];
+  if (first !== other) return [first, other];
+  return [`${first} (this)`, `${other} (${reports[1].file || "other"})`];
+}
 
 const listeners = [];
 

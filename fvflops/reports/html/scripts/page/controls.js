@@ -76,6 +76,6 @@ export function listenToControls() {
   window.addEventListener("resize", () => {
     if (width === window.innerWidth) return;
     width = window.innerWidth;
-    for (const picture of pictures) picture.draw();
+    changed("plots");
   });
 }

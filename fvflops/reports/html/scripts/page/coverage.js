@@ -1,7 +1,7 @@
 // Which ops the convention counts, and how the report was made.
 import { byId, isolate, make } from "../base/elements.js";
 import { plural, short, thousands } from "../base/numbers.js";
-import { reports } from "../data/view.js";
+import { namesOf, reports } from "../data/view.js";
 
 export function drawLedger() {
   const { ledger, unknown_elements: elements, unknown_places: locations = {} } = reports[0].record;
@@ -47,6 +47,6 @@ export function drawAbout() {
   byId("about").replaceChildren(...keys.map((key) => make("div", {}, make("dt", {}, labels[key] || key.replaceAll("_", " ")), make("dd", { title: about[key] }, isolate(key in OVERHEADS ? short(Number(about[key]), "ns") : about[key].slice(0, 2000))))));
   const isNamed = reports[0].title !== reports[0].classOf(0);
   const parts = [isNamed && reports[0].classOf(0), about.inputs, about.table && `convention ${about.table}`, about.multiply_add && `${about.multiply_add} FLOP${about.multiply_add === "1" ? "" : "s"} per multiply-add`].filter(Boolean);
-  byId("title").replaceChildren(isolate(reports[0].title.slice(0, 200), { title: reports[0].title }));
+  byId("title").replaceChildren(...namesOf().flatMap((name, index) => [...(index ? [" → "] : []), isolate(name.slice(0, 200), { title: name })]));
   byId("subtitle").replaceChildren(...parts.flatMap((part, index) => [...(index ? [" · "] : []), isolate(part.slice(0, 300))]));
 }

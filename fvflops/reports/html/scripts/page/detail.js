@@ -18,7 +18,7 @@ export function drawDetail(picture) {
       {},
       make("h3", { title: path }, isolate(path)),
       make("p", { class: "quiet clip", title: about }, isolate(report.classOf(selected.first) || "no class"), about && selected.count === 1 ? isolate(`(${about})`) : null),
-      selected.count > 1 ? make("p", { class: "quiet" }, `${plural(selected.count, "equal module")}, together. ${selected.run > 1 ? "Enter or a click opens them." : ""}`) : null,
+      selected.count > 1 ? make("p", { class: "quiet clip" }, `${plural(selected.count, "equal module")}, together. ${selected.run > 1 && selected.key !== picture.zoomed.key ? "Enter or a click opens them." : ""}`) : null,
       unknown ? make("p", { class: "warn" }, `Lower bound: the ${titleOf(key)} of ${plural(unknown, "unsupported op call")} inside are not counted.`) : null,
       factTable(report, selected),
     ),

@@ -6,19 +6,22 @@ import { changed, isRate, keysOf, onChange, reports, view } from "../data/view.j
 import { differenceTable } from "../tables/differences.js";
 import { moduleTable } from "../tables/modules.js";
 import { operatorTable } from "../tables/operators.js";
-import { drawComparison, listenToFiles } from "./comparison.js";
+import { drawComparison, listenToEqual, listenToFiles, openGivenOther } from "./comparison.js";
 import { fillControls, listenToControls } from "./controls.js";
 import { drawAbout, drawLedger } from "./coverage.js";
 import { addPicture, drawPictures, pictures } from "./pictures.js";
+import { listenToExports } from "./export.js";
 import { listenToTheme } from "./theme.js";
 import { drawTiles } from "./tiles.js";
 import { drawTopCosts } from "./top_costs.js";
+import { makeViews, redrawView } from "./views.js";
 
 const tables = {};
 
 function draw(part) {
   if (part === "all") drawTiles();
   drawPictures();
+  redrawView();
   drawTopCosts();
   if (part === "plots") return;
   if (part === "all") drawComparison(tables.differences);
@@ -66,16 +69,21 @@ function start() {
   const report = new Report(JSON.parse(byId("data").textContent));
   reports.push(report);
   const keys = keysOf(report);
-  view.measure = keys.find((key) => report.totals(key, view).total[0] > 0) || keys[0];
+  const isProfile = Boolean(report.record.timeline);
+  view.measure = (isProfile && keys.includes("time") && "time") || keys.find((key) => report.totals(key, view).total[0] > 0) || keys[0];
   addPicture(report);
+  openGivenOther();
   makeTables();
   onChange(draw);
   fillControls();
+  makeViews();
   drawAbout();
   drawLedger();
   changed();
   listenToControls();
   listenToFiles();
+  listenToEqual(tables.differences);
+  listenToExports(tables);
   performance.mark("fvflops-drawn");
 }
 

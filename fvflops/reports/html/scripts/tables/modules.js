@@ -13,6 +13,7 @@ function moduleColumns() {
       title: titleOf(key),
       number: true,
       value: (i) => moduleValue(report, key, i),
+      exact: (i) => exactly(report, key, i),
       write: (cell, i) => {
         const value = moduleValue(report, key, i);
         cell.append(formatModule(report, key, i));
@@ -32,6 +33,12 @@ function moduleColumns() {
     ),
   );
   return columns;
+}
+
+/** Return every digit of a value, which Number holds up to 2^53. */
+function exactly(report, key, module) {
+  const value = moduleValue(report, key, module);
+  return Number.isSafeInteger(value) || key === "rate" ? value : report.exactly(key, view, [module]);
 }
 
 function moduleRows() {

@@ -16,12 +16,8 @@ export class Table {
   draw(keepLimit = false) {
     if (!keepLimit) this.limit = FIRST_ROWS;
     const columns = this.columns();
-    const sorted = columns.find(({ key }) => key === this.sort.key) || columns[0];
-    const rows = this.rows();
-    const values = new Map(rows.map((row) => [row, sorted.value(row)]));
-    const sign = this.sort.descending ? -1 : 1;
-    const compare = sorted.number ? (a, b) => a - b : (a, b) => (a < b ? -1 : a > b ? 1 : 0);
-    rows.sort((a, b) => sign * compare(values.get(a), values.get(b)) || a - b);
+    const sorted = this.sortedColumn(columns);
+    const rows = this.sortedRows(columns);
     const shown = rows.slice(0, this.limit);
     const head = make("tr", {}, ...columns.map((column) => this.drawHeading(column, sorted)));
     const body = make("tbody", {}, ...shown.map((row) => this.drawRow(row, columns)));
@@ -32,6 +28,27 @@ export class Table {
     const rest = left ? make("p", { class: "hint rest-of-rows" }, `and ${plural(left, "more row")}, shown in the browser`) : null;
     const table = make("table", { "aria-rowcount": rows.length + 1 }, make("caption", { class: "hidden" }, this.caption), make("thead", {}, head), body);
     this.box.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.caption }, table), ...(more ? [more, rest] : []));
+  }
+
+  sortedColumn(columns) {
+    return columns.find(({ key }) => key === this.sort.key) || columns[0];
+  }
+
+  sortedRows(columns) {
+    const sorted = this.sortedColumn(columns);
+    const rows = this.rows();
+    const values = new Map(rows.map((row) => [row, sorted.value(row)]));
+    const sign = this.sort.descending ? -1 : 1;
+    const compare = sorted.number ? (a, b) => a - b : (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+    return rows.sort((a, b) => sign * compare(values.get(a), values.get(b)) || a - b);
+  }
+
+  /** Return all rows as CSV, in the order shown and with exact numbers. */
+  toCsv() {
+    const columns = this.columns();
+    const rows = this.sortedRows(columns);
+    const lines = [columns.map(({ title }) => title), ...rows.map((row) => columns.map((column) => (column.exact || column.value)(row)))];
+    return lines.map((cells) => cells.map(quote).join(",")).join("\r\n") + "\r\n";
   }
 
   drawHeading(column, sorted) {
@@ -76,6 +93,9 @@ export class Table {
   }
 }
 
+/** Return a cell of a CSV file. */
+const quote = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+
 export const text = (key, title, read) => ({
   key,
   title,
@@ -92,6 +112,7 @@ export function shareColumn(value, unknown = () => 0) {
     title: `% of ${measureOf()?.title}`,
     number: true,
     value,
+    exact: (row) => percent(value(row), moduleValue(reports[0], widthKey(), 0)),
     write: (cell, row) => {
       const total = moduleValue(reports[0], widthKey(), 0);
       const share = total ? (100 * value(row)) / total : 0;

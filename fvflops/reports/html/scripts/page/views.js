@@ -1,0 +1,89 @@
+// The views of the model's cost: its modules, and for a run its timeline, memory and roofline.
+import { byId, make } from "../base/elements.js";
+import { MemoryChart } from "../charts/memory.js";
+import { Roofline, findPoints } from "../charts/roofline.js";
+import { Timeline } from "../charts/timeline.js";
+import { reports, view } from "../data/view.js";
+import { pictures } from "./pictures.js";
+
+const charts = new Map(); // name → chart
+const VIEWS = [
+  { name: "modules", title: "Modules", make: null, has: () => true },
+  { name: "timeline", title: "Timeline", make: (report) => new Timeline(report, announce), has: ({ record }) => Boolean(record.timeline?.start.length) },
+  { name: "memory", title: "Memory", make: (report) => new MemoryChart(report, openModule), has: ({ record }) => Boolean(record.memory?.at.length) },
+  { name: "roofline", title: "Roofline", make: (report) => new Roofline(report), has: (report) => findPoints(report).length > 0 },
+];
+let chosen = "modules";
+
+function announce(module, text) {
+  byId("live").textContent = text;
+}
+
+function openModule(module, text) {
+  announce(module, text);
+  choose("modules");
+  pictures[0].zoomTo(module);
+}
+
+/** Make a tab for each view that the report has data for. */
+export function makeViews() {
+  const [report] = reports;
+  const shown = VIEWS.filter(({ has }) => has(report));
+  byId("views").hidden = shown.length < 2;
+  byId("views").replaceChildren(
+    ...shown.map(({ name, title }) =>
+      make("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `view-${name}`, on: { click: () => choose(name), keydown: (event) => step(event, shown) } }, title),
+    ),
+  );
+  for (const { name } of shown.slice(1)) byId("view-modules").after(make("div", { id: `view-${name}`, role: "tabpanel", "aria-labelledby": `tab-${name}`, hidden: true }));
+  mark();
+}
+
+function step(event, shown) {
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!by) return;
+  event.preventDefault();
+  const names = shown.map(({ name }) => name);
+  choose(names[(names.indexOf(chosen) + by + names.length) % names.length]);
+  byId(`tab-${chosen}`).focus();
+}
+
+function choose(name) {
+  chosen = name;
+  mark();
+  drawView();
+}
+
+function mark() {
+  for (const tab of byId("views").children) {
+    const isChosen = tab.id === `tab-${chosen}`;
+    tab.setAttribute("aria-selected", String(isChosen));
+    tab.tabIndex = isChosen ? 0 : -1;
+  }
+  for (const { name } of VIEWS) if (byId(`view-${name}`)) byId(`view-${name}`).hidden = name !== chosen;
+  for (const id of ["split", "legend"]) byId(id).hidden = !["modules", "timeline"].includes(chosen);
+  byId("detail").hidden = chosen !== "modules";
+  byId("filters").hidden = chosen === "memory";
+  byId("search-label").hidden = chosen !== "modules";
+}
+
+/** Draw the chosen view, unless it is that of the modules, which is always drawn. */
+export function drawView() {
+  const [report] = reports;
+  if (chosen === "modules") {
+    pictures.forEach((picture) => picture.draw()); // its width was unknown while hidden
+    return;
+  }
+  if (!charts.has(chosen)) {
+    charts.set(chosen, VIEWS.find(({ name }) => name === chosen).make(report));
+    byId(`view-${chosen}`).append(charts.get(chosen).element);
+  }
+  charts.get(chosen).draw();
+}
+
+export const redrawView = () => chosen !== "modules" && drawView();
+
+/** Return the element that shows the chosen view. */
+export const chosenBox = () => (chosen === "modules" ? pictures.map(({ box }) => box) : [charts.get(chosen).box]);
+
+export const chosenView = () => `${chosen}-${view.measure}`;
