@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -28,11 +29,13 @@ from fvflops.units import format_quantity  # noqa: E402
 
 _WIDTH = 120
 _SHOWN = ("parameters", "macs", "activations", "peak_memory")
+# The alignment of columns, which doubles the size of the page in HTML: docs/assets/site.css aligns them there.
+_ALIGNMENT = re.compile(r"(?<= ):?---:?(?= )")
 _INTRODUCTION = (
     "Parameters, multiply-adds (MACs), activations (output elements of convolutions and matrix products) and the "
     "predicted peak memory of the forward pass in float32 on a CPU, of one input of the library's default size. No "
-    "weights are loaded. The exact numbers, with memory traffic, inputs and versions, are in models.parquet beside "
-    "this page. Both are made by `tools/catalogue.py`."
+    "weights are loaded. The exact numbers, with memory traffic, inputs and versions, are in "
+    "[models.parquet](models.parquet) beside this page. Both are made by `tools/catalogue.py`."
 )
 
 
@@ -42,10 +45,14 @@ def catalogue(rows: Iterable[ModelCount]) -> str:
     for row in rows:
         by_library.setdefault(row.model.partition(":")[0], []).append(row)
     sections = [
-        f"## {library}\n\n{write_document(Document('models', parts=[_make_table(library, found)]), 'markdown')}"
+        f"## {library}\n\n{_ALIGNMENT.sub('---', _write_table(library, found))}"
         for library, found in sorted(by_library.items())
     ]
     return "\n\n".join(["# Models", textwrap.fill(_INTRODUCTION, _WIDTH), *sections]) + "\n"
+
+
+def _write_table(library: str, rows: Sequence[ModelCount]) -> str:
+    return write_document(Document("models", parts=[_make_table(library, rows)]), "markdown")
 
 
 def _make_table(library: str, rows: Sequence[ModelCount]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import os
 import re
@@ -18,6 +19,7 @@ import yaml
 import fvflops
 from tests.support.checkout import ROOT
 from tests.support.documentation.pages import PAGES, SNIPPET, links
+from tests.support.tools import load_tool
 
 DOCS = ROOT / "docs"
 
@@ -63,6 +65,12 @@ def test_files_that_pages_include_have_addresses_that_lead_from_there():
     assert "CONTRIBUTING.md" in included
     for name in included:
         assert all(re.match(r"https://|#", link) for link in links((ROOT / name).read_text())), name
+
+
+def test_the_doctests_of_what_rewrites_docstrings():
+    pytest.importorskip("griffe")
+    result = doctest.testmod(load_tool("documentation.docstrings"))
+    assert (result.failed, result.attempted) == (0, 3)
 
 
 @pytest.mark.long

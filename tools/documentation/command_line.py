@@ -101,9 +101,9 @@ def _code(text: str) -> str:
     """Return a text as code in a cell; renderers of Markdown disagree on a pipe between backticks.
 
     >>> _code("--by A|B"), _code("--top N")
-    ('<code>--by A&#124;B</code>', '`--top N`')
+    ('<code>--by A&#124;<wbr>B</code>', '`--top N`')
     """
-    return f"<code>{text.replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+    return f"<code>{text.replace('|', '&#124;<wbr>')}</code>" if "|" in text else f"`{text}`"
 
 
 def _cell(text: str) -> str:

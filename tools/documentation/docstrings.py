@@ -1,0 +1,61 @@
+"""Griffe extension: doctests in docstrings become blocks of code, and public names in them links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+_STUB = Path(__file__).resolve().parents[2] / "fvflops" / "__init__.pyi"
+_PUBLIC = re.findall(r" as (\w+)$", _STUB.read_text(), re.MULTILINE)
+# Names of several words, which are no words of English, and any name that is written as one: `fvflops.mfu`.
+_COMPOUND = "|".join(name for name in _PUBLIC if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", name))
+_NAME = re.compile(rf"(?<![\w`.\[])(?:({_COMPOUND})|`fvflops\.({'|'.join(_PUBLIC)})`)(?![\w`\].(])")
+_DOCTEST = re.compile(r"^>>> .*(?:\n(?!\n).*)*", re.MULTILINE)
+
+
+def fence_doctests(docstring: str) -> str:
+    """Return a docstring with its doctests, each up to the next empty line, in fences: Markdown takes them for quotes.
+
+    >>> print(fence_doctests("Add.\\n\\n>>> 1 + 1\\n2\\n\\nMore."))
+    Add.
+    <BLANKLINE>
+    ```pycon
+    >>> 1 + 1
+    2
+    ```
+    <BLANKLINE>
+    More.
+    """
+    return _DOCTEST.sub(lambda match: f"```pycon\n{match[0]}\n```", docstring)
+
+
+def link_names(docstring: str, own: str) -> str:
+    """Return a docstring in which public names other than `own` are links, doctests and blocks of code excluded.
+
+    >>> link_names("Arguments are those of ModelAnalysis; see `fvflops.mfu`.", "record")
+    'Arguments are those of [ModelAnalysis][fvflops.ModelAnalysis]; see [`fvflops.mfu`][fvflops.mfu].'
+    >>> link_names("ModelAnalysis", "ModelAnalysis")
+    'ModelAnalysis'
+    """
+
+    def link(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        return match[0] if name == own else f"[{match[0]}][fvflops.{name}]"
+
+    def is_code(line: str) -> bool:
+        return line.startswith((">>>", "...", "    "))
+
+    paragraphs = re.split(r"(\n\n+)", docstring)
+    return "".join(text if is_code(text) else _NAME.sub(link, text) for text in paragraphs)
+
+
+class Docstrings(griffe.Extension):
+    """Rewrite the docstring of every object when it is loaded."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Link the names and fence the doctests of one object."""
+        if obj.docstring:
+            obj.docstring.value = fence_doctests(link_names(obj.docstring.value, obj.name))
