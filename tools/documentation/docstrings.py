@@ -12,22 +12,15 @@ _STUB = Path(__file__).resolve().parents[2] / "fvflops" / "__init__.pyi"
 _PUBLIC = re.findall(r" as (\w+)$", _STUB.read_text(), re.MULTILINE)
 # Names of several words, which are no words of English, and any name that is written as one: `fvflops.mfu`.
 _COMPOUND = "|".join(name for name in _PUBLIC if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", name))
-_NAME = re.compile(rf"(?<![\w`.\[])(?:({_COMPOUND})|`fvflops\.({'|'.join(_PUBLIC)})`)(?![\w`\].(])")
+_NAME = re.compile(rf"(?<![\w`.\[])(?:({_COMPOUND})|`fvflops\.({'|'.join(_PUBLIC)})`)(?![\w`\](]|\.\w)")
 _DOCTEST = re.compile(r"^>>> .*(?:\n(?!\n).*)*", re.MULTILINE)
 
 
 def fence_doctests(docstring: str) -> str:
     """Return a docstring with its doctests, each up to the next empty line, in fences: Markdown takes them for quotes.
 
-    >>> print(fence_doctests("Add.\\n\\n>>> 1 + 1\\n2\\n\\nMore."))
-    Add.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    More.
+    >>> fence_doctests("Add.\\n\\n>>> 1 + 1\\n2\\n\\nMore.")
+    'Add.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```\\n\\nMore.'
     """
     return _DOCTEST.sub(lambda match: f"```pycon\n{match[0]}\n```", docstring)
 
