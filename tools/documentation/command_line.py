@@ -7,15 +7,15 @@ import importlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fvflops.cli import COMMANDS, build_parser
+from fvflops.cli import COMMANDS, EXIT_CODES, build_parser
 
 # Options that as many commands have with the same words are described once, below the commands.
 SHARED_BY = 4
 _INTRODUCTION = """\
 # Command line
 
-`fvflops COMMAND --help` shows the same as this page. `python -m fvflops` is the same program. Exit codes are 0 for
-success, 1 for a failed check (over budget, or a model of several that was not counted) and 2 for an error.
+`fvflops COMMAND --help` shows the same as this page. `python -m fvflops` is the same program. Options cannot be
+abbreviated, and may be anywhere after the command.
 
 | Command | Purpose |
 |:---|:---|
@@ -46,8 +46,16 @@ def page() -> str:
         if common := [argument for argument in arguments[name] if argument in shared]:
             names = ", ".join(f"`{argument.usage.split()[0]}`" for argument in common)
             lines += [f"\nAlso [shared options](#shared-options): {names}.\n"]
+    lines += ["\n## Exit codes\n\n| Code | Meaning |\n|:---|:---|\n"]
+    lines += [f"| {code} | {_cell(meaning)} |\n" for code, meaning in _exit_codes()]
     lines += ["\n## Shared options\n\nSeveral commands have these, as listed above.\n", *_by_group(shared)]
     return "".join(lines)
+
+
+def _exit_codes() -> Iterator[tuple[str, str]]:
+    for line in EXIT_CODES.splitlines()[1:]:
+        code, _, meaning = line.strip().partition("  ")
+        yield code, meaning
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
