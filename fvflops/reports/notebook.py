@@ -39,11 +39,16 @@ def render(breakdown: Breakdown) -> str:
 def render_document(document: Document) -> str:
     """Return the page of a report in a frame as tall as the report is long, with its tables as a substitute."""
     tables = [table for table in document.readable_by("people").tables() if table.rows]
-    substitute = "".join(_write_table(table, document.title) for table in tables[:_MAX_TABLES])
     charts = len(document.parts) - len(document.tables())
     height = min(_SHORT + _ROW * (sum(len(table.rows) + 2 for table in tables) + charts), _TALL)
     page = write_document(document, "html")
-    return put_in_frame(page, substitute, title=document.title or document.kind, height=height)
+    return put_in_frame(page, write_tables(document), title=document.title or document.kind, height=height)
+
+
+def write_tables(document: Document) -> str:
+    """Return the first tables of a report as HTML without styles."""
+    tables = [table for table in document.readable_by("people").tables() if table.rows]
+    return "".join(_write_table(table, document.title) for table in tables[:_MAX_TABLES])
 
 
 def put_in_frame(page: str, table: str, *, title: str, height: int = _TALL) -> str:

@@ -448,7 +448,21 @@ def two_traces(tmp_path):
     return files
 
 
-@pytest.mark.parametrize("format", list(FORMATS))
+def test_the_page_compares_both_models(two_traces, capsys, tmp_path):
+    page = tmp_path / "diff.html"
+    assert main(["diff", *two_traces, "--format", "html", "--measure", "parameters", "--output", str(page)]) == 0
+    text = page.read_text()
+    assert f"<title>{two_traces[0]} → {two_traces[1]} · fvflops</title>"[:190] in text
+    for script in ("data", "data-other"):
+        record = json.loads(re.search(rf'<script type="application/json" id="{script}">(.*?)</script>', text)[1])
+        assert [measure["key"] for measure in record["measures"]][:2] == ["parameters", "flops"]
+    assert main(["diff", *two_traces, "--format", "html", "--top", "2"]) == 2
+    assert "--top does not apply to --format html" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="no runs to show"):
+        replace(fvflops.diff(*two_traces), runs=None).to_html()
+
+
+@pytest.mark.parametrize("format", [format for format in FORMATS if format != "html"])
 def test_every_format_writes_the_difference(format, two_traces, capsys):
     # Two blocks of 3 * 4 * 8 and 3 * 8 * 4 more, and 3 * 4 * 8 more at the end.
     assert main(["diff", *two_traces, "--format", format, "--sort", "difference", "--top", "2"]) == 0

@@ -18,7 +18,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.open_analysis import open_analysis
-from fvflops.cli.outputs import write_report
+from fvflops.cli.outputs import write, write_report
 from fvflops.features.diff.diff import diff_traces
 from fvflops.features.diff.model import MEASURES
 from fvflops.features.diff.report import TOP, difference_report
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
+    _check(arguments)
     table = load_table(arguments.table)
     options = model_options(arguments, device=arguments.device)
     first = open_analysis(arguments.model, arguments, table, options=options)
@@ -90,8 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
     )
     names = (arguments.model, arguments.other)
     difference = diff_traces(first.trace(), second.trace(), table=table, names=names)
+    if arguments.format == "html":
+        write(difference.to_html(measure=arguments.measure), arguments.output)
+        return 0
     write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for options that the page does not have, before a model is loaded."""
+    for option, default in (("sort", None), ("top", TOP)):
+        if arguments.format == "html" and getattr(arguments, option) != default:
+            raise ValueError(f"--{option} does not apply to --format html, an interactive page: omit it")
 
 
 def _are_files_of_two_folders(*names: str) -> bool:

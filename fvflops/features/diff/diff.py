@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import nn
 
+from fvflops import paths
 from fvflops.analysis.exported_program import is_program, load_program
-from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.features.diff import report
 from fvflops.features.diff.compute import CountedRun, diff_counts
 from fvflops.features.diff.model import ModelDifference
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports import html, notebook
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document
 from fvflops.trace import Trace
+from fvflops.views.analysed_run import AnalysedRun
+from fvflops.views.breakdown import Breakdown, read_breakdown
 
 # Key of Trace.about → the note for the report.
 _NOTES = {
@@ -28,10 +32,14 @@ _NOTES = {
 }
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class PrintedDifference(ModelDifference, Displayed):
-    """A ModelDifference that `print` and a notebook show as its report."""
+    """A ModelDifference that `print` shows as its report, and a notebook as an interactive page of both models.
 
-    __slots__ = ()
+    `runs` are the two runs, with the names of the report.
+    """
+
+    runs: tuple[AnalysedRun, AnalysedRun] | None = field(default=None, compare=False)
 
     def _document(self) -> Document:
         return report.difference_report(self).ranked(top=report.TOP)
@@ -43,6 +51,33 @@ class PrintedDifference(ModelDifference, Displayed):
     def to_json(self) -> str:
         """Return all differences as JSON text, with exact numbers."""
         return report.render(self, format="json")
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, measure: str = "flops") -> str:
+        """Return an interactive page that compares both models, opened on a measure; write it to `path` if given.
+
+        Modules are matched by name there.
+
+        >>> import torch
+        >>> page = diff(nn.Linear(4, 8), nn.Linear(4, 16), torch.ones(3, 4)).to_html()
+        >>> "<title>before → after · fvflops</title>" in page
+        True
+        """
+        if path is not None:
+            paths.check_writable(os.fspath(path))
+        if self.runs is None:
+            raise ValueError("this difference has no runs to show as a page: make it by fvflops.diff")
+        names = (self.before.name, self.after.name)
+        pages = [_open_on(measure, read_breakdown(run), name) for run, name in zip(self.runs, names, strict=True)]
+        page = "".join(html.render_comparison(*pages))
+        if path is not None:
+            paths.write_text(os.fspath(path), page)
+        return page
+
+    def _repr_html_(self) -> str:
+        document = self._document()
+        if self.runs is None:
+            return notebook.render_document(document)
+        return notebook.put_in_frame(self.to_html(), notebook.write_tables(document), title=document.title)
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -86,9 +121,17 @@ def diff_traces(
     first: Trace, second: Trace, *, table: FormulaTable, names: tuple[str, str] = ("before", "after")
 ) -> PrintedDifference:
     """Return the differences of the second of two Traces, counted by a table."""
-    runs = [_count(trace, table, name) for trace, name in zip((first, second), names, strict=True)]
+    analyses = [FlopCountAnalysis.from_trace(trace, table=table, warn=False) for trace in (first, second)]
+    runs = [_count(analysis, table, name) for analysis, name in zip(analyses, names, strict=True)]
     difference = diff_counts(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
-    return PrintedDifference(**{item.name: getattr(difference, item.name) for item in fields(difference) if item.init})
+    values = {item.name: getattr(difference, item.name) for item in fields(difference) if item.init}
+    return PrintedDifference(**values, runs=(analysed_run(analyses[0]), analysed_run(analyses[1])))
+
+
+def _open_on(measure: str, breakdown: Breakdown, name: str) -> Breakdown:
+    """Return a breakdown for a page, which opens on the first measure."""
+    first = {key: value for key, value in breakdown.measures.items() if key == measure}
+    return replace(breakdown, name=name, measures=first | dict(breakdown.measures))
 
 
 def _read_trace(
@@ -117,8 +160,8 @@ def _name(source: Any, default: str) -> str:
     return os.fspath(source) if isinstance(source, (str, os.PathLike)) else default
 
 
-def _count(trace: Trace, table: FormulaTable, name: str) -> CountedRun:
-    flops = FlopCountAnalysis.from_trace(trace, table=table, warn=False)
+def _count(flops: FlopCountAnalysis, table: FormulaTable, name: str) -> CountedRun:
+    trace = flops.trace()
     activations = ActivationCountAnalysis.from_trace(trace, table=table, warn=False)
     notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
     if not trace.complete:
