@@ -54,6 +54,15 @@ def test_the_navigation_has_every_page_once():
     assert Counter(pages_of(read_settings()["nav"])) == pages
 
 
+def test_the_settings_name_files_that_exist_and_every_asset():
+    settings = read_settings()
+    (python,) = [plugin["mkdocstrings"]["handlers"]["python"] for plugin in settings["plugins"] if plugin != "search"]
+    for name in (settings["theme"]["custom_dir"], *python["options"]["extensions"]):
+        assert (ROOT / name).exists(), name
+    assets = [*settings["extra_css"], *settings["extra_javascript"]]
+    assert sorted(assets) == sorted(f"assets/{path.name}" for path in (DOCS / "assets").iterdir())
+
+
 def test_each_public_name_is_on_one_api_page():
     assert api_names("::: fvflops.a\n    options:\n      members: []\n\n::: fvflops.b\n") == ["a", "b"]
     shown = Counter(name for page, text in PAGES.items() if "/api/" in page for name in api_names(text))
