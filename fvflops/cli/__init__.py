@@ -30,6 +30,7 @@ COMMANDS = {
     "profile": "measure a model's time and memory, with its counts",
     "annotate": "add a model's FLOPs, bytes and modules to chrome traces that torch.profiler wrote earlier",
     "sweep": "count many models into a file, in worker processes with limits of time and memory",
+    "completion": "print a completion script for bash, zsh or fish",
     "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
 }
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backward(parser)
     parser.add_argument(
         "--tables",
-        metavar="A,B,...",
+        metavar="CONVENTION,...",
         help="conventions to compare with that of --table, which is always listed, first; default: all shipped ones",
     )
     add_report(parser)
