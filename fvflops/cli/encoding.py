@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +13,8 @@ from typing import Any, TextIO
 
 # As wide as the character, where a column of a table may contain it.
 ASCII: Mapping[str, str] = {
-    **dict.fromkeys("–—‐‑−─·", "-"),
+    **dict.fromkeys("–—‐‑−─", "-"),
+    "Δ": "d",
     **dict.fromkeys("█▉▊▋▌▍▎▏", "#"),
     "×": "x",
     "µ": "u",
@@ -27,7 +30,7 @@ ASCII: Mapping[str, str] = {
     **dict.fromkeys("“”", '"'),
     "\u00a0": " ",
 }
-_ELLIPSIS = "…"
+_ELLIPSIS, _DOT = "…", "·"
 _C_LOCALES = ("C", "POSIX")
 # What Python sets LC_CTYPE to in a C locale (PEP 538).
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
@@ -89,9 +92,31 @@ def _replace(character: str, following: str, encoding: str) -> str:
         return character
     if character == _ELLIPSIS:  # in a name, one cell as in its column
         return "~" if following.isalnum() or following in tuple("_.}") else "..."
+    if character == _DOT:  # a separator, or a product
+        return "-" if following == " " else "*"
     if character in ASCII:
         return ASCII[character]
     return character.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def to_ascii_markup(text: str) -> str:
+    """Return HTML or SVG in ASCII, which means the same: references, and in scripts and styles their own escapes.
+
+    >>> print(to_ascii_markup('<p>×</p><script>"×"</script><style>p {content: "×"}</style>'))
+    <p>&#215;</p><script>"\\u00d7"</script><style>p {content: "\\d7 "}</style>
+    """
+    parts = re.split(r"(<(?:script|style)\b.*?</(?:script|style)>)", text, flags=re.DOTALL)
+    return "".join(map(_escape_markup, parts))
+
+
+def _escape_markup(part: str) -> str:
+    if part.isascii():
+        return part
+    if part.startswith("<script"):
+        return re.sub(r"[^\x00-\x7f]", lambda match: json.dumps(match[0])[1:-1], part)
+    if part.startswith("<style"):
+        return re.sub(r"[^\x00-\x7f]", lambda match: f"\\{ord(match[0]):x} ", part)
+    return part.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def is_ascii(stream: TextIO) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.analysis.training_step import sum_results
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     model_options,
 )
@@ -69,7 +70,8 @@ def open_model(
     if in_subprocess:
         chosen = options
         return lambda table: _analysis_of(record_in_subprocess(name, name, chosen, arguments), table)
-    subject = load_model(name, options)
+    with activity(f"loading {name}"):
+        subject = load_model(name, options)
     subject.train(arguments.train, option="--train")
     assume = parse_assumptions(arguments.assume)
     backward = getattr(arguments, "backward", False)
@@ -83,7 +85,8 @@ def open_model(
             analysis = FlopCountAnalysis(
                 subject.model, subject.inputs, execution=arguments.execution, lines=lines, **settings
             )
-        with_input_hint(subject, analysis.trace)
+        with activity(f"recording {name}"):
+            with_input_hint(subject, analysis.trace)
         return analysis
 
     return analyse

@@ -7,6 +7,7 @@ import os
 import sys
 
 from fvflops import paths
+from fvflops.cli.encoding import is_ascii, to_ascii_markup
 from fvflops.cli.terminal import find_width
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
@@ -92,6 +93,8 @@ def write(content: str | bytes, path: str | None) -> None:
             sys.stdout.flush()
             sys.stdout.buffer.write(content)
         else:
+            if is_ascii(sys.stdout) and content.startswith("<"):  # HTML and SVG
+                content = to_ascii_markup(content)
             sys.stdout.write(content)
         sys.stdout.flush()
     elif isinstance(content, bytes):

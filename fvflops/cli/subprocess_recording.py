@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from fvflops.analysis.trace_file import load_trace
+from fvflops.cli.activity import activity
 from fvflops.paths import PACKAGE
 from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
@@ -47,14 +48,15 @@ def record_in_subprocess(
             "result": os.path.join(result_folder, "trace.json"),
             "path": [map_path(entry) for entry in sys.path if entry],
         }
-        process = subprocess.run(
-            [sys.executable, "-c", code],
-            input=json.dumps(request),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-        )
+        with activity(f"recording {subject}"):
+            process = subprocess.run(
+                [sys.executable, "-c", code],
+                input=json.dumps(request),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="backslashreplace",
+            )
         if process.returncode or not os.path.isfile(request["result"]):
             last_line = process.stderr[-_STDERR_TAIL:].strip().splitlines()[-1:]
             reason = last_line[0] if last_line else f"the subprocess exited with status {process.returncode}"

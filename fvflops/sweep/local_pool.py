@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, TimeoutError
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -65,7 +66,8 @@ class WorkerPool:
 
     def schedule(self, task: Task) -> Future[ModelCount]:
         """Queue a task and return its future."""
-        future: Future[ModelCount] = self._pool.schedule(_run_prepared, args=(task,), timeout=self._limits.timeout)
+        with _interrupts_blocked():
+            future: Future[ModelCount] = self._pool.schedule(_run_prepared, args=(task,), timeout=self._limits.timeout)
         return future
 
     def read(self, future: Future[ModelCount], task: Task) -> ModelCount:
@@ -116,6 +118,23 @@ class LocalPool:
                 yield pool.read(future, pending.pop(future))
         finally:
             pool.stop()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread: the threads and processes that the pool starts in it inherit that.
+
+    A terminal sends Ctrl-C to all processes of a command. Workers are stopped by the pool, and would write a traceback
+    each, for as long as they import torch.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def import_pebble() -> Any:

@@ -74,13 +74,13 @@ def write_rows(path: str, rows: Iterable[ModelCount]) -> None:
     write(path, records)
 
 
-def encode_row(row: ModelCount) -> str:
-    """Return a row as one line of JSON.
+def encode_row(row: ModelCount, *, ascii: bool = False) -> str:
+    """Return a row as one line of JSON, with `ascii` in ASCII.
 
     >>> encode_row(ModelCount("zoo:lenet5", flops=416520))[:45]
     '{"model": "zoo:lenet5", "parameters": null, "'
     """
-    return json.dumps(asdict(row), ensure_ascii=False) + "\n"
+    return json.dumps(asdict(row), ensure_ascii=ascii) + "\n"
 
 
 class Journal:

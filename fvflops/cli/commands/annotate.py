@@ -13,6 +13,7 @@ from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step import sum_results
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_assume,
     add_backward,
@@ -95,8 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
         save_trace(trace, arguments.save_trace)
     annotated = []
     for path, output in zip(arguments.traces, outputs, strict=True):
-        result = annotate_trace(path, trace, table=table)
-        result.save(output)
+        with activity(f"annotating {path}"):
+            result = annotate_trace(path, trace, table=table)
+            result.save(output)
         annotated.append((output, result))
     arguments.output = None  # of the report: the terminal
     write_report(annotation_report(annotated, subject=arguments.model or ""), arguments)
@@ -164,7 +166,8 @@ def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Calla
     if is_saved_trace(arguments.model):
         return open_trace(arguments.model, arguments, model_options(arguments, device=arguments.device))
     device = arguments.device or find_device(arguments.traces)
-    subject = load_model(arguments.model, model_options(arguments))
+    with activity(f"loading {arguments.model}"):
+        subject = load_model(arguments.model, model_options(arguments))
     subject.train(arguments.train, option="--train")
     options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
     options["assume"] = parse_assumptions(arguments.assume)
@@ -181,5 +184,6 @@ def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Calla
         )
     else:
         analysis = FlopCountAnalysis(subject.model, subject.inputs, **options)
-    with_input_hint(subject, analysis.trace)
+    with activity(f"recording {arguments.model}"):
+        with_input_hint(subject, analysis.trace)
     return analysis.trace()

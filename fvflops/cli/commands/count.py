@@ -47,7 +47,7 @@ EXAMPLES = (
     "fvflops count zoo:resnet50",
     "fvflops count timm:vit_base_patch16_224 --batch 8 --by operator --top 5",
     "fvflops count zoo:resnet50 --depth 2 --format html --output resnet50.html",
-    "fvflops count zoo:lenet5 zoo:resnet50 zoo:vit_b_16 --columns parameters,flops,memory",
+    "fvflops count zoo:lenet5 zoo:resnet50 --columns parameters,flops,memory",
 )
 # Kind of data that a Report takes → the function that creates it.
 _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {

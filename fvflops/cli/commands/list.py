@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import add_report
 from fvflops.cli.outputs import write, write_report
 from fvflops.features.utilisation.devices import load_devices
@@ -50,12 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the names, one per line in text; return the exit code."""
     if arguments.kind is None:
-        write_report(_summarise(), arguments)
+        with activity("listing the names of each library"):
+            summary = _summarise()
+        write_report(summary, arguments)
         return 0
     if arguments.kind not in LISTS:
         near = list_nearest(arguments.kind, LISTS) or f": write one of {', '.join(LISTS)}"
         raise ValueError(f"list has no {arguments.kind!r}{near}")
-    names = _select(arguments.kind, arguments.pattern)
+    with activity(f"listing {arguments.kind}"):
+        names = _select(arguments.kind, arguments.pattern)
     document = Document(
         arguments.kind, arguments.kind, [Table("names", [text_column("name")], [(name,) for name in names])]
     )

@@ -15,6 +15,7 @@ from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
     add_depth,
@@ -100,7 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     loss = _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
-    subject = load_model(arguments.model, model_options(arguments, device="meta"))
+    with activity(f"loading {arguments.model}"):
+        subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(not arguments.inference)
     checkpoint = _find_modules(subject, arguments.checkpoint)
     step: dict[str, Any] = {
@@ -111,17 +113,19 @@ def run(arguments: argparse.Namespace) -> int:
         "assume": parse_assumptions(arguments.assume),
         "table": table,
     }
-    if arguments.inference:
-        predicted = _predict_forward(subject, step)
-    elif mesh is None:
-        predicted = _predict_step(subject, step, arguments)
-    else:
-        predicted = _predict_rank(subject, step, mesh, arguments)
+    with activity(f"predicting the memory of {arguments.model}"):
+        if arguments.inference:
+            predicted = _predict_forward(subject, step)
+        elif mesh is None:
+            predicted = _predict_step(subject, step, arguments)
+        else:
+            predicted = _predict_rank(subject, step, mesh, arguments)
     timeline, find, notes = predicted
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
-    savings = None if arguments.inference or arguments.no_savings else find()
+    with activity(f"trying what lowers the peak of {arguments.model}"):
+        savings = None if arguments.inference or arguments.no_savings else find()
     for_data = arguments.format in DATA_FORMATS
     default_depth = None if for_data else DEPTH
     report = memory_report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.table_examples import check_examples
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
     add_imports,
@@ -38,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check and arguments.name:
         raise ValueError(f"--check runs all examples of a table: omit {arguments.name}, or --check")
     if arguments.check:
-        results = list(check_examples(table))
+        with activity(f"checking the examples of {arguments.table}"):
+            results = list(check_examples(table))
         write_report(examples_report(table, results), arguments)
         return int(any(problem is not None for _, problem in results))
     write_report(row_report(table, arguments.name) if arguments.name else rows_report(table), arguments)

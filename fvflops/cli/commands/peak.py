@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from fvflops.cli.activity import activity
 from fvflops.cli.outputs import is_standard_output, write
 from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
 from fvflops.features.utilisation.devices import Device
@@ -32,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     is_file = not is_standard_output(arguments.output)
     if is_file and not arguments.output.endswith((".yaml", ".yml")):
         raise ValueError(f"--output {arguments.output}: the peaks are a file of devices: choose a name with .yaml")
-    device = measure_device(arguments.device, dtypes=arguments.dtype, seconds=arguments.seconds)
+    with activity("measuring the peaks of this device"):
+        device = measure_device(arguments.device, dtypes=arguments.dtype, seconds=arguments.seconds)
     if arguments.output is not None:
         write(write_device(device), arguments.output)
         if not is_file:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
     add_mesh,
@@ -27,7 +28,7 @@ from fvflops.sources.loaded_model import with_input_hint
 
 EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh dp=8,tp=8",
-    "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2 --input 1,4096:int64",
+    "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2",
 )
 
 
@@ -52,27 +53,29 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan a training step of the model that the arguments name and write the report; return the exit code."""
     mesh = parse_mesh(arguments.mesh)
     table = load_table(arguments.table)
-    subject = load_model(arguments.model, model_options(arguments, device="meta"))
+    with activity(f"loading {arguments.model}"):
+        subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(True)
     shard_by: Callable[[nn.Module, Any], Any] | None = None
     if arguments.shard is not None:
         shard_by = load_function(arguments.shard, "--shard")
     args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
-    plan = with_input_hint(
-        subject,
-        lambda: plan_rank(
-            subject.model,
-            args,
-            subject.kwargs,
-            mesh=mesh,
-            rank=arguments.rank,
-            shard_by=shard_by,
-            sequence_parallel=arguments.sequence_parallel,
-            microbatches=arguments.microbatches,
-            device=arguments.device,
-            assume=parse_assumptions(arguments.assume),
-            table=table,
-        ),
-    )
+    with activity(f"planning rank {arguments.rank} of {arguments.model}"):
+        plan = with_input_hint(
+            subject,
+            lambda: plan_rank(
+                subject.model,
+                args,
+                subject.kwargs,
+                mesh=mesh,
+                rank=arguments.rank,
+                shard_by=shard_by,
+                sequence_parallel=arguments.sequence_parallel,
+                microbatches=arguments.microbatches,
+                device=arguments.device,
+                assume=parse_assumptions(arguments.assume),
+                table=table,
+            ),
+        )
     write_report(plan_report(plan, table, name=arguments.model), arguments)
     return 0

@@ -14,6 +14,7 @@ from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
 from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step import sum_results
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -119,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
     checked = _check(arguments)
     options = _read_runs(arguments)
     device = _choose_device(arguments.device) or ("cpu" if is_built_on_meta(arguments.model) else None)
-    subject = load_model(arguments.model, model_options(arguments, device=device))
+    with activity(f"loading {arguments.model}"):
+        subject = load_model(arguments.model, model_options(arguments, device=device))
     subject.train(arguments.train, option="--train")
     _check_ignored(arguments.ignore, checked.table)
     progress = Progress()

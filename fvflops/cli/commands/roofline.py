@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.trace_file import save_trace
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -66,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         if not arguments.measure:
             raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
-        write(write_device(measure_device(arguments.device)), arguments.output)
+        with activity("measuring the peaks of this device"):
+            measured = measure_device(arguments.device)
+        write(write_device(measured), arguments.output)
         return 0
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     table = load_table(arguments.table)
@@ -83,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save_trace is not None:
         save_trace(analysis.trace(), arguments.save_trace)
     if arguments.measure:
-        device = measure_device(arguments.device)
+        with activity("measuring the peaks of this device"):
+            device = measure_device(arguments.device)
     result = roofline(analysis, device=device, table=table, float32_matmul="tf32" if dtype == "tf32" else None)
     if arguments.plot is not None:
         roofs = {name: device.peak(name) for name in device.dtypes()}

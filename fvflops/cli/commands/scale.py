@@ -14,6 +14,7 @@ import torch
 from fvflops import paths
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -107,10 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_generation_metric(arguments.metric)
     kind = None if arguments.plot is None else picture.kind_of(arguments.plot)
     table = load_table(arguments.table)
-    if arguments.generate is not None:
-        document, costs = _generate(arguments, table)
-    else:
-        document, costs = _scale(arguments, table)
+    with activity(f"counting {arguments.model} at several sizes"):
+        if arguments.generate is not None:
+            document, costs = _generate(arguments, table)
+        else:
+            document, costs = _scale(arguments, table)
     if kind is not None:
         paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(costs, kind=kind, title=document.title))
     write_report(document, arguments)

@@ -136,7 +136,7 @@ def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | No
 def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
     failed = False
     for row in executor.run(tasks):
-        sys.stdout.write(encode_row(row))
+        sys.stdout.write(encode_row(row, ascii=True))
         sys.stdout.flush()
         failed = failed or bool(row.failure)
     return int(failed)
@@ -147,20 +147,21 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> int:
     begun = time.monotonic()
     rows = {name: plan.rows[name] for name in names if name in plan.rows}
     counted: list[ModelCount] = []
+    interrupted = False
     try:
         for row in run_sweep(plan, executor, progress.show_running):
             counted.append(row)
             rows[row.model] = row
             progress.add(row)
     except KeyboardInterrupt:
-        pass
+        interrupted = True
     finally:
         progress.clear()
     left = len(plan.tasks) - len(counted)
     earlier = len(names) - len(plan.tasks)
     _report(list(rows.values()), earlier, plan.output, time.monotonic() - begun)
-    if left:
-        print(f"Stopped with {format_quantity(left, 'model')} left: the same command goes on.", file=sys.stderr)
+    if interrupted:
+        raise KeyboardInterrupt(f"{format_quantity(left, 'model')} left; the same command goes on")
     return int(bool(left) or any(row.failure for row in rows.values()))
 
 

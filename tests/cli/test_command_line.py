@@ -1,0 +1,278 @@
+"""Tables of the command line: options of every command, examples, exit codes, and formats at widths and in locales."""
+
+import csv
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from fvflops.cli import COMMANDS, build_parser, main
+from fvflops.cli.encoding import to_ascii
+from fvflops.cli.model_table import FORMATS
+from fvflops.reports.text.display_width import display_width
+
+PARSER = build_parser()
+OPTIONS = [(name, action) for name, parser in PARSER.commands().items() for action in parser.options()]
+EXAMPLES = [
+    line for name in COMMANDS for line in __import__(f"fvflops.cli.commands.{name}", fromlist=["EXAMPLES"]).EXAMPLES
+]
+# What takes long, needs a repository, or is no command of ours alone; tests of these commands run such lines.
+NOT_RUN = ("timm", "HEAD~1", "llama3", "zoo:gpt2", " > ", "zoo:resnet50 --batch 64", "peak --", "size=224")
+NET = "import torch\n\ndef build():\n    return torch.nn.Linear(4, 3), torch.ones(2, 4)\n"
+OWN_OPS = """
+import torch
+
+@torch.library.custom_op("fvflops_lines::scan", mutates_args=())
+def scan(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+@scan.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+OWN_TABLE = 'ops:\n  fvflops_lines::scan: {flops: 9*numel(out), example: "2 3 = 54"}\n'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the files that the command lines name."""
+    folder = tmp_path_factory.mktemp("lines")
+    (folder / "net.py").write_text(NET)
+    (folder / "my_ops.py").write_text(OWN_OPS)
+    (folder / "mine.yaml").write_text(OWN_TABLE)
+    (folder / "wrong.yaml").write_text(OWN_TABLE.replace("54", "55"))
+    model = torch.nn.Conv2d(1, 6, 5)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        model(torch.ones(1, 1, 28, 28))
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    (folder / "tight.yaml").write_text("models:\n  zoo:lenet5: {flops: 1}\n")
+    return folder
+
+
+@pytest.fixture
+def inside(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def run(capsys, *argv):
+    try:
+        code = main([*argv])
+    except SystemExit as error:  # of the parser
+        code = error.code
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(("command", "action"), OPTIONS, ids=lambda item: getattr(item, "dest", item))
+def test_an_option_says_what_it_does_and_takes(command, action):
+    assert (action.help and action.help[0].islower()) or action.help[0] in "-'[" or action.help.split()[0][0].isupper()
+    assert not action.help.endswith(".")
+    takes_value = action.nargs != 0
+    assert not takes_value or action.metavar or action.choices
+    for name in action.option_strings:
+        value = action.choices[0] if action.choices else "1"
+        required = [
+            text
+            for other in PARSER.commands()[command].options()
+            if other.required
+            for text in (other.option_strings[0], "1")
+        ]
+        arguments = [command, *required, *(["x"] * len(PARSER.commands()[command].positionals()))]
+        if action.dest in ("help", "shell", "save_trace", "image_size", "memory"):
+            continue
+        if command != "completion":
+            parsed = PARSER.parse_args([*arguments, name, *([str(value)] if takes_value else [])])
+            assert getattr(parsed, action.dest) not in (None, [], action.default if not takes_value else None)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_and_has_examples(capsys, command, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = run(capsys, command, "--help")
+    assert (code, err) == (0, "") and out.startswith(f"usage: fvflops {command} ")
+    body, _, examples = out.partition("\nexamples:\n")
+    assert max(map(len, body.splitlines())) <= width
+    assert 1 <= len(examples.splitlines()) <= 4 and max(map(len, examples.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("line", [line for line in EXAMPLES if not any(part in line for part in NOT_RUN)])
+def test_an_example_of_the_help_runs(capsys, inside, line):
+    if " --budget" in line and "--update" not in line:
+        run(capsys, *shlex.split(line)[1:], "--update")
+    code, out, err = run(capsys, *shlex.split(line)[1:])
+    assert code == 0 and (out or "--output" in line), err
+
+
+def test_most_examples_run():
+    run_lines = [line for line in EXAMPLES if not any(part in line for part in NOT_RUN)]
+    assert len(run_lines) > 0.55 * len(EXAMPLES)
+
+
+# Command line → exit code, and how its standard output or error starts.
+CODES = {
+    "": (0, "usage: fvflops COMMAND"),
+    "--help": (0, "usage: fvflops COMMAND"),
+    "--version": (0, "fvflops "),
+    "count --help": (0, "usage: fvflops count"),
+    "count zoo:lenet5": (0, "module"),
+    "check zoo:lenet5 --budget tight.yaml": (1, "OVER BUDGET"),
+    "count zoo:lenet5 zoo:none --columns flops": (1, "Model"),
+    "ops --check --table mine.yaml --import my_ops": (0, "mine.yaml"),
+    "ops --check --table wrong.yaml --import my_ops": (1, "wrong.yaml"),
+    "ops --check --table mine.yaml --import no_ops": (2, "fvflops: error: --import no_ops: No module named 'no_ops'"),
+    "ops linear --check": (2, "fvflops: error: --check runs all examples of a table: omit linear"),
+    "cuont": (2, "fvflops: error: argument COMMAND: must be one of count,"),
+    "count": (2, "fvflops: error: the following arguments are required: MODEL"),
+    "count zoo:none": (2, "fvflops: error: no model 'none'"),
+    "count zoo:lenet5 --formt csv": (
+        2,
+        "fvflops: error: unrecognized arguments: --formt csv; did you mean '--format'?",
+    ),
+    "count zoo:lenet5 --form csv": (2, "fvflops: error: unrecognized arguments: --form csv; did you mean '--form"),
+    "count zoo:lenet5 --by modul": (2, "fvflops: error: argument --by: must be one of module, operator, both, op,"),
+    "count zoo:lenet5 --backward --execution real": (2, "fvflops: error: --backward uses shape execution: omit"),
+    "count zoo:lenet5 --backward --by line": (2, "fvflops: error: --by line: a backward pass has no source lines"),
+}
+
+
+@pytest.mark.parametrize("line", CODES)
+def test_the_exit_code_says_how_it_ended(capsys, inside, line):
+    code, out, err = run(capsys, *shlex.split(line))
+    expected, start = CODES[line]
+    assert code == expected, err
+    assert (err if code == 2 else out).lower().startswith(start.lower())
+    assert code != 2 or (out == "" and err.count("\n") == 1)
+
+
+# Command line → the kind of its JSON; each in every format of its own.
+REPORTS = {
+    "count net.py:build --by op": "calls",
+    "compare zoo:lenet5 --tables default,exact": "conventions",
+    "diff zoo:lenet5 zoo:lenet5 --arg-b classes=20": "difference",
+    "plan zoo:llama_tiny --mesh dp=2": "plan",
+    "list zoo": "zoo",
+    "ops linear": "ops",
+    "memory zoo:lenet5 --no-savings": "memory",
+    "roofline zoo:lenet5 --device H100": "roofline",
+    "profile zoo:lenet5 --repeat 1 --warmup 0": "profile",
+    "scale zoo:lenet5 --vary batch=1..4": "scaling",
+}
+
+
+def find_formats(line):
+    parser = PARSER.commands()[line.split()[0]]
+    return next(action.choices for action in parser.options() if action.dest == "format")
+
+
+def check_any(text, format):
+    """Fail where a file is not of its format."""
+    if format in ("json", "trace", "model-explorer"):
+        json.loads(text)
+    elif format == "csv":
+        assert len({len(row) for row in csv.reader(io.StringIO(text))}) == 1
+    elif format == "svg":
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+    elif format == "html":
+        assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+    else:
+        assert text.strip()
+
+
+@pytest.mark.parametrize(("line", "format"), [(line, name) for line in REPORTS for name in find_formats(line)])
+def test_every_format_of_every_command_is_valid_and_ascii_where_asked(capsys, inside, line, format, monkeypatch):
+    if format == "png" or (format not in FORMATS and "--by" in line):
+        pytest.skip("a binary file, or a format of modules: see test_cli.py")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    monkeypatch.delenv("PYTHONUTF8", raising=False)
+    code, out, err = run(capsys, *shlex.split(line), "--format", format)
+    assert code == 0, err
+    assert out.isascii() and (format not in ("text", "csv") or "\\" not in out)
+    check_any(out, format)
+
+
+@pytest.mark.parametrize("width", [60])
+@pytest.mark.parametrize("line", [*REPORTS, "count zoo:resnet50 --backward", "count zoo:lenet5 zoo:llama_tiny"])
+def test_text_fits_the_terminal(capsys, inside, line, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = run(capsys, *shlex.split(line))
+    assert code == 0, err
+    assert max(map(display_width, out.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("settings", "ascii"),
+    [
+        ({"LC_ALL": "C"}, True),
+        ({"LANG": "POSIX"}, True),
+        ({"PYTHONIOENCODING": "ascii"}, True),
+        ({"PYTHONIOENCODING": "latin-1"}, True),
+        ({"LANG": "C.UTF-8"}, False),
+        ({"LC_ALL": "C", "PYTHONUTF8": "1"}, False),
+    ],
+    ids=str,
+)
+def test_a_locale_gets_what_it_can_show(settings, ascii, folder):
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd(), **settings}
+    code = "from fvflops.cli.encoding import ascii_streams\nwith ascii_streams(): print('a × 3 µs │ layers…_attn …')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+    expected = "a x 3 us | layers~_attn ...\n" if ascii else "a × 3 µs │ layers…_attn …\n"
+    assert result.stdout.decode() == expected
+
+
+def test_a_name_that_is_not_ascii_is_escaped():
+    assert to_ascii("层.conv × 2") == "\\u5c42.conv x 2"
+
+
+def test_an_interrupt_is_one_line(folder):
+    (folder / "slow.py").write_text(
+        "import time\n\ndef build():\n    print('started', flush=True)\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "fvflops", "count", "slow.py:build", "--input", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout.readline() == "started\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "fvflops: interrupted\n")
+
+
+def test_a_training_step_is_counted(capsys):
+    _, forward, _ = run(capsys, "count", "zoo:lenet5", "--format", "csv")
+    code, step, _ = run(capsys, "count", "zoo:lenet5", "--train", "--backward", "--format", "csv")
+    before, after = (next(csv.DictReader(io.StringIO(text))) for text in (forward, step))
+    assert code == 0 and after["forward"] == before["flops"] == "416520"
+    # Each product has two in the backward pass, but the first layer, whose input needs no gradient, has one.
+    assert int(after["backward"]) == 2 * 416_520 - 117_600 and int(after["flops"]) == 416_520 + int(after["backward"])
+
+
+def test_a_step_of_a_revised_model_is_compared(capsys):
+    code, out, _ = run(capsys, "diff", "zoo:lenet5", "zoo:lenet5", "--arg-b", "classes=20", "--backward", "--train")
+    assert code == 0 and "1.13M" in out
+
+
+@pytest.mark.parametrize("command", ["count", "profile", "roofline"])
+def test_the_convention_is_that_of_count(capsys, command):
+    options = {"roofline": ["--device", "H100"], "profile": ["--repeat", "1", "--warmup", "0"]}.get(command, [])
+    code, out, _ = run(capsys, command, "zoo:lenet5", *options)
+    assert code == 0 and "Convention: default (1 FLOP per multiply-add)" in " ".join(out.split())
+    assert command == "count" or "2 per multiply-add, as peaks do: 833K FLOPs" in " ".join(out.split())
