@@ -29,6 +29,7 @@ from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import is_standard_output, write, write_report
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
 from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.features.memory.curve import memory_curve
 from fvflops.formulas import load_table
 from fvflops.reports import REPORTS, Report
 from fvflops.reports.formats import FORMATS
@@ -113,7 +114,8 @@ def _count_one(arguments: argparse.Namespace) -> int:
         return 0
     source = _SOURCES[report.source](flops)
     if isinstance(source, Breakdown):
-        source = replace(source, name=arguments.model)
+        memory = memory_curve(flops.trace()) if arguments.backward else None
+        source = replace(source, name=arguments.model, memory=memory)
     content = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
     write(content if isinstance(content, bytes) else "".join(content), arguments.output)
     return 0

@@ -16,15 +16,37 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{title}</title>
 <style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .2rem .7rem; text-align: right; white-space: pre; border-bottom: 1px solid #8884; }}
-th {{ border-bottom: 2px solid #8888; }}
+:root {{
+  color-scheme: light dark; --page: light-dark(#f4f6fa, #0d1117); --card: light-dark(#ffffff, #161b24);
+  --ink: light-dark(#18202c, #e8edf5); --quiet: light-dark(#5a6678, #98a4b6); --line: light-dark(#dfe4ec, #2a3240);
+  --hover: light-dark(#e6effd, #1a2a47);
+}}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; max-width: 1320px; padding: 22px 24px 32px; background: var(--page); color: var(--ink); }}
+body {{ font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }}
+h1 {{ font-size: 24px; line-height: 1.2; letter-spacing: -0.02em; margin: 0 0 14px; overflow-wrap: anywhere; }}
+h2 {{ font-size: 16px; letter-spacing: -0.01em; margin: 22px 0 8px; }}
+p, ul {{ max-width: 110ch; overflow-wrap: anywhere; }}
+.wide {{ overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 14px;
+  padding: 6px 8px; width: fit-content; max-width: 100%; margin: 10px 0; }}
+.wide:focus-visible {{ outline: 2px solid var(--quiet); }}
+table {{ border-collapse: separate; border-spacing: 0; font-size: 13px; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 4px 12px; text-align: right; white-space: pre; border-bottom: 1px solid var(--line); }}
+th {{ font-size: 12px; color: var(--quiet); vertical-align: bottom; }}
+tbody tr:last-child td {{ border-bottom: 0; }}
+tbody tr:hover {{ background: var(--hover); }}
 .text {{ text-align: left; }}
-tfoot td {{ font-weight: 600; }}
-small {{ display: block; opacity: .8; }}
+td.text:first-child {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
+tfoot td {{ font-weight: 600; border-top: 1px solid var(--line); border-bottom: 0; }}
+small {{ display: block; color: var(--quiet); font-size: 12.5px; max-width: 110ch; }}
+svg {{ max-width: 100%; height: auto; }}
+@media (max-width: 760px) {{
+  body {{ padding: 14px 12px 24px; }}
+  th, td {{ padding: 3px 7px; }}
+  td.text:first-child {{ position: sticky; left: 0; background: var(--card); max-width: 46vw; overflow: hidden;
+    text-overflow: ellipsis; }}
+}}
+@media print {{ body {{ max-width: none; padding: 0; }} .wide {{ border: 0; }} }}
 </style>
 <h1>{title}</h1>
 {body}
@@ -46,7 +68,8 @@ def write(document: Document, *, width: int | None = None) -> str:
 def _write_part(part: Part) -> str:
     if isinstance(part, Table):
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        return f'{title}<div class="wide"><table>\n{_write_rows(part)}\n</table></div>{_write_notes(part.notes)}'
+        table = f"<table>\n{_write_rows(part)}\n</table>"
+        return f'{title}<div class="wide" tabindex="0">{table}</div>{_write_notes(part.notes)}'
     if isinstance(part, Chart):
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
         return f"{title}{svg_chart(part, standalone=False)}{_write_notes(part.notes)}"

@@ -74,12 +74,14 @@ export class ModuleNodes {
   constructor(report) {
     this.report = report;
     this.equal = null;
+    this.listed = null;
     this.root = new ModuleNode(report, [[0]], null);
   }
 
   /** Tell modules apart by those of another report too, which are matched by name; null for none. */
   compareWith(other) {
     const { report } = this;
+    this.listed = null;
     if (!other) {
       this.equal = null;
       return;
@@ -105,6 +107,20 @@ export class ModuleNodes {
       if (parts.length >= FEWEST) nodes.push(new ModuleNode(this.report, parts, node));
       else for (const part of parts) nodes.push(new ModuleNode(this.report, [part], node));
     }
+    return nodes;
+  }
+
+  /** Return all nodes, runs closed, each before those below it. */
+  list() {
+    if (this.listed) return this.listed;
+    const nodes = [];
+    const stack = [this.root];
+    while (stack.length) {
+      const node = stack.pop();
+      nodes.push(node);
+      stack.push(...this.children(node).reverse());
+    }
+    this.listed = nodes;
     return nodes;
   }
 

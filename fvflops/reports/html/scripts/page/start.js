@@ -14,7 +14,7 @@ import { listenToExports } from "./export.js";
 import { listenToTheme } from "./theme.js";
 import { drawTiles } from "./tiles.js";
 import { drawTopCosts } from "./top_costs.js";
-import { makeViews, redrawView } from "./views.js";
+import { makeViews, redrawView, showModules } from "./views.js";
 
 const tables = {};
 
@@ -38,8 +38,10 @@ function showPlot() {
   byId("h-picture").scrollIntoView({ block: "start" });
 }
 
-function openModule(module) {
-  pictures[0].zoomTo(module);
+function openModule(module, node) {
+  showModules();
+  if (node.members.length > 1) pictures[0].zoom(node);
+  else pictures[0].zoomTo(module);
   showPlot();
   pictures[0].box.focus({ preventScroll: true });
 }
@@ -52,15 +54,16 @@ function openOperator(name) {
 
 /** Zoom the first plot that has the module. */
 function openPath(path) {
+  showModules();
   const picture = pictures.find((item) => item.report.find(path) !== undefined);
   picture.zoomTo(picture.report.find(path));
 }
 
 function makeTables() {
-  tables.modules = moduleTable(openModule);
+  tables.modules = moduleTable(pictures[0].nodes, openModule);
   tables.operators = operatorTable(openOperator);
-  tables.differences = differenceTable(openPath);
-  byId("module-hint").textContent = `${plural(reports[0].size, "module")}; submodules are included. Click a name to zoom to it.`;
+  tables.differences = differenceTable(pictures, openPath);
+  byId("module-hint").textContent = `${plural(reports[0].size, "module")}; submodules are included, equal modules are one row. Click a name to zoom to it.`;
   byId("operator-hint").textContent = "Click a name to show only that operator in the plot.";
 }
 

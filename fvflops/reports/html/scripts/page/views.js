@@ -67,6 +67,8 @@ function mark() {
   byId("search-label").hidden = chosen !== "modules";
 }
 
+export const showModules = () => chosen !== "modules" && choose("modules");
+
 /** Draw the chosen view, unless it is that of the modules, which is always drawn. */
 export function drawView() {
   const [report] = reports;

@@ -1,61 +1,58 @@
-// The table of all modules in every measure.
+// The table of modules in every measure; equal modules are one row.
 import { byId } from "../base/elements.js";
 import { plural } from "../base/numbers.js";
-import { formatModule, keysOf, moduleValue, reports, titleOf, view, widthKey } from "../data/view.js";
+import { formatValue, keysOf, titleOf, unknownOf, valueOf, view, widthKey } from "../data/view.js";
 import { Table, shareColumn, text } from "./table.js";
 
-function moduleColumns() {
-  const [report] = reports;
-  const columns = [text("name", "Module", (i) => report.paths[i] || report.title), text("class", "Class", (i) => report.classOf(i))];
+/** Return the table of the nodes of a report; `open` is called with the first module of the row that was clicked. */
+export function moduleTable(nodes, open) {
+  const { report } = nodes;
+  let rows = []; // {members, path}
+  return new Table(byId("module-table"), {
+    caption: "Modules, submodules included",
+    sort: { key: "share", descending: true },
+    columns: () => moduleColumns(report, (i) => rows[i]),
+    rows: (forFile) => {
+      const hits = report.search(view.query);
+      const single = forFile || hits;
+      rows = single ? report.paths.map((path, i) => ({ members: [i], path })).filter((_, i) => !hits || hits[i] & 1) : nodes.list();
+      return rows.map((_, i) => i);
+    },
+    open: (i) => open(rows[i].members[0], rows[i]),
+  });
+}
+
+function moduleColumns(report, at) {
+  const name = ({ members, path }) => (path || report.title) + (members.length > 1 ? ` × ${members.length}` : "");
+  const columns = [text("name", "Module", (i) => name(at(i))), text("class", "Class", (i) => report.classOf(at(i).members[0]))];
+  columns.push(
+    shareColumn(
+      (i) => valueOf(report, widthKey(), at(i).members),
+      (i) => unknownOf(report, widthKey(), at(i).members),
+    ),
+  );
   for (const key of keysOf(report)) {
     columns.push({
       key,
       title: titleOf(key),
       number: true,
-      value: (i) => moduleValue(report, key, i),
-      exact: (i) => exactly(report, key, i),
+      value: (i) => valueOf(report, key, at(i).members),
+      exact: (i) => exactly(report, key, at(i).members),
       write: (cell, i) => {
-        const value = moduleValue(report, key, i);
-        cell.append(formatModule(report, key, i));
-        cell.classList.toggle("zero", !value);
+        const { members } = at(i);
+        cell.append(formatValue(report, key, members));
+        cell.classList.toggle("zero", !valueOf(report, key, members));
         cell.classList.toggle("current", key === view.measure);
-        const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[i];
+        const unknown = key === "rate" ? 0 : unknownOf(report, key, members);
         if (unknown) cell.title = `${plural(unknown, "unsupported op call")} inside`;
       },
     });
   }
-  columns.splice(
-    2,
-    0,
-    shareColumn(
-      (i) => moduleValue(report, widthKey(), i),
-      (i) => report.totals(widthKey(), view).unknown[i],
-    ),
-  );
   return columns;
 }
 
 /** Return every digit of a value, which Number holds up to 2^53. */
-function exactly(report, key, module) {
-  const value = moduleValue(report, key, module);
-  return Number.isSafeInteger(value) || key === "rate" ? value : report.exactly(key, view, [module]);
-}
-
-function moduleRows() {
-  const [report] = reports;
-  const hits = report.search(view.query);
-  const rows = [];
-  for (let i = 0; i < report.size; i++) if (!hits || hits[i] & 1) rows.push(i);
-  return rows;
-}
-
-/** Return the table; `open` is called with the module whose name was clicked. */
-export function moduleTable(open) {
-  return new Table(byId("module-table"), {
-    caption: "Modules, submodules included",
-    sort: { key: "share", descending: true },
-    columns: moduleColumns,
-    rows: moduleRows,
-    open,
-  });
+function exactly(report, key, members) {
+  const value = valueOf(report, key, members);
+  return Number.isSafeInteger(value) || key === "rate" ? value : report.exactly(key, view, members);
 }

@@ -7,7 +7,10 @@ const FIRST_ROWS = 50;
 const MORE_ROWS = 500;
 
 export class Table {
-  /** `columns` are {title, value, write, number}; `rows` returns the indexes of rows, `open` is called with one. */
+  /**
+   * `columns` are {key, title, value, write, number, exact}, `exact` being the value in a file. `rows` returns the indexes
+   * of rows, given whether it is for a file; `open` is called with one.
+   */
   constructor(box, { caption, columns, rows, open, sort }) {
     Object.assign(this, { box, caption, columns, rows, open, sort });
     this.limit = FIRST_ROWS;
@@ -34,9 +37,9 @@ export class Table {
     return columns.find(({ key }) => key === this.sort.key) || columns[0];
   }
 
-  sortedRows(columns) {
+  sortedRows(columns, forFile = false) {
     const sorted = this.sortedColumn(columns);
-    const rows = this.rows();
+    const rows = this.rows(forFile);
     const values = new Map(rows.map((row) => [row, sorted.value(row)]));
     const sign = this.sort.descending ? -1 : 1;
     const compare = sorted.number ? (a, b) => a - b : (a, b) => (a < b ? -1 : a > b ? 1 : 0);
@@ -46,7 +49,7 @@ export class Table {
   /** Return all rows as CSV, in the order shown and with exact numbers. */
   toCsv() {
     const columns = this.columns();
-    const rows = this.sortedRows(columns);
+    const rows = this.sortedRows(columns, true);
     const lines = [columns.map(({ title }) => title), ...rows.map((row) => columns.map((column) => (column.exact || column.value)(row)))];
     return lines.map((cells) => cells.map(quote).join(",")).join("\r\n") + "\r\n";
   }
