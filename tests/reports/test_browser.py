@@ -2,65 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from fvflops.reports import REPORTS
 from fvflops.trace import Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 from tests.support.reports.breakdowns import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-def give_up(reason: str) -> None:
-    """Skip with a notice, but fail in CI, where these tests are to be run."""
-    if os.environ.get("CI"):
-        pytest.fail(f"{reason}, and CI is set")
-    pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        give_up("playwright is not installed: tools/environment test")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        give_up("no Chromium is installed: apt-get install chromium")
-    root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium has no sandbox
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if root else [])
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def show(browser, tmp_path) -> Iterator[Any]:
-    """Return what opens a breakdown as a page; at the end there may be no error on the console, nor any request."""
-    page = browser.new_page(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
-    wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    page.on("request", lambda request: request.url.startswith("file:") or wrong.append(request.url))
-    page.set_default_timeout(15_000)
-
-    def open_page(breakdown: Breakdown) -> Any:
-        path = tmp_path / "report.html"
-        path.write_text("".join(REPORTS["html"](breakdown)), encoding="utf-8")
-        page.goto(path.as_uri())
-        page.wait_for_selector(".cell")
-        return page
-
-    yield open_page
-    page.close()
-    assert wrong == []
 
 
 def widths(page: Any) -> dict[str, float]:

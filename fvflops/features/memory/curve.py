@@ -15,7 +15,7 @@ def memory_curve(source: Trace | MemoryTimeline) -> MemoryCurve | None:
     >>> from fvflops import record_call
     >>> curve = memory_curve(record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),)))
     >>> curve.ops, curve.peak()
-    (['aten::addmm'], 112)
+    (['aten::t', 'aten::addmm'], 112)
     """
     if isinstance(source, Trace) and source.events is None:
         return None

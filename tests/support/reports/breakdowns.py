@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from fvflops.trace import ModuleInfo, ModuleTree
+from fvflops.trace.timeline import Callee, Frame, Span, Timeline
 from fvflops.views.breakdown import Breakdown, Cell, Measure
+from fvflops.views.run_views import Peaks
 
 # What a model may be called by somebody who means ill, or well; a module's name holds no dot.
 HOSTILE = (
@@ -92,3 +94,60 @@ def break_large_down(blocks: int = 100, layers: int = 499, *, equal: bool = Fals
     odd = (lambda name: 0) if equal else (lambda name: sum(int(number) % 2 for number in re.findall(r"\d+", name)))
     flops = {Cell(name, "forward", "linear"): 7 + odd(name) for name in names if "." in name}
     return Breakdown(build_tree(*names), {"flops": Measure("FLOPs", flops)})
+
+
+def break_stack_down(layers: int = 126, *, odd: int | None = None) -> Breakdown:
+    """Return a net of equal layers of 100 FLOPs and 300M parameters; the head has 400 FLOPs, layer `odd` 60 more."""
+    places = {"": ModuleInfo("", "", "Net"), "layers": ModuleInfo("layers", "layers", "ModuleList")}
+    flops, parameters = {}, {}
+    for layer in range(layers):
+        for name, class_name, value in (("", "Block", 0), (".attn", "Attention", 25), (".mlp", "MLP", 75)):
+            path = f"layers.{layer}{name}"
+            places[path] = ModuleInfo(path, path, class_name)
+            more = 60 if layer == odd and name == ".mlp" else 0
+            flops |= {Cell(path, "forward", "linear"): value + more} if value else {}
+            parameters |= {Cell(path, operator="weight"): 150_000_000} if value else {}
+    places["head"] = ModuleInfo("head", "head", "Linear")
+    flops[Cell("head", "forward", "linear")] = 400
+    measures = {"flops": Measure("FLOPs", flops), "parameters": Measure("Parameters", parameters)}
+    return Breakdown(ModuleTree(places), measures, name="zoo:stack", about={"table": "default", "multiply_add": "1"})
+
+
+def break_run_down() -> Breakdown:
+    """Return a profile of 100 µs: mm takes 60, relu 20 for hardly a FLOP, mm_backward 20; the peak is 900 bytes."""
+    places = {name: ModuleInfo(name, name, "Linear" if name else "Net") for name in ("", "fc1", "act")}
+    mm, relu, back = (
+        Cell("fc1", "forward", "mm"),
+        Cell("act", "forward", "relu"),
+        Cell("fc1", "backward", "mm_backward"),
+    )
+    frames = (Frame("module", "", "Net"), Frame("module", "fc1", "Linear"), Frame("module", "act", "Linear"))
+    callees = (
+        *(Callee("module", frame.name, index) for index, frame in enumerate(frames)),
+        Callee("op", "aten::mm.default"),
+        Callee("op", "aten::relu"),
+        Callee("op", "aten::mm_backward"),
+    )
+    spans = (
+        Span(0, 0, depth=0, start=1000, duration=80_000),
+        Span(1, 1, depth=1, start=1000, duration=60_000),
+        Span(3, 1, depth=2, start=1000, duration=60_000, memory_after=500),
+        Span(2, 2, depth=1, start=61_000, duration=20_000),
+        Span(4, 2, depth=2, start=61_000, duration=20_000, memory_after=900),
+        Span(5, 1, "backward", depth=0, start=81_000, duration=20_000, memory_after=300),
+    )
+    timeline = Timeline(frames, ((0,), (0, 1), (0, 2)), callees, {}, spans, weights=("time",))
+    measures = {
+        "flops": Measure("FLOPs", {mm: 60_000, relu: 100, back: 20_000}),
+        "macs": Measure("MACs", {mm: 30_000, back: 10_000}),
+        "bytes": Measure("Bytes", {mm: 1000, relu: 4000, back: 1000}, unit="B"),
+        "time": Measure("Time", {mm: 60_000, relu: 20_000, back: 20_000}, unit="ns"),
+    }
+    return Breakdown(
+        ModuleTree(places),
+        measures,
+        name="<b>net</b>",
+        about={"table": "exact", "multiply_add": "2"},
+        timeline=timeline,
+        peaks=Peaks("Device 1", 10**9, {"fp32": 10**10}),
+    )
