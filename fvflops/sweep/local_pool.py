@@ -22,6 +22,7 @@ from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
@@ -130,6 +131,7 @@ def _interrupts_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # a process of multiprocessing; to start it unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
