@@ -1,5 +1,6 @@
 """The pictures: the icicle's rectangles against counts, a roofline's points against its loads, bad names and paths."""
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import Device, FlopCountAnalysis
+from fvflops import Device, FlopCountAnalysis, cost_of
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.features.roofline import plot as roofline_plot
@@ -245,6 +246,26 @@ def test_without_matplotlib_it_is_told_before_the_model_is_looked_for(capsys, mo
     assert out == "" and "a plot needs matplotlib" in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-def test_a_long_title_of_a_scaling_plot_goes_on_in_a_line_below():
-    lines = scaling_plot._wrap("flops of a forward run, in the convention default " * 2, 5.0)
-    assert len(lines) > 1 and all(picture.width_of(line, 9.0) <= 5.0 for line in lines)
+def test_a_scaling_plot_tells_fitted_counts_from_held_out_ones_and_keeps_its_text():
+    cost = cost_of(nn.Linear(4, 4), lambda batch: torch.ones(batch, 4), vary={"batch": (1, 64)})
+    text = scaling_plot.draw_scaling([cost], kind="svg", title="a very long name " * 20).decode()
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+    assert {"16·B", "counted, fitted", "counted, held out", "batch (B)", "FLOPs"} <= set(shown)
+    assert any(label.endswith("…") for label in shown), "a title is one line"
+
+
+def test_labels_of_a_roofline_keep_off_its_roofs():
+    squares = roofline_plot._list_squares([((0.0, 0.0), (3.0, 3.0))])
+    drawn = roofline(FlopCountAnalysis(Net(), torch.ones(10, 10), table="exact"), device=SLOW)
+    figure = roofline_plot.draw_roofline(drawn)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = {point.name for point in roofline_plot.find_points(drawn)}
+    labels = [text for text in axes.texts if text.get_text() in names]
+    assert labels and len(squares) > 60
+    for text in labels:
+        box = text.get_window_extent()
+        for line in axes.lines:
+            (x1, y1), (x2, y2) = axes.transData.transform(line.get_xydata())
+            places = [(x1 + (x2 - x1) * share / 500, y1 + (y2 - y1) * share / 500) for share in range(501)]
+            assert not any(box.x0 < x < box.x1 and box.y0 + 1 < y < box.y1 - 1 for x, y in places), text.get_text()

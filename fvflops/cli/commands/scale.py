@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             document, costs = _scale(arguments, table)
     if kind is not None:
-        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(costs, kind=kind, title=document.title))
+        paths.write_bytes(arguments.plot, scaling_plot.draw_scaling(costs, kind=kind, title=arguments.model))
     write_report(document, arguments)
     return 0
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from fvflops.features.memory.compute import KINDS, MemoryTimeline
 from fvflops.reports.document import Chart
 from fvflops.reports.pictures.svg_chart import svg_chart
-from fvflops.units import format_short
+from fvflops.units import format_bytes, format_short
 
 # Recompute happens inside the backward pass.
 _SECTIONS = {"recompute": "backward"}
@@ -38,4 +38,4 @@ def _find_sections(phases: Sequence[str]) -> list[tuple[str, int]]:
 def draw_memory(timeline: MemoryTimeline, title: str) -> str:
     """Return the chart as an SVG picture."""
     chart = memory_chart(timeline)
-    return svg_chart(Chart(chart.name, chart.layers, chart.sections, title, chart.form))
+    return svg_chart(Chart(chart.name, chart.layers, chart.sections, title, format_bytes))

@@ -6,15 +6,17 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fvflops import paths
 from fvflops.features.roofline.model import Load, Roofline, sum_loads
 from fvflops.features.roofline.report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, around, place_labels
+from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
+from fvflops.reports.pictures.leaders import LabelCost, leader_of
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
+from fvflops.reports.pictures.scales import label_logarithmic
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.units import format_percent, format_quantity, format_seconds, format_short
 from fvflops.views.summary_rows import check_view
@@ -25,10 +27,17 @@ _TEXT, _TITLE = 6.5, 9.0
 _LABELS = 16
 _LARGEST = 220.0  # square points of a marker with a share of 100% of the time
 _SMALLEST = 14.0
-# Offsets at which the label of a point is tried, right and up, in inches; the first are below the roof.
-_OFFSETS = tuple(
+# Offsets at which the label of a point is tried, right and up, in inches: near ones, then such that need a leader.
+_NEAR = tuple(
     (0.1 * right, 0.11 * up) for right, up in ((1, -1), (1, 0), (0, -1), (-1, 1), (-1, 0), (0, 1), (1, 1), (-1, -1))
 )
+_OFFSETS = _NEAR + tuple(
+    (ring * math.cos(step * math.pi / 8), ring * math.sin(step * math.pi / 8))
+    for ring in (0.18, 0.27, 0.38, 0.52, 0.7)
+    for step in range(16)
+)
+_SQUARE = 0.06  # inches between places of a line on which no label may be
+_TICKS = 8  # of a scale
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
 
 
@@ -217,15 +226,27 @@ def _label(axes: Any, points: list[Point]) -> None:
         for y in [axes.transData.transform((1, line.get_ydata()[-1]))[1] / dpi]
     ]
     labelled = points[:_LABELS]
+    lines = [tuple(map(tuple, axes.transData.transform(line.get_xydata()) / dpi)) for line in axes.lines]
     frames = place_labels(
         positions[:_LABELS],
         [(width_of(_label_text(point), _TEXT), height) for point in labelled],
         page=page,
-        occupied=[*(around(position, 0.03) for position in positions), *roofs],
+        occupied=[*(around(position, 0.03) for position in positions), *roofs, *_list_squares(lines)],
         offsets=_OFFSETS,
+        near=_NEAR,
+        cost=LabelCost(positions, []),
     )
     for point, (x, y), frame in zip(labelled, positions, frames, strict=False):
         if frame is not None:
+            if leader := leader_of(Label((x, y), frame)):
+                axes.annotate(
+                    "",
+                    (point.load.intensity, _height(point.load)),
+                    ((leader[1][0] - x) * 72, (leader[1][1] - y) * 72),
+                    textcoords="offset points",
+                    arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": colours.colour("quiet"), "shrinkB": 2},
+                    zorder=2.5,
+                )
             axes.annotate(
                 escape(_label_text(point)),
                 (point.load.intensity, _height(point.load)),
@@ -238,6 +259,18 @@ def _label(axes: Any, points: list[Point]) -> None:
             )
 
 
+def _list_squares(lines: Sequence[Any]) -> list[Frame]:
+    """Return squares along lines, on which there is no label."""
+    squares = []
+    for start, end in lines:
+        count = max(round(math.dist(start, end) / _SQUARE), 1)
+        for index in range(count + 1):
+            share = index / count
+            place = (start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1]))
+            squares.append(around(place, _SQUARE / 4))
+    return squares
+
+
 def _label_text(point: Point) -> str:
     name = fit(plain(point.name), 1.8, _TEXT)
     return name if point.times == 1 else f"{name} ×{point.times}"
@@ -245,9 +278,12 @@ def _label_text(point: Point) -> str:
 
 def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> None:
     root = plain(roofline.modules.root.class_name) or "the model"
-    title = f"Roofline of {root} on {plain(roofline.device)}: at least {format_seconds(total.seconds)}"
+    title = f"{root} on {plain(roofline.device)}"
     bound = format_percent(total.compute_bound, total.seconds) or "0.0%"
-    facts = [f"{bound} of the time compute-bound", f"memory bandwidth {_format_rate(roofline.bandwidth, 'B')}"]
+    facts = [
+        f"least time {format_seconds(total.seconds)}, {bound} compute-bound",
+        f"memory bandwidth {_format_rate(roofline.bandwidth, 'B')}",
+    ]
     facts.append(f"convention {roofline.table}")
     if roofline.unknown:
         facts.append(f"{format_quantity(sum(roofline.unknown.values()), 'call')} of unsupported ops not counted")
@@ -261,8 +297,10 @@ def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> Non
         figure.text(
             0.085, 1 - top / HEIGHT, shown, fontsize=size, weight=weight, va="center", color=colours.colour(name)
         )
-    axes.set_xlabel("arithmetic intensity, FLOP/byte", fontsize=7)
+    axes.set_xlabel("arithmetic intensity (FLOP/byte)", fontsize=7)
     axes.set_ylabel("attainable FLOP/s", fontsize=7)
+    for scale in (axes.xaxis, axes.yaxis):
+        label_logarithmic(scale, format_short, ticks=_TICKS)
     axes.tick_params(labelsize=_TEXT, colors=colours.colour("quiet"), which="both")
     axes.grid(visible=True, color=colours.colour("line"), linewidth=0.5)
     axes.set_axisbelow(True)
