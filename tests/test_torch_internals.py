@@ -35,7 +35,8 @@ EXCEPTIONS = {
 # Private attributes that are of Python's classes.
 PYTHONS = {
     *("_asdict", "_field_defaults", "_fields", "_make", "_replace"),  # named tuples
-    *("_getframe", "_ActionsContainer", "_ArgumentGroup"),  # sys, argparse
+    "_getframe",  # sys
+    *("_ActionsContainer", "_AppendAction", "_ArgumentGroup", "_SubParsersAction", "_action_groups"),  # argparse
 }
 # Private attributes that are of other libraries.
 LIBRARIES = {

@@ -123,7 +123,9 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
         if not model.training:
-            _LOGGER.warning("the step is counted in eval mode: call model.train(), or pass --train, if that is not intended")
+            _LOGGER.warning(
+                "the step is counted in eval mode: call model.train(), or pass --train, if that is not intended"
+            )
         args, kwargs = self._run.arguments()
         return record_step(
             model,
