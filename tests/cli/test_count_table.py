@@ -289,7 +289,7 @@ def test_a_plot_of_joined_accuracies(capsys, tmp_path, monkeypatch):
     assert "Pareto front of flops and top1: net.py:linear, zoo:lenet5.\n" in out
     assert "1 row of a.csv has no model: vit.\n" in out
     picture = (tmp_path / "p.svg").read_text()
-    assert "<!-- top1 -->" in picture and "<!-- FLOPs (1 per multiply-add) -->" in picture
+    assert ">top1</text>" in picture and ">FLOPs (1 per multiply-add)</text>" in picture
     lower = ("--join", "a.csv", "--lower", "ms")
     code, out, _ = run(capsys, "count", *names, *lower, "--plot", "p.png", "--y", "ms")
     assert code == 0 and "Pareto front of flops and ms: net.py:linear, zoo:llama_tiny.\n" in out

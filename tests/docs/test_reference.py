@@ -97,6 +97,6 @@ def test_the_page_of_tables_names_every_key_and_function(tmp_path):
         assert f"| `{function.usage}` |" in text, function.usage
     registered = torch.library.Library("mylib", "FRAGMENT")
     registered.define("layout(Tensor x) -> Tensor")
-    registered.define("scan(Tensor u) -> Tensor")
+    registered.define("recurrence(Tensor u) -> Tensor")
     table = load_table(example_of("docs/reference/table_format.md", tmp_path))
-    assert table.row("mylib::scan").example == "2 7 5 -> 2 7 5 = 630"
+    assert table.row("mylib::recurrence").example == "2 7 5 -> 2 7 5 = 630"

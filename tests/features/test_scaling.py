@@ -580,7 +580,7 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
         (["zoo:gpt2", "--vary", "seq=1..9", "--input", "1,seq:int65"], "--input 1,seq:int65: 'int65' is not a dtype"),
         (
             ["zoo:gpt2", "--vary", "seq=1..9", "--metric", "byte"],
-            "--metric must be one of flops, macs, activations",
+            "argument --metric: must be one of flops, macs, activations",
         ),
         (["zoo:gpt2", "--vary", "seq=1..9", "--format", "htm"], "got 'htm'"),
         (["zoo:gpt2", "--vary", "seq=1..9", "--plot", "x.pdf"], "x.pdf: a plot must be an .svg or .png file"),
