@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from fvflops.cli.terminal import find_width
+from fvflops.cli.terminal import TerminalLine
 from fvflops.text import printable
 
 _MIN_SECONDS = 2.0  # shorter work shows nothing
@@ -33,26 +33,19 @@ class Activity:
 
     def __init__(self, what: str, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = printable(what)
-        self._stream = sys.stderr if stream is None else stream
+        self._line = TerminalLine(sys.stderr if stream is None else stream)
         self._clock = clock
         self._start = clock()
-        self._drawn = False
 
     def draw(self) -> None:
         """Draw the line, if the work has taken long enough."""
         elapsed = self._clock() - self._start
         if elapsed >= _MIN_SECONDS:
-            line = f"[{elapsed:.0f} s] {self._what}"
-            self._stream.write(f"\r{line[: find_width(self._stream) - 1]}\x1b[K")
-            self._stream.flush()
-            self._drawn = True
+            self._line.draw(f"[{elapsed:.0f} s] {self._what}")
 
     def clear(self) -> None:
         """Erase the line."""
-        if self._drawn:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._drawn = False
+        self._line.clear()
 
 
 @contextmanager

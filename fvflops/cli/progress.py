@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from fvflops.cli.terminal import find_width
+from fvflops.cli.terminal import TerminalLine
 
 _WIDTH = 30
 _MIN_SECONDS = 2.0  # shorter work shows no bar
@@ -31,8 +31,8 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
+        self._line = TerminalLine(self._stream)
         self._start = clock()
-        self._drawn = False
 
     def show(self, done: int, total: int, *, noun: str = "run", note: str = "") -> None:
         """Draw the bar at `done` of `total` runs, or of what `noun` says, followed by a note.
@@ -45,14 +45,8 @@ class Progress:
         filled = _WIDTH * done // total
         bar = "#" * filled + "-" * (_WIDTH - filled)
         remaining = f", about {elapsed * (total - done) / done:.0f} s more" if done else ""
-        line = f"[{bar}] {noun} {done:,} of {total:,}{remaining}{note}"
-        self._stream.write(f"\r{line[: find_width(self._stream) - 1]}\x1b[K")
-        self._stream.flush()
-        self._drawn = True
+        self._line.draw(f"[{bar}] {noun} {done:,} of {total:,}{remaining}{note}")
 
     def clear(self) -> None:
         """Erase the bar."""
-        if self._drawn:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._drawn = False
+        self._line.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.sources.load import check_options
@@ -13,7 +14,7 @@ from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.task import Executor, Factory, InProcess, Task
 from fvflops.text import require_int
 
-Candidate = str | Factory | tuple[str, Factory]
+Candidate: TypeAlias = str | Factory | tuple[str, Factory]
 
 
 def count_many(
