@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from fvflops.capture.recorder.signature import cached_schema, describe_tensor
+from fvflops.features.planning.rank_step import Call
 from fvflops.trace import Signature, TensorSpec, Trace, Value
-
-# A call that was not run: its signature, its phase, and its number of calls.
-Call = tuple[Signature, str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StageLinks:
-    """The hidden state between pipeline stages, and whether a stage receives and sends it."""
-
-    hidden: TensorSpec
-    receives: bool
-    sends: bool
 
 
 def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[Call]:

@@ -1,0 +1,135 @@
+"""A rank's training step as an order of actions, each a slice of a recorded Trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fvflops.text import record_repr, short_repr
+from fvflops.trace import Signature, TensorSpec, Trace
+
+# In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
+# split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
+# (FSDP2), "reduce" scatters its gradients after the last microbatch (FSDP2 under a pipeline schedule), "allreduce"
+# averages them (DistributedDataParallel).
+ACTIONS = (
+    "unshard",
+    "forward",
+    "backward",
+    "input_backward",
+    "weight_backward",
+    "reduce",
+    "reshard",
+    "allreduce",
+    "optimizer",
+)
+
+# A call that was not run: its signature, its phase, and its number of calls.
+Call = tuple[Signature, str, int]
+
+
+class Action(NamedTuple):
+    """One action of a rank; `kind` is one of `ACTIONS`.
+
+    `stage` is the index of the pipeline stage in the model, 0 without pp and -1 for all stages of the rank (the
+    optimizer's step). `microbatch` is -1 for actions of none.
+    """
+
+    kind: str
+    stage: int = 0
+    microbatch: int = -1
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pass:
+    """What was recorded of an action: the events from `begin` up to `end` of a Trace.
+
+    `added` are calls that were not run, such as DistributedDataParallel's all-reduce.
+    """
+
+    trace: Trace
+    begin: int
+    end: int
+    added: tuple[Call, ...] = ()
+
+    def __repr__(self) -> str:
+        return short_repr(self, f"events {self.begin:,} to {self.end:,}")
+
+    def calls(self) -> Counter[tuple[int, int, str]]:
+        """Return (signature, stack, phase) → number of calls of its ops, without `added`."""
+        events = self.trace.events or ()
+        return Counter(
+            (event.item, event.stack, event.phase)
+            for event in (events[index] for index in range(self.begin, self.end))
+            if event.kind == "op"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageLinks:
+    """The hidden states of one microbatch that a stage receives and sends, None where it does not.
+
+    Their gradients go the other way. `source` and `destination` are the pipeline ranks of the neighbouring stages; with
+    the stage's own rank nothing is sent.
+    """
+
+    received: TensorSpec | None = None
+    sent: TensorSpec | None = None
+    source: int | None = None
+    destination: int | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RankStep:
+    """One rank's training step.
+
+    `coordinates` is axis → the rank's index, `schedule` the name of the pipeline schedule, "" without one. `passes` has
+    a Pass for each of the `actions`; equal ones share it: microbatches between the first and the last are recorded
+    once. `links` is stage → its links.
+    """
+
+    coordinates: Mapping[str, int]
+    actions: tuple[Action, ...]
+    passes: Mapping[Action, Pass]
+    links: Mapping[int, StageLinks]
+    schedule: str = ""
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.schedule, f"{len(self.actions):,} actions")
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The pipeline stages of the rank, in the model's order."""
+        return tuple(self.links)
+
+    def pass_of(self, action: Action) -> Pass:
+        """Return what was recorded of an action; one that is not in `actions` raises KeyError."""
+        return self.passes[action]
+
+    def calls(self) -> Counter[tuple[int, int, str]]:
+        """Return (signature, stack, phase) → number of calls of the whole step, without `added`.
+
+        All passes of a rank are slices of one Trace.
+        """
+        total: Counter[tuple[int, int, str]] = Counter()
+        for item, times in self._repetitions():
+            for key, count in item.calls().items():
+                total[key] += times * count
+        return total
+
+    def added(self) -> list[Call]:
+        """Return the calls of the whole step that were not run."""
+        return [
+            (call, phase, times * count) for item, times in self._repetitions() for call, phase, count in item.added
+        ]
+
+    def _repetitions(self) -> list[tuple[Pass, int]]:
+        """Return each distinct Pass with the number of actions that have it."""
+        passes = {id(self.passes[action]): self.passes[action] for action in self.actions}
+        times = Counter(id(self.passes[action]) for action in self.actions)
+        return [(passes[key], count) for key, count in times.items()]
