@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fvflops.text import record_repr, short_repr
-from fvflops.trace import Signature, TensorSpec, Trace
+from fvflops.trace import Event, Signature, TensorSpec, Trace, Value
+from fvflops.trace.process_group import ProcessGroupSpec
 
 # In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
 # split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
@@ -60,13 +61,12 @@ class Pass:
     def __repr__(self) -> str:
         return short_repr(self, f"events {self.begin:,} to {self.end:,}")
 
-    def calls(self) -> Counter[tuple[int, int, str]]:
-        """Return (signature, stack, phase) → number of calls of its ops, without `added`."""
-        events = self.trace.events or ()
+    def count(self, kind: str) -> Counter[tuple[int, int, str]]:
+        """Return (item, stack, phase) → number of its events of a kind, "op" or "exit", without `added`."""
+        events: Sequence[Event] = self.trace.events or ()
+        slice_ = (events[index] for index in range(self.begin, self.end))
         return Counter(
-            (event.item, event.stack, event.phase)
-            for event in (events[index] for index in range(self.begin, self.end))
-            if event.kind == "op"
+            (event.item, event.stack, event.phase) for event in slice_ if event.kind == kind and not event.raised
         )
 
 
@@ -111,14 +111,14 @@ class RankStep:
         """Return what was recorded of an action; one that is not in `actions` raises KeyError."""
         return self.passes[action]
 
-    def calls(self) -> Counter[tuple[int, int, str]]:
-        """Return (signature, stack, phase) → number of calls of the whole step, without `added`.
+    def count(self, kind: str) -> Counter[tuple[int, int, str]]:
+        """Return (item, stack, phase) → number of events of a kind in the whole step, as `Pass.count`.
 
         All passes of a rank are slices of one Trace.
         """
         total: Counter[tuple[int, int, str]] = Counter()
         for item, times in self._repetitions():
-            for key, count in item.calls().items():
+            for key, count in item.count(kind).items():
                 total[key] += times * count
         return total
 
@@ -133,3 +133,26 @@ class RankStep:
         passes = {id(self.passes[action]): self.passes[action] for action in self.actions}
         times = Counter(id(self.passes[action]) for action in self.actions)
         return [(passes[key], count) for key, count in times.items()]
+
+
+def share_equal(passes: Mapping[Action, Pass]) -> dict[Action, Pass]:
+    """Return the passes with one object for equal slices of a Trace."""
+    shared: dict[tuple[int, int, tuple[Call, ...]], Pass] = {}
+    return {action: shared.setdefault((item.begin, item.end, item.added), item) for action, item in passes.items()}
+
+
+def shift_groups(trace: Trace, offset: int) -> Trace:
+    """Return the Trace of a rank that does the same, `offset` ranks further along the pipeline axis."""
+    if not offset:
+        return trace
+    signatures = tuple(
+        replace(item, inputs=tuple(_shift_group(value, offset) for value in item.inputs)) for item in trace.signatures
+    )
+    return replace(trace, signatures=signatures)
+
+
+def _shift_group(value: Value, offset: int) -> Value:
+    group = ProcessGroupSpec.of(value)
+    if group is None or group.axis == "pp":
+        return value
+    return replace(group, first=group.first + offset).symbol()

@@ -85,6 +85,18 @@ def find_schedule(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
+def choose_schedule(name: str | None, stages_per_rank: int | None) -> tuple[str, int]:
+    """Return a schedule and the number of stages per rank, with defaults for None.
+
+    >>> choose_schedule(None, None), choose_schedule(None, 4), choose_schedule("zbv", None)
+    (('1f1b', 1), ('interleaved', 4), ('zbv', 2))
+    """
+    if name is None:
+        name = "1f1b" if stages_per_rank in (None, 1) else "interleaved"
+    needed = find_schedule(name).stages_per_rank
+    return name, stages_per_rank or needed or 2
+
+
 def rank_of_stage(name: str, stage: int, ranks: int) -> int:
     """Return the pipeline rank of a stage.
 
