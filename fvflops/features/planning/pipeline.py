@@ -36,7 +36,9 @@ class PipelineStages:
 
 
 STAGES: Mapping[str, PipelineStages] = {
-    "fvflops.zoo.llama.Llama": PipelineStages(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"),
+    "fvflops.zoo.llama.Llama": PipelineStages(
+        ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
+    ),
 }
 
 
