@@ -132,7 +132,7 @@ def record_actions(
 
     trace = record_run(
         root,
-        (first.args, first.kwargs),
+        (first.args, {**first.kwargs, **_describe_hidden(first)}),
         run,
         code=tuple(stage.loss for stage in stages),
         stops_at=recipe.stops_at,
@@ -150,6 +150,14 @@ def record_actions(
         {action: passes.setdefault(step, Pass(trace, step.begin, step.end)) for action, step in walk.items()}
         for walk in walks
     ]
+
+
+def _describe_hidden(stage: StageModule) -> dict[str, torch.Tensor]:
+    """Return the argument with the hidden state of a stage, for the list of its inputs."""
+    if stage.received is None:
+        return {}
+    dtype = getattr(torch, stage.received.dtype)
+    return {stage.hidden_argument: torch.empty(stage.received.shape, dtype=dtype, device="meta")}
 
 
 class _ActionRecorder:
