@@ -310,11 +310,12 @@ def _plan_equal_ranks(
         specs = [local_spec(parameter) for stage in stages for parameter in stage.module.parameters()]
         own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
         numbers = [rank_model.stages_of(rank) for rank in ranks]
-        recorded, passes = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        recording = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        recorded = recording.trace
         added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
         group = describe(device_mesh.get_group("pp")) if layout.size("pp") > 1 else None
     plans = []
-    for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, passes, strict=True):
+    for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, recording.passes, strict=True):
         trace = shift_groups(recorded, rank - ranks[0])
         coordinates = layout.coordinates(rank)
         by_action = {
@@ -328,6 +329,7 @@ def _plan_equal_ranks(
             rank_model.links(rank, hidden),
             layout.schedule if recipe.pipelined else "",
         )
+        run = [(begin, action._replace(stage=stage_numbers[action.stage])) for begin, action in recording.run]
         transfers = (
             [] if group is None else send_recv(step.links.values(), coordinates["pp"], group, recipe.microbatches)
         )
@@ -341,7 +343,7 @@ def _plan_equal_ranks(
                 model_parameters=rank_model.parameters,
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
-                estimated_memory=estimate_memory(step, buckets=bool(added)),
+                estimated_memory=estimate_memory(step, run, buckets=bool(added)),
                 step=step,
                 derived=(*([_TRANSFERS] if transfers else []), *derived),
                 left_out=() if recipe.optimizer is not None else _list_excluded(layout),
