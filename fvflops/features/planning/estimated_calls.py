@@ -44,6 +44,12 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
     return added
 
 
+def allreduce(gradient: TensorSpec, device: str, group: Value) -> Call:
+    """Return the all-reduce of a gradient."""
+    tensors = (replace(gradient, device=device),)
+    return _make_signature(torch.ops.c10d.allreduce_.default, tensors=tensors, process_group=group), "backward", 1
+
+
 def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches: int) -> list[Call]:
     """Return the sends and receives of a pipeline rank's stages: hidden states forward, their gradients backward."""
     c10d = torch.ops.c10d

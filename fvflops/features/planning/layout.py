@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops.features.planning.fully_sharded import Precision
+from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.planning.schedules import order_actions
 from fvflops.torch_internals import default_process_group
@@ -39,6 +40,7 @@ class Layout:
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     stage_layers: Sequence[int] | None = None
+    split_by: PipelineStages | None = None
     reshard_after_forward: bool = True
     precision: Precision | None = None
 
@@ -100,8 +102,10 @@ def check_layout(layout: Layout, rank: int, microbatches: int, device: str | tor
         raise PlanError(f"FSDP2 is planned with the kernels of cpu or cuda, not with those of {device}")
 
 
-def order_step(layout: Layout, microbatches: int, *, has_optimizer: bool) -> list[tuple[Action, ...]]:
-    """Return the order of actions of each pipeline rank.
+def order_step(
+    layout: Layout, microbatches: int, *, has_optimizer: bool, has_tied: bool = False
+) -> list[tuple[Action, ...]]:
+    """Return the order of actions of each pipeline rank; `has_tied`: the first and last stage share parameters.
 
     >>> for action in order_step(Layout({"dp": 2}), 1, has_optimizer=True)[0]:
     ...     print(action)
@@ -115,10 +119,20 @@ def order_step(layout: Layout, microbatches: int, *, has_optimizer: bool) -> lis
     else:
         passes = [Action(kind, 0, index) for index in range(microbatches) for kind in ("forward", "backward")]
         orders = [(*passes, Action("reduce"))]
-    return [tuple(_adapt_order(layout, order, has_optimizer)) for order in orders]
+    ends = [
+        (*(_sum_tied(layout, order) if has_tied else ()), *([Action("optimizer", -1)] if has_optimizer else ()))
+        for order in orders
+    ]
+    return [(*_adapt_order(layout, order), *end) for order, end in zip(orders, ends, strict=True)]
 
 
-def _adapt_order(layout: Layout, order: Sequence[Action], has_optimizer: bool) -> Iterator[Action]:
+def _sum_tied(layout: Layout, order: Sequence[Action]) -> list[Action]:
+    """Return the actions that sum the gradients of tied parameters; none where one rank has both stages."""
+    ends = {0, layout.stages - 1} & {action.stage for action in order}
+    return [Action("tied_allreduce", stage) for stage in ends] if len(ends) == 1 else []
+
+
+def _adapt_order(layout: Layout, order: Sequence[Action]) -> Iterator[Action]:
     """Yield the actions that a rank does in a layout: only FSDP2 gathers parameters."""
     has_replicas = layout.size("dp") * layout.size("cp") > 1
     reduced = set()
@@ -134,8 +148,6 @@ def _adapt_order(layout: Layout, order: Sequence[Action], has_optimizer: bool) -
                 yield action._replace(kind="allreduce")
         else:
             yield action
-    if has_optimizer:
-        yield Action("optimizer", -1)
 
 
 @contextmanager

@@ -22,9 +22,10 @@ class PipelineStages:
     """Names of a model's modules and arguments by which it is split into pipeline stages.
 
     `blocks` is the module list that is divided among the stages. The modules of `first` belong to the first stage only,
-    those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has;
-    later stages get the hidden state as `hidden_argument`, and where that is a part of the sequence (sequence
-    parallelism), the length of the whole as `length_argument`.
+    those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has,
+    `last_arguments` are those that only the last has, such as labels. Later stages get the hidden state as
+    `hidden_argument`, and where that is a part of the sequence (sequence parallelism), the length of the whole as
+    `length_argument`.
     """
 
     first: tuple[str, ...]
@@ -33,11 +34,18 @@ class PipelineStages:
     input_argument: str
     hidden_argument: str
     length_argument: str = ""
+    last_arguments: tuple[str, ...] = ()
 
 
 STAGES: Mapping[str, PipelineStages] = {
     "fvflops.zoo.llama.Llama": PipelineStages(
         ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
+    ),
+    "fvflops.zoo.megatron_gpt.MegatronGPT": PipelineStages(
+        ("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens", last_arguments=("labels",)
+    ),
+    "fvflops.zoo.mpt.MPT": PipelineStages(
+        ("embedding",), "blocks", ("head",), "tokens", "tokens", last_arguments=("labels",)
     ),
 }
 
@@ -45,17 +53,31 @@ STAGES: Mapping[str, PipelineStages] = {
 def find_stages(model: nn.Module) -> PipelineStages:
     """Return how a model is split: a zoo model by `STAGES`, one of transformers by its `_pp_plan`.
 
-    Any other, and one whose first and last stage would share a parameter, raises ShardingError.
+    Any other raises ShardingError.
     """
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     stages = STAGES.get(name) or _read_pp_plan(model)
     if stages is None:
-        raise ShardingError(f"no pipeline stages are known for {name}: plan it without pp")
-    first = {parameter for path in stages.first for parameter in model.get_submodule(path).parameters()}
-    last = {parameter for path in stages.last for parameter in model.get_submodule(path).parameters()}
-    if first & last:
-        raise ShardingError(f"the first and the last stage of {name} would share a parameter: plan it without pp")
+        raise ShardingError(f"no pipeline stages are known for {name}: pass split_by, a PipelineStages, or omit pp")
     return stages
+
+
+def find_tied(model: nn.Module, stages: PipelineStages) -> tuple[tuple[str, str], ...]:
+    """Return the names of each parameter that the first and the last stage share, in the first and in the last.
+
+    >>> from fvflops.zoo.llama import Llama, LlamaConfig
+    >>> sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 8, "layers": 2, "heads": 1, "kv_heads": 1}
+    >>> model = Llama(LlamaConfig(tie_embeddings=True, **sizes))
+    >>> find_tied(model, find_stages(model))
+    (('embed_tokens.weight', 'lm_head.weight'),)
+    """
+
+    def name_parameters(paths: Sequence[str]) -> dict[nn.Parameter, str]:
+        named = ((path, model.get_submodule(path).named_parameters()) for path in paths)
+        return {parameter: f"{path}.{name}" for path, parameters in named for name, parameter in parameters}
+
+    first, last = name_parameters(stages.first), name_parameters(stages.last)
+    return tuple((name, last[parameter]) for parameter, name in first.items() if parameter in last)
 
 
 def _read_pp_plan(model: nn.Module) -> PipelineStages | None:
@@ -89,7 +111,7 @@ def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
 def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
     """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage."""
     if layers < stages:
-        raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages")
+        raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages: use at most {layers}")
     if given is not None and (len(given) != stages or sum(given) != layers or min(given) < 1):
         raise ShardingError(
             f"{name} has {layers} layers for {stages} stages, and stage_layers gives {list(given)}, a sum of "
@@ -118,11 +140,17 @@ def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
     return next(spec for spec in tensors_in(outputs) if spec.is_floating_point)
 
 
-def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
-    """Return the inputs of a stage that receives `hidden`, without the hidden state itself."""
+def make_stage_inputs(
+    model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec | None, *, is_last: bool
+) -> Inputs:
+    """Return the inputs of a stage that receives `hidden`, without the hidden state itself; None for the first."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in () if is_last else stages.last_arguments:
+        arguments.pop(name, None)
+    if hidden is None:
+        return (), arguments
     replaced = arguments.pop(stages.input_argument, None)
     arguments.pop(stages.hidden_argument, None)
     if stages.length_argument and replaced is not None and replaced.shape[1] != hidden.shape[1]:

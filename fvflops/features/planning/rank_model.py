@@ -20,6 +20,7 @@ from fvflops.features.planning.pipeline import (
     divide_layers,
     find_hidden_state,
     find_stages,
+    find_tied,
     make_stage_inputs,
     split_stage,
 )
@@ -47,7 +48,7 @@ class RankModel:
         self._stages: PipelineStages | None = None
         self.layers: tuple[int, ...] = ()
         if layout.size("pp") > 1:
-            self._stages = find_stages(model)
+            self._stages = layout.split_by or find_stages(model)
             blocks: Any = model.get_submodule(self._stages.blocks)
             given = layout.stage_layers
             check_layers(self._stages.blocks, len(blocks), layout.stages, given)
@@ -57,6 +58,11 @@ class RankModel:
     def parameters(self) -> int:
         """The number of parameters of the whole model."""
         return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @property
+    def tied(self) -> tuple[tuple[str, str], ...]:
+        """The parameters that the first and the last stage share, as `find_tied`."""
+        return () if self._stages is None else find_tied(self._model, self._stages)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the pipeline stages of a rank, in the model's order."""
@@ -79,12 +85,11 @@ class RankModel:
             model = self._copy()
             split_stage(model, self._stages, stage, self.layers)
             model = self._shard(model, device_mesh)
-            loss = self._loss if stage == len(self.layers) - 1 else None
-            if stage == 0 or hidden is None:
-                stages.append(StageModule(model, *self._inputs, loss=loss))
-            else:
-                args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, hidden)
-                stages.append(StageModule(model, args, kwargs, self._stages.hidden_argument, hidden, loss))
+            last = len(self.layers) - 1
+            received = hidden if stage > 0 else None
+            args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=stage == last)
+            loss = self._loss if stage == last else None
+            stages.append(StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss))
         return stages
 
     def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
@@ -98,7 +103,8 @@ class RankModel:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
         first = self._split(first, device_mesh)
         with self.around_forward(device_mesh)():
-            return find_hidden_state(first, self._inputs)
+            inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
+            return find_hidden_state(first, inputs)
 
     def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
         """Return stage → what it receives and sends, for the stages of a rank."""

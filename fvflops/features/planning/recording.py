@@ -38,7 +38,7 @@ from fvflops.features.planning.trace_changes import assign_backward, relabel_dev
 from fvflops.trace import StopsAt, TensorSpec, Trace
 
 # Recorded after all others, since they end the step of a stage.
-_FINAL = ("reduce", "allreduce", "optimizer")
+_FINAL = ("reduce", "allreduce", "tied_allreduce", "optimizer")
 # They add gradients, and reduce them, outside of autograd's engine.
 _WITHOUT_ENGINE = ("reduce", "input_backward", "weight_backward")
 
@@ -214,7 +214,7 @@ class _ActionRecorder:
         ends: dict[Action, _Step] = {}
         for order, steps in walks:
             for action in order:
-                if action.kind in ("reduce", "allreduce"):
+                if action.kind in _FINAL and action.kind != "optimizer":
                     if action not in ends:
                         ends[action] = self._record_end(action)
                     steps[action] = ends[action]
@@ -321,9 +321,9 @@ class _ActionRecorder:
         if kind == "input_backward":
             self._half_done[index].append(graph)
             if stage.received is not None:  # else the first stage: its backward pass is not split
-                gradients = None if stage.loss is not None else [self._receive_gradient(graph.output)]
-                inputs = graph.inputs
-                _, graph.groups = stage_backward_input([graph.output], gradients, inputs, stage.module.parameters())
+                output = _base_of(graph.output)
+                gradients = None if stage.loss is not None else [self._receive_gradient(output)]
+                _, graph.groups = stage_backward_input([output], gradients, graph.inputs, stage.module.parameters())
         elif graph.groups is not None:
             stage_backward_weight(stage.module.parameters(), graph.groups)
         elif stage.loss is not None:
@@ -344,6 +344,15 @@ def first_differentiable(result: Any) -> torch.Tensor:
         if tensor.requires_grad:
             return tensor
     raise ValueError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
+
+
+def _base_of(output: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of which an output is a view of equal shape, such as a slice of all: torch detaches in place.
+
+    Models of transformers slice the hidden state for a head that the stage does not have.
+    """
+    base = output._base
+    return output if base is None or base.shape != output.shape else base
 
 
 def _do_nothing() -> None:
