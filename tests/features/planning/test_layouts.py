@@ -263,9 +263,15 @@ def test_a_precision_has_its_types():
         ({"pp": 2}, {"stage_layers": [3, 2]}, ShardingError, r"stage_layers gives \[3, 2\], a sum of 5"),
         ({"dp": 2}, {"stages_per_rank": 2}, PlanError, "no pipeline stages .*: add pp to it"),
         ({"dp": 2}, {"schedule": "zbv"}, PlanError, "no pipeline stages .*: add pp to it"),
+        (
+            {"tp": 3},
+            {"sequence_parallel": True},
+            PlanError,
+            "tp=3 must divide the sequence of 16 tokens: try 2, 4, 8, 16",
+        ),
         ({"fsdp": 2}, {"precision": "bf16mixed"}, ValueError, "no precision 'bf16mixed': did you mean 'bf16-mixed'"),
     ],
-    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "precision"],
+    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "sequence", "precision"],
 )
 def test_a_layout_that_does_not_fit_raises(mesh, options, error, message):
     with pytest.raises(error, match=message):
