@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,14 +85,16 @@ class _Compiler:
         self._collectives = 0
         self._last_gather: dict[str, int] = {}
         self._group: _Group | None = None
+        self._position = 0  # of the event among those of the pass
+        self._last_read: dict[int, int] = {}
 
-    def compile(self, events: Collection[Event]) -> Program:
-        for event in events:
+    def compile(self, events: Sequence[Event]) -> Program:
+        for position, event in enumerate(events):
+            if event.kind == "op":
+                self._last_read.update(dict.fromkeys(event.reads, position))
+        for self._position, event in enumerate(events):
             if event.kind == "op":
                 self._add_op(event)
-            elif event.kind == "free":
-                if self._group is not None:
-                    self._group.freed.add(event.item)
         self._end_group()
         self._end_run()
         return Program(tuple(self._items), tuple(self._launches))
@@ -117,7 +119,7 @@ class _Compiler:
             return
         if self._group is None:
             self._group = _Group(module, event.phase, kernel.dtype, self._trace)
-        self._group.add(event)
+        self._group.add(event, self._position)
 
     def _launch(self, launch: Launch) -> None:
         self._run.append(self._launches.setdefault(launch, len(self._launches)))
@@ -125,7 +127,7 @@ class _Compiler:
     def _end_group(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            kernel = Kernel("memory", 0, group.nbytes(), group.dtype)
+            kernel = Kernel("memory", 0, group.nbytes(self._last_read), group.dtype)
             self._launch(Launch(kernel, group.phase, group.module, "fused"))
 
     def _end_run(self) -> None:
@@ -167,18 +169,18 @@ class _Group:
 
     def __init__(self, module: str, phase: str, dtype: str, trace: Trace) -> None:
         self.module, self.phase, self.dtype = module, phase, dtype
-        self.freed: set[int] = set()
-        self._sizes = trace.storages
+        self._storages = trace.storages
         self._read: dict[int, None] = {}
         self._written: dict[int, None] = {}
+        self._end = 0
 
-    def add(self, event: Event) -> None:
-        for storage in event.reads:
-            if storage not in self._written:
-                self._read[storage] = None
-        for storage in event.writes:
-            self._written[storage] = None
+    def add(self, event: Event, position: int) -> None:
+        """Add an op, at its position among the events of the pass."""
+        self._read.update((storage, None) for storage in event.reads if storage not in self._written)
+        self._written.update(dict.fromkeys(event.writes))
+        self._end = position
 
-    def nbytes(self) -> int:
-        left = [storage for storage in self._written if storage not in self.freed]
-        return sum(self._sizes[storage].nbytes for storage in (*self._read, *left))
+    def nbytes(self, last_read: Mapping[int, int]) -> int:
+        """Return the bytes that one kernel reads, and writes for ops after it."""
+        written = [storage for storage in self._written if last_read.get(storage, -1) > self._end]
+        return sum(self._storages[storage].nbytes for storage in (*self._read, *written))
