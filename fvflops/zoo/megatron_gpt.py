@@ -19,6 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fvflops.zoo.vocabulary_loss import VocabularyCrossEntropy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronGPTConfig:
@@ -92,11 +94,11 @@ class BiasDropoutAdd(nn.Module):
 
     def __init__(self, size: int, dropout: float) -> None:
         super().__init__()
-        self.dropout = dropout
         self.bias = nn.Parameter(torch.zeros(size))
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return residual + F.dropout(x + self.bias, self.dropout, self.training)
+        return residual + self.dropout(x + self.bias)
 
 
 # Classes whose ops are one kernel in Megatron, forward and backward each.
@@ -185,56 +187,20 @@ class Embedding(nn.Module):
         return x.transpose(0, 1).contiguous()
 
 
-class VocabularyCrossEntropy(torch.autograd.Function):
-    """Cross entropy in float32 of logits (..., rows) that a process group shares by the vocabulary, as Megatron's.
-
-    `first` is the vocabulary's index of the first row here, and the labels (...) are within the vocabulary. The losses
-    (...) need three all-reduces of their shape, and the backward pass none; without a group all rows are here.
-    """
-
-    @staticmethod
-    def forward(ctx, logits: Tensor, labels: Tensor, first: int, group) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.dtype = logits.dtype
-        logits = logits.to(torch.float32, copy=True)
-        largest = logits.amax(-1)
-        _all_reduce(largest, "MAX", group)
-        logits -= largest.unsqueeze(-1)
-        elsewhere = (labels < first) | (labels >= first + logits.shape[-1])
-        rows = (labels - first).masked_fill_(elsewhere, 0).unsqueeze(-1)
-        predicted = logits.gather(-1, rows).squeeze(-1).masked_fill_(elsewhere, 0)
-        _all_reduce(predicted, "SUM", group)
-        total = logits.exp_().sum(-1)
-        _all_reduce(total, "SUM", group)
-        ctx.save_for_backward(logits.div_(total.unsqueeze(-1)), rows, elsewhere)
-        return total.log() - predicted
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
-        probabilities, rows, elsewhere = ctx.saved_tensors
-        found = elsewhere.logical_not().to(probabilities.dtype).neg_().unsqueeze(-1)
-        result = probabilities.scatter_add_(-1, rows, found).mul_(gradient.unsqueeze(-1))
-        return result.to(ctx.dtype), None, None, None
-
-
-def _all_reduce(tensor: Tensor, op: str, group: dist.ProcessGroup | None) -> None:
-    if group is not None:
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
-
-
 class CrossEntropy(nn.Module):
     """Mean cross entropy in float32 of logits (n, b, vocabulary) and labels (b, n).
 
-    Where a process `group` shares the vocabulary, `rank` is this process's rank in it.
+    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int) -> None:
         super().__init__()
+        self.vocab_size = vocab_size
         self.group: dist.ProcessGroup | None = None
-        self.rank = 0
+        self.first = 0
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        first = self.rank * logits.shape[-1]
-        losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.T.contiguous(), first, self.group)
+        losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.T.contiguous(), self.first, self.group)
         return losses.mean()
 
 
@@ -245,7 +211,7 @@ class Head(nn.Module):
         super().__init__()
         self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.padded_vocab_size, bias=False)
-        self.loss = CrossEntropy()
+        self.loss = CrossEntropy(config.padded_vocab_size)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         logits = self.lm_head(self.final_layernorm(x))

@@ -6,11 +6,16 @@ autocast, biases, tied embeddings, no dropout. The released MPT-7B and MPT-30B h
 learned positions.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fvflops.zoo.vocabulary_loss import VocabularyCrossEntropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +117,23 @@ class Embedding(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored."""
+    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored.
+
+    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.group: dist.ProcessGroup | None = None
+        self.first = 0
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
+        if self.group is None:
+            return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
+        ignored = labels == -100
+        losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.clamp(min=0), self.first, self.group)
+        return losses.masked_fill(ignored, 0).sum() / ignored.logical_not().sum()
 
 
 # Classes whose ops are one kernel in training, forward and backward each: flash-attention's cross entropy.
@@ -129,7 +147,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm_f = LowPrecisionLayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.loss = CrossEntropy()
+        self.loss = CrossEntropy(config.vocab_size)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         logits = self.lm_head(self.norm_f(x))
