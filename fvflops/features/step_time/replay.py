@@ -14,8 +14,8 @@ from fvflops.features.step_time.program import Collective, Program, Run
 class Clocks:
     """When the host, the compute stream and the stream of each process group are free, in seconds.
 
-    `exposed` is by group how long the compute stream has waited for its collectives, `busy` how long these took, and
-    `starved` how long the compute stream has waited for the host.
+    `exposed` is by group how long the compute stream has waited for its collectives, `busy` how long these took,
+    `starved` how long the compute stream has waited for the host, and `idle` for other pipeline stages.
     """
 
     host: float = 0.0
@@ -24,13 +24,15 @@ class Clocks:
     exposed: dict[str, float] = field(default_factory=dict)
     busy: dict[str, float] = field(default_factory=dict)
     starved: float = 0.0
+    idle: float = 0.0
 
     def end(self) -> float:
         """Return when all streams are free."""
         return max(self.compute, *self.streams.values()) if self.streams else self.compute
 
     def wait(self, until: float) -> None:
-        """Let the compute stream wait."""
+        """Let the compute stream wait for another stage."""
+        self.idle += max(0.0, until - self.compute)
         self.compute = max(self.compute, until)
 
 
@@ -63,7 +65,7 @@ class TimedProgram:
 
     items: tuple[_TimedItem, ...]
     launch: float
-    device_seconds: float
+    device_seconds: float = 0.0
 
     def replay(self, clocks: Clocks) -> None:
         """Advance the clocks by one execution of the program."""

@@ -1,0 +1,80 @@
+"""Estimate the time of a planned training step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+
+from fvflops.features.communication.compute import collective_of
+from fvflops.features.planning.rank_step import Action, Call, Pass
+from fvflops.features.planning.plan import RankPlan
+from fvflops.features.step_time.calibration import find_efficiency, find_network
+from fvflops.features.step_time.efficiency import PEAK, Efficiency, KernelTimer
+from fvflops.features.step_time.kernels import kernel_of
+from fvflops.features.step_time.model import StepEstimate
+from fvflops.features.step_time.network import Network
+from fvflops.features.step_time.program import Collective, Item, Launch, Program, Run, Wait, read_program
+from fvflops.features.step_time.replay import TimedProgram, time_program
+from fvflops.features.step_time.schedule import Simulation, TimedAction, simulate
+from fvflops.features.utilisation.compute import hfu, mfu
+from fvflops.features.utilisation.devices import Device, resolve_device
+from fvflops.trace.process_group import ProcessGroupSpec
+
+_POINT_TO_POINT = ("send", "receive")
+
+
+def estimate_step(
+    ranks: RankPlan | Sequence[RankPlan],
+    *,
+    device: str | Device,
+    network: str | Network | None = None,
+    efficiency: Efficiency | None = None,
+    fused: Collection[str] = (),
+    host_waits: bool = False,
+) -> StepEstimate:
+    """Return the estimated time of a training step: of one rank, or of the ranks of a pipeline, first stage first.
+
+    Each recorded kernel takes the longer of its FLOPs and its bytes on the device at its efficiency, each collective
+    the time of its algorithm on the network, which the compute stream waits for where a kernel reads its result. The
+    host launches kernels one after the other. `device` is a name, as for `mfu`, or a Device; `network` a name in
+    networks.yaml, or a Network, which ranks that communicate need; `efficiency` is by default that of the device in
+    efficiencies.yaml. `fused` and `host_waits` are those of `read_program` and `simulate`.
+    """
+    plans = (ranks,) if isinstance(ranks, RankPlan) else tuple(ranks)
+    device = resolve_device(device)
+    network = find_network(network) if isinstance(network, str) else network
+    efficiency = find_efficiency(device.name) if efficiency is None else efficiency
+    programs = _Programs(fused)
+    pipeline = [[(action, programs.of(plan, action)) for action in plan.step.actions] for plan in plans]
+    timer = KernelTimer(device, efficiency)
+    simulation = _simulate(plans, pipeline, timer, network, host_waits)
+    bound = _simulate(plans, pipeline, KernelTimer(device, PEAK), network, False)
+    slowest = max(range(len(plans)), key=lambda rank: simulation.clocks[rank].end() - simulation.clocks[rank].idle)
+    clocks = simulation.clocks[slowest]
+    by_phase, by_module = _divide(pipeline[slowest], timer)
+    seconds = simulation.seconds
+    flops = [plan.flops() for plan in plans]
+    count = len(plans)
+    return StepEstimate(
+        seconds=seconds,
+        bound=bound.seconds,
+        gpus=plans[0].world,
+        tokens=_count_tokens(plans[0]),
+        model_flops=0.0,
+        hardware_flops=0.0,
+        mfu=sum(mfu(item, seconds, device=device) for item in flops) / count,
+        hfu=sum(hfu(item, seconds, device=device) for item in flops) / count,
+        slowest=slowest,
+        kernels=sum(by_phase.values()),
+        bubble=clocks.idle + seconds - clocks.end(),
+        exposed=clocks.exposed,
+        communication=clocks.busy,
+        launching=clocks.starved,
+        by_phase=by_phase,
+        by_module=by_module,
+        device=device.name,
+        efficiency=efficiency,
+        network=network,
+        simulation=simulation,
+    )
