@@ -132,6 +132,7 @@ _REPLICATE = "restoration of replicate's state after a run"
 _DDP = "shape execution of DistributedDataParallel"
 _PROFILER = "kernel profile"
 _PLAN = "plan of distributed ranks"
+_PIPELINE = "plan of pipeline schedules with several stages per rank"
 _FUNCTORCH = "counting under torch.func"
 _FAKE = "counting of FakeTensors"
 _META_BUILDING = "building of models on the meta device"
@@ -281,6 +282,16 @@ INTERNALS: Mapping[str, Internal] = {
     "all_gather_with_gradient": Internal(
         "torch.distributed._functional_collectives", "all_gather_single_autograd", "plan of context parallelism"
     ),
+    "pipeline_schedules": Internal("torch.distributed.pipelining.schedules", "", _PIPELINE),
+    "add_unsharding": Internal("torch.distributed.pipelining.schedules", "_add_unshard_reshard", _PIPELINE),
+    "add_gradient_reductions": Internal("torch.distributed.pipelining.schedules", "_add_reduce_grad", _PIPELINE),
+    "reduce_stage_gradients": Internal(
+        "torch.distributed.pipelining.stage",
+        "_PipelineStageBase.perform_reduce_grad",
+        "plan of FSDP2 with pipeline stages",
+    ),
+    "stage_backward_input": Internal("torch.distributed.pipelining._backward", "stage_backward_input", _PIPELINE),
+    "stage_backward_weight": Internal("torch.distributed.pipelining._backward", "stage_backward_weight", _PIPELINE),
     "work_from_future": Internal("torch._C", "_distributed_c10d._create_work_from_future", _DDP),
     "ddp_forward": Internal("torch.nn.parallel", "DistributedDataParallel._pre_forward", _DDP, "target"),
     "ddp_agreement": Internal("torch.nn.parallel.distributed", "_verify_param_shape_across_processes", _DDP, "target"),

@@ -65,6 +65,32 @@ def record_step(
     (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent
     step raises ExecutionError.
     """
+
+    def run(session: Session) -> None:
+        checkpoints = checkpointed_calls(checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
+        _make_step(session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
+
+    options: Any = {"stops_at": stops_at, "device": device, "assume": assume, "estimate_cost": estimate_cost}
+    return record_run(model, (args, kwargs), run, code=(loss,), **options)
+
+
+def record_run(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+    run: Callable[[Session], None],
+    *,
+    stops_at: StopsAt,
+    code: Iterable[Any] = (),
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+    estimate_cost: CostEstimate | None = None,
+) -> Trace:
+    """Return the Trace of what `run` does with a model in shape execution; model, inputs and optimizers are restored.
+
+    The model has no gradients. `run` gets the session, paused, and resumes it. A data-dependent run raises
+    ExecutionError.
+    """
+    args, kwargs = inputs
     with interrupts.deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), without_symbolic_imports():
         input_text = ", ".join(describe_inputs(args, kwargs))
         session = Session(
@@ -75,15 +101,17 @@ def record_step(
             assume=assume,
             estimate_cost=estimate_cost,
             inputs=(args, kwargs),
-            code=(loss,),
+            code=code,
         )
         session.start()
         session.pause()  # some optimizers create their state in the constructor, which is not part of a step
         complete = False
         try:
-            checkpoints = _checkpoints(checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
-            context = copy_context()
-            context.run(_make_step, session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
+            for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        parameter.grad = None
+            copy_context().run(run, session)
             complete = True
         except Exception as error:
             message = session.describe_failure(error)
@@ -113,25 +141,21 @@ def _make_step(
     micro_batches: int,
 ) -> None:
     """Run a step; in a function, so that its tensors are freed while signals are deferred."""
-    for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                parameter.grad = None
-    instances = [_make_optimizer(item, model) for item in optimizers]
+    instances = [make_optimizer(item, model) for item in optimizers]
     session.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):
             # As in a program's loop, both stay alive until reassigned: during the backward pass and the step.
             result = model(*args, **kwargs)
-            scalar = _loss_of(result, loss)
+            scalar = loss_of(result, loss)
             scalar.backward()
     with model_runs():
         for optimizer in instances:
             optimizer.step()
 
 
-def _loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
+def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
     """Return the scalar loss of a model's result; ValueError if it is no scalar tensor."""
     value: Any = loss_in(result) if loss is None else loss(result)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
@@ -146,7 +170,7 @@ def loss_in(result: Any) -> Any:
     return result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
 
 
-def _make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
+def make_optimizer(maker: OptimizerMaker, model: nn.Module) -> Optimizer:
     """Return the optimizer itself or create it; one whose step needs a closure raises ValueError."""
     optimizer: Any = maker if isinstance(maker, Optimizer) else maker(model.parameters())
     if not isinstance(optimizer, Optimizer):
@@ -183,7 +207,7 @@ def checkpointed_modules(model: nn.Module, checkpointed: Checkpointed) -> list[n
 
 
 @contextmanager
-def _checkpoints(modules: Sequence[nn.Module], options: dict[str, Any]) -> Iterator[None]:
+def checkpointed_calls(modules: Sequence[nn.Module], options: dict[str, Any]) -> Iterator[None]:
     """Checkpoint the calls of modules while the context lasts."""
     options.setdefault("use_reentrant", False)
     with ExitStack() as stack:

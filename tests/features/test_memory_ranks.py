@@ -150,8 +150,9 @@ def test_further_microbatches_run_beside_the_gradients():
     one, four = plan({"tp": 1}), plan({"tp": 1}, microbatches=4)
     gradients = LAYERS * BLOCK + HEAD
     assert max(one.memory().curve("gradient")) == max(four.memory().curve("gradient")) == gradients
-    assert four.memory().baseline == one.memory().baseline + gradients
-    assert one.memory().at(first_op(one.memory(), "backward")).by_kind["gradient"] == 0
+    first, last = (action for action in four.step.actions if action.kind == "forward" and action.microbatch in (0, 3))
+    held = four.memory().curve("gradient")
+    assert held[four.step.pass_of(first).begin] == 0 and held[four.step.pass_of(last).begin] == gradients
 
 
 def test_estimated_accumulation_is_that_of_recorded_microbatches():
@@ -175,7 +176,8 @@ def test_an_optimizer_steps_once_for_all_microbatches():
         for item in (one, four)
     ]
     assert counts[1]["optimizer"] == counts[0]["optimizer"] > 0
-    assert counts[1]["forward"] == 4 * counts[0]["forward"]
+    markers = 2  # a profiler's range around the optimizer's step
+    assert counts[1]["forward"] - markers == 4 * (counts[0]["forward"] - markers)
 
 
 def test_a_plan_of_one_rank_is_a_step():

@@ -411,12 +411,11 @@ def test_a_function_shards_any_model():
         ({"ep": 8}, 0, "the axes of a mesh must be among .*; got ep"),
         ({}, 0, "the axes of a mesh must be among .*; got none"),
         ({"dp": 0}, 0, "axis dp of the mesh must have at least 1 rank; got 0"),
-        ({"pp": 2, "fsdp": 2}, 0, "the schedule decides when FSDP2 gathers and reduces"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
         ({"tp": 3}, 0, r"tp=3 must divide the numbers of heads of .* .q_proj 4, k_proj 2, v_proj 2.: use tp=1 or 2"),
         ({"tp": 4}, 0, r"tp=4 must divide the numbers of heads of .* .q_proj 4, k_proj 2, v_proj 2.: use tp=1 or 2"),
     ],
-    ids=["rank", "axis", "none", "size", "fsdp", "stages", "heads", "key heads"],
+    ids=["rank", "axis", "none", "size", "stages", "heads", "key heads"],
 )
 def test_an_invalid_mesh_raises(mesh, rank, message):
     with pytest.raises((PlanError, ShardingError), match=message):

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from fvflops.capture.recorder.signature import cached_schema, describe_tensor
+from fvflops.features.planning.rank_step import Call, RankStep, StageLinks
 from fvflops.trace import Signature, TensorSpec, Trace, Value
-
-# A call that was not run: its signature, its phase, and its number of calls.
-Call = tuple[Signature, str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StageLinks:
-    """The hidden state between pipeline stages, and whether a stage receives and sends it."""
-
-    hidden: TensorSpec
-    receives: bool
-    sends: bool
 
 
 def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[Call]:
@@ -55,26 +44,20 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
     return added
 
 
-def send_recv(links: StageLinks, group: Value, microbatches: int) -> list[Call]:
-    """Return the sends and receives of a stage: hidden states forward, their gradients backward."""
+def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches: int) -> list[Call]:
+    """Return the sends and receives of a pipeline rank's stages: hidden states forward, their gradients backward."""
     c10d = torch.ops.c10d
-    send = _make_signature(c10d.send.default, tensors=(links.hidden,), process_group=group)
-    receive = _make_signature(c10d.recv_.default, tensors=(links.hidden,), process_group=group)
     added: list[Call] = []
-    if links.receives:
-        added += [(receive, "forward", microbatches), (send, "backward", microbatches)]
-    if links.sends:
-        added += [(send, "forward", microbatches), (receive, "backward", microbatches)]
+    for link in links:
+        if link.received is not None and link.source != rank:
+            receive = _make_signature(c10d.recv_.default, tensors=(link.received,), process_group=group)
+            send = _make_signature(c10d.send.default, tensors=(link.received,), process_group=group)
+            added += [(receive, "forward", microbatches), (send, "backward", microbatches)]
+        if link.sent is not None and link.destination != rank:
+            send = _make_signature(c10d.send.default, tensors=(link.sent,), process_group=group)
+            receive = _make_signature(c10d.recv_.default, tensors=(link.sent,), process_group=group)
+            added += [(send, "forward", microbatches), (receive, "backward", microbatches)]
     return added
-
-
-def gradient_accumulation(trace: Trace, model: nn.Module, microbatches: int) -> list[Call]:
-    """Return the additions of the gradients of all microbatches but the first."""
-    add = torch.ops.aten.add_.Tensor
-    return [
-        (_make_signature(add, spec, self=spec, other=spec, alpha=1), "backward", microbatches - 1)
-        for spec in _trainable_specs(trace, model)
-    ]
 
 
 def _trainable_specs(trace: Trace, model: nn.Module) -> list[TensorSpec]:
@@ -83,28 +66,24 @@ def _trainable_specs(trace: Trace, model: nn.Module) -> list[TensorSpec]:
     return [replace(spec, device=trace.info.device) for spec in specs]
 
 
-def repeat(trace: Trace, times: int) -> Trace:
-    """Return a Trace with its calls before the optimizer step multiplied, without its ordered events."""
+def total_of(recorded: Trace, step: RankStep, added: Sequence[Call]) -> Trace:
+    """Return the Trace of a whole step: each pass as often as it occurs, with calls that were not run, at the root.
 
-    def multiply(calls: Mapping[tuple[int, int, str], int]) -> dict[tuple[int, int, str], int]:
-        return {key: count if key[2] == "optimizer" else count * times for key, count in calls.items()}
-
-    return replace(trace.aggregate(), calls=multiply(trace.calls), region_calls=multiply(trace.region_calls))
-
-
-def add_calls(trace: Trace, added: list[Call]) -> Trace:
-    """Return a Trace with further calls at the root, without its ordered events."""
-    if not added:
-        return trace
-    signatures = list(trace.signatures)
+    It has ordered events only where it is what was recorded.
+    """
+    calls = step.count("op")
+    added = [*step.added(), *added]
+    if not added and calls == recorded.calls:
+        return recorded
+    signatures = list(recorded.signatures)
     indices = {signature: index for index, signature in enumerate(signatures)}
-    calls = Counter(trace.calls)
     for signature, phase, times in added:
         if signature not in indices:
             indices[signature] = len(signatures)
             signatures.append(signature)
         calls[indices[signature], 0, phase] += times
-    return replace(trace.aggregate(), signatures=tuple(signatures), calls=dict(calls))
+    total = replace(recorded.aggregate(), signatures=tuple(signatures), calls=dict(calls))
+    return replace(total, region_calls=dict(step.count("exit")))
 
 
 def _make_signature(op: Any, *outputs: Value, **inputs: Value) -> Signature:

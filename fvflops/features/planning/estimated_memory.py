@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fvflops.features.memory.compute import Block, MemoryTimeline
+from fvflops.features.planning.rank_step import Action, Pass, RankStep
+
+
+class Held(NamedTuple):
+    """A recorded forward pass, the events from `begin` up to `end`, and how many more activations as its are alive."""
+
+    begin: int
+    end: int
+    copies: int
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatedMemory:
-    """What a rank holds in a step besides what one recorded microbatch does.
+    """What a rank holds in a step besides what was recorded.
 
     `buckets`: DistributedDataParallel's buckets, one copy of all gradients (gradient_as_bucket_view=False, the
-    default). `in_flight` is the number of microbatches whose activations are alive at once: in the schedule 1F1B, at
-    most one for this and each later stage. `accumulates`: the gradients of earlier microbatches exist from the start.
+    default). `held` are the activations of microbatches that were not run, at the moment of the schedule when most
+    are in flight, and `in_flight` is that number.
     """
 
     buckets: bool = False
     in_flight: int = 1
-    accumulates: bool = False
+    held: tuple[Held, ...] = ()
+    schedule: str = ""
 
     def describe(self) -> Iterator[str]:
         """Yield one line for each part that is added."""
         if self.buckets:
             yield "DDP buckets, as large as the gradients"
-        if self.in_flight > 1:
-            yield f"activations of {self.in_flight} microbatches in flight (schedule 1F1B)"
-        if self.accumulates:
-            yield "gradients of earlier microbatches, to which those of one parameter at a time are added"
+        if self.held:
+            yield f"activations of {self.in_flight} microbatches in flight (schedule {self.schedule})"
 
     def added_to(self, timeline: MemoryTimeline) -> MemoryTimeline:
         """Return a timeline with these parts.
@@ -41,25 +51,46 @@ class EstimatedMemory:
         288
         """
         estimated: list[Block] = []
-        recorded: list[Block] = []
-        gradients = [block for block in timeline.blocks if block.kind == "gradient"]
-        first = _first_backward(timeline)
         for block in timeline.blocks:
-            held = block._replace(storage=None, begin=-1, end=None)
-            if block.kind == "activation" and block.begin < first and (block.end is None or first < block.end):
-                estimated.append(held._replace(nbytes=(self.in_flight - 1) * block.nbytes))
-            if block.kind == "gradient" and self.accumulates:
-                estimated.append(held)
-                block = block._replace(kind="temporary", end=block.begin + 1)
-            recorded.append(block)
-        if self.buckets:
-            estimated += [
-                block._replace(storage=None, kind="communication", op="", begin=-1, end=None) for block in gradients
-            ]
-        return replace(timeline, blocks=(*recorded, *(block for block in estimated if block.nbytes)))
+            everywhere = block._replace(storage=None, begin=-1, end=None)
+            if block.kind == "gradient" and self.buckets:
+                estimated.append(everywhere._replace(kind="communication", op=""))
+            for held in self.held:
+                outlives = held.begin <= block.begin < held.end and (block.end is None or held.end < block.end)
+                if block.kind == "activation" and outlives:
+                    estimated.append(everywhere._replace(nbytes=held.copies * block.nbytes))
+        return replace(timeline, blocks=(*timeline.blocks, *estimated))
 
 
-def _first_backward(timeline: MemoryTimeline) -> int:
-    events = timeline.trace.events or ()
-    phases = (index for index, event in enumerate(events) if event.kind == "op" and event.phase == "backward")
-    return next(phases, len(events))
+def estimate_memory(step: RankStep, *, buckets: bool) -> EstimatedMemory:
+    """Return the memory that a step has besides what was recorded of it."""
+    in_flight = _most_in_flight(step.actions)
+    recorded = _recorded_actions(step.passes)
+    run = _most_in_flight(recorded)
+    first = {action.stage: step.passes[action] for action in reversed(recorded) if action.kind == "forward"}
+    held = tuple(
+        Held(first[stage].begin, first[stage].end, count - run[stage])
+        for stage, count in in_flight.items()
+        if count > run[stage]
+    )
+    return EstimatedMemory(buckets, in_flight.total(), held, step.schedule)
+
+
+def _most_in_flight(actions: Iterable[Action]) -> Counter[int]:
+    """Return stage → number of its microbatches that have activations, at the moment when they are most."""
+    now: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    for action in actions:
+        if action.kind == "forward":
+            now[action.stage] += 1
+            if now.total() > most.total():
+                most = now.copy()
+        elif action.kind in ("backward", "weight_backward"):
+            now[action.stage] -= 1
+    return most
+
+
+def _recorded_actions(passes: Mapping[Action, Pass]) -> list[Action]:
+    """Return one action of each pass, in the order in which they were recorded."""
+    actions = {(item.begin, item.end): action for action, item in reversed(passes.items())}
+    return [actions[key] for key in sorted(actions)]

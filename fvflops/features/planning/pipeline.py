@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from fvflops.capture.run import record_call
@@ -65,21 +64,43 @@ def _read_pp_plan(model: nn.Module) -> PipelineStages | None:
     return PipelineStages(first, blocks[0], last, "input_ids", "inputs_embeds")
 
 
-def split_stage(model: nn.Module, stages: PipelineStages, stage: int, count: int) -> None:
-    """Reduce a model, in place, to one stage of `count`.
+def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the number of layers of each stage.
 
-    The blocks are divided in order; where they cannot be divided evenly, the first stages have one more.
+    Where they cannot be divided evenly, the embedding and the head count as a layer each, as in torchtitan, and the
+    first stages have one more.
+
+    >>> divide_layers(32, 4), divide_layers(126, 16)[:2], divide_layers(5, 2)
+    ((8, 8, 8, 8), (7, 8), (3, 2))
     """
+    if not layers % stages:
+        return (layers // stages,) * stages
+    per_stage, remainder = divmod(layers + 2, stages)
+    sizes = [per_stage + (stage < remainder) for stage in range(stages)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return tuple(sizes)
+
+
+def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
+    """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage."""
+    if layers < stages:
+        raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages")
+    if given is not None and (len(given) != stages or sum(given) != layers or min(given) < 1):
+        raise ShardingError(
+            f"{name} has {layers} layers for {stages} stages, and stage_layers gives {list(given)}, a sum of "
+            f"{sum(given)}: give a number of at least 1 for each stage"
+        )
+
+
+def split_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Sequence[int]) -> None:
+    """Reduce a model, in place, to one stage; `counts` has the number of blocks of each stage."""
     parent, _, name = stages.blocks.rpartition(".")
     module_list: Any = model.get_submodule(stages.blocks)
-    blocks = list(module_list)
-    if len(blocks) < count:
-        raise ShardingError(f"{stages.blocks} has {len(blocks)} layers, too few for {count} stages")
-    per_stage, remainder = divmod(len(blocks), count)
-    start = stage * per_stage + min(stage, remainder)
-    end = start + per_stage + (stage < remainder)
-    setattr(model.get_submodule(parent), name, nn.ModuleList(blocks[start:end]))
-    removed = (*(stages.first if stage > 0 else ()), *(stages.last if stage < count - 1 else ()))
+    start = sum(counts[:stage])
+    blocks = list(module_list)[start : start + counts[stage]]
+    setattr(model.get_submodule(parent), name, nn.ModuleList(blocks))
+    removed = (*(stages.first if stage > 0 else ()), *(stages.last if stage < len(counts) - 1 else ()))
     for path in removed:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, nn.Identity())
@@ -93,13 +114,11 @@ def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
     return next(spec for spec in tensors_in(outputs) if spec.is_floating_point)
 
 
-def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
-    """Return the inputs of a later stage, with the hidden state instead of the model's input."""
+def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages) -> Inputs:
+    """Return the inputs of a later stage, those of the model without the input of the first stage."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     arguments.pop(stages.input_argument, None)
-    arguments[stages.hidden_argument] = torch.empty(
-        hidden.shape, dtype=getattr(torch, hidden.dtype), device="meta", requires_grad=True
-    )
+    arguments.pop(stages.hidden_argument, None)
     return (), arguments

@@ -3,62 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.recorder.signature import describe, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss
-from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
+from fvflops.capture.training_step import Checkpointed, OptimizerMaker
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.features.memory.compute import read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
-from fvflops.features.planning.context_parallel import ShardedSequence
-from fvflops.features.planning.estimated_calls import (
-    Call,
-    StageLinks,
-    add_calls,
-    gradient_accumulation,
-    gradient_allreduce,
-    local_spec,
-    repeat,
-    send_recv,
+from fvflops.features.planning.estimated_calls import gradient_allreduce, local_spec, send_recv, total_of
+from fvflops.features.planning.estimated_memory import EstimatedMemory, estimate_memory
+from fvflops.features.planning.fully_sharded import find_precision
+from fvflops.features.planning.fully_sharded import unsharded_class as unsharded_class
+from fvflops.features.planning.layout import AXES as AXES
+from fvflops.features.planning.layout import (
+    Layout,
+    Shard,
+    check_layout,
+    join_axes,
+    make_device_mesh,
+    order_step,
+    torch_warnings_ignored,
 )
-from fvflops.features.planning.estimated_memory import EstimatedMemory
-from fvflops.features.planning.pipeline import (
-    Inputs,
-    find_hidden_state,
-    find_stages,
-    make_stage_inputs,
-    split_stage,
-)
-from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.features.planning.layout import PlanError as PlanError
+from fvflops.features.planning.layout import fake_process_group as fake_process_group
+from fvflops.features.planning.pipeline import Inputs
+from fvflops.features.planning.rank_model import RankModel
+from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal, shift_groups
+from fvflops.features.planning.recording import Recipe, StageModule, record_actions
+from fvflops.features.planning.schedules import choose_schedule
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
-from fvflops.torch_internals import default_process_group
 from fvflops.trace import Trace
 from fvflops.units import format_parameters
-
-# Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
-# data parallelism (FSDP2), context parallelism, tensor parallelism.
-AXES = ("pp", "dp", "fsdp", "cp", "tp")
-Shard = Callable[[nn.Module, Any], nn.Module | None]
-
-
-class PlanError(ValueError):
-    """An invalid mesh, rank or program state for a plan."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,7 +57,8 @@ class RankPlan(Displayed):
     `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
     are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
     its calls that are estimated, not run, and `left_out` the work of a real step that is not included. `recorded` is
-    the part that was run, a step of one microbatch, and `estimated_memory` describes what `memory` adds to it.
+    the part that was run, equal microbatches once, and `estimated_memory` describes what `memory` adds to it. `step` is
+    the order of what the rank does.
     """
 
     _report = "fvflops.features.planning.report:plan_report"
@@ -82,6 +72,7 @@ class RankPlan(Displayed):
     trace: Trace
     recorded: Trace
     estimated_memory: EstimatedMemory
+    step: RankStep
     derived: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -123,9 +114,20 @@ class RankPlan(Displayed):
         return printed(self.estimated_memory.added_to(timeline))
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class StepPlan:
+    """A training step of a pipeline: the plans of its ranks, in the order of the pipeline axis."""
+
+    ranks: tuple[RankPlan, ...]
+
+    def __repr__(self) -> str:
+        mesh = ", ".join(f"{axis}={size}" for axis, size in self.ranks[0].mesh.items())
+        return short_repr(self, mesh, f"{len(self.ranks):,} pipeline ranks")
+
+
 def plan_rank(
     model: nn.Module,
-    args: tuple[Any, ...] = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     mesh: Mapping[str, int],
@@ -133,6 +135,12 @@ def plan_rank(
     shard_by: Shard | None = None,
     sequence_parallel: bool = False,
     microbatches: int = 1,
+    schedule: str | None = None,
+    stages_per_rank: int | None = None,
+    stage_layers: Sequence[int] | None = None,
+    reshard_after_forward: bool | None = None,
+    reduce_each_microbatch: bool = True,
+    precision: str | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerMaker | None = None,
     checkpoint: Checkpointed = (),
@@ -154,91 +162,218 @@ def plan_rank(
         pp      pipeline stages, of models with a known split; their sends and receives are estimated
 
     `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
-    whose gradients are accumulated. `loss` is a function of the model's result, by default the sum of its first tensor
-    that requires a gradient; `optimizer` creates the optimizer from the rank's parameters, by default there is no
-    optimizer step; `checkpoint` selects the modules whose activations are recomputed, as in TrainingStepAnalysis;
-    `device` is the kind of device whose kernels are shown, `assume` is that of `record_call`, and composite ops that
-    `table` counts are not decomposed.
+    whose gradients are accumulated; a tensor is the only argument. The other arguments:
+
+        schedule, stages_per_rank   the pipeline's, of `SCHEDULES`: 1f1b, or interleaved with several stages
+        stage_layers                number of layers of each pipeline stage: equal
+        reshard_after_forward       whether FSDP2 gathers parameters again for the backward pass (ZeRO-3) or keeps them
+                                    (ZeRO-2): only without pp, as torchtitan
+        reduce_each_microbatch      whether FSDP2 reduces gradients in each backward pass or, as always with pp, once
+        precision                   data types, of `PRECISIONS`: the model's
+        loss                        function of the model's result: the sum of its first tensor with a gradient
+        optimizer                   creates the optimizer from the rank's parameters: no optimizer step
+        checkpoint                  modules whose activations are recomputed, as in TrainingStepAnalysis: none
+        device, assume              kind of device whose kernels are shown, and what `record_call` assumes
+        table                       composite ops that it counts are not decomposed
 
     A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
-    cannot be split ShardingError. The model is not changed.
+    cannot be split ShardingError, a schedule that does not fit ScheduleError. The model is not changed.
 
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
-    >>> plan = plan_rank(build("llama_tiny", device="meta"), (tokens,), mesh={"dp": 512, "tp": 2})
+    >>> plan = plan_rank(build("llama_tiny", device="meta"), tokens, mesh={"dp": 512, "tp": 2})
     >>> plan.parameters, {axis: volume.payload for axis, volume in plan.communication().by_axis().items()}
     (62784, {'tp': 57344, 'dp': 251136})
     >>> dict(plan.memory().at_peak().by_kind)["parameter"]
     251136
     """
-    _check(mesh, rank, microbatches, sequence_parallel, device)
-    coordinates = _coordinates(mesh, rank)
-    inputs: Inputs = args, dict(kwargs or {})
-    rank_model, links = copy_to_meta(model), None
-    if mesh.get("pp", 1) > 1:
-        rank_model, inputs, links = _make_stage(model, inputs, coordinates["pp"], mesh["pp"])
-        loss = _first_element if links.sends else loss
-    with deferred(), fake_process_group(math.prod(mesh.values()), rank), model_runs():
-        device_mesh = _make_mesh(mesh)
-        rank_model = _split(rank_model, device_mesh, mesh, shard_by, sequence_parallel)
-        specs = [local_spec(parameter) for parameter in rank_model.parameters()]
-        gather_keys = partial(ShardedSequence, device_mesh.get_group("cp")) if mesh.get("cp", 1) > 1 else nullcontext
-        with gather_keys():
-            recorded = record_step(
-                rank_model,
-                *inputs,
-                loss=loss or sum_of_result,
-                optimizers=() if optimizer is None else [optimizer],
-                checkpointed=checkpoint,
-                # A recomputation runs in autograd, outside this context.
-                checkpoint_options={"context_fn": lambda: (nullcontext(), gather_keys())},
-                device=device,
-                assume=assume,
-                stops_at=resolve_table(table).stops_at,
-            )
-        trace, descriptions = _add_estimated_calls(recorded, rank_model, device_mesh, mesh, links, microbatches)
-    return RankPlan(
-        mesh=dict(mesh),
+    (plan,) = _plan(
+        model,
+        bind_inputs(model, args, kwargs),
+        mesh=mesh,
         rank=rank,
-        coordinates=coordinates,
-        parameters=sum(spec.numel for spec in specs),
-        parameter_bytes=sum(spec.nbytes for spec in specs),
-        model_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        trace=trace,
-        recorded=recorded,
-        estimated_memory=_estimate_memory(mesh, coordinates, microbatches),
-        derived=descriptions,
-        left_out=() if optimizer is not None else _list_excluded(mesh, sequence_parallel),
+        shard_by=shard_by,
+        sequence_parallel=sequence_parallel,
+        microbatches=microbatches,
+        schedule=schedule,
+        stages_per_rank=stages_per_rank,
+        stage_layers=stage_layers,
+        reshard_after_forward=reshard_after_forward,
+        reduce_each_microbatch=reduce_each_microbatch,
+        precision=precision,
+        loss=loss,
+        optimizer=optimizer,
+        checkpoint=checkpoint,
+        device=device,
+        assume=assume,
+        table=table,
     )
+    return plan
 
 
-@contextmanager
-def fake_process_group(size: int, rank: int) -> Iterator[None]:
-    """Run as one rank of a fake process group, in which nothing is sent."""
-    if not dist.is_available():
-        raise PlanError("this torch is built without torch.distributed, which a plan needs")
-    if dist.is_initialized():
-        raise PlanError(
-            "this program has a process group, and a plan needs a fake one: "
-            "plan in another program, or after torch.distributed.destroy_process_group()"
+def plan_step(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Mapping[str, int],
+    **options: Any,
+) -> StepPlan:
+    """Return the work of `rank` and of all others along the pipeline axis, whose stages differ.
+
+    The arguments and errors are those of `plan_rank`. Ranks with equal stages are recorded once. Ranks with other
+    coordinates do the same as one of these, but for parts of uneven size.
+
+    >>> from fvflops.zoo import build
+    >>> tokens = torch.ones(1, 16, dtype=torch.int64)
+    >>> step = plan_step(build("llama_tiny", device="meta"), tokens, mesh={"pp": 2, "dp": 4}, microbatches=2)
+    >>> [(plan.rank, len(plan.step.actions)) for plan in step.ranks]
+    [(0, 5), (4, 5)]
+    """
+    return StepPlan(tuple(_plan(model, bind_inputs(model, args, kwargs), mesh=mesh, whole_pipeline=True, **options)))
+
+
+def _plan(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    mesh: Mapping[str, int],
+    rank: int = 0,
+    shard_by: Shard | None = None,
+    sequence_parallel: bool = False,
+    microbatches: int = 1,
+    schedule: str | None = None,
+    stages_per_rank: int | None = None,
+    stage_layers: Sequence[int] | None = None,
+    reshard_after_forward: bool | None = None,
+    reduce_each_microbatch: bool = True,
+    precision: str | None = None,
+    loss: Loss | None = None,
+    optimizer: OptimizerMaker | None = None,
+    checkpoint: Checkpointed = (),
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+    table: str | FormulaTable = "default",
+    whole_pipeline: bool = False,
+) -> list[RankPlan]:
+    """Return the plan of a rank, or of all ranks along the pipeline axis."""
+    layout = Layout(
+        dict(mesh),
+        shard_by,
+        sequence_parallel,
+        *choose_schedule(schedule, stages_per_rank),
+        stage_layers,
+        mesh.get("pp", 1) == 1 if reshard_after_forward is None else reshard_after_forward,
+        find_precision(precision),
+    )
+    check_layout(layout, rank, microbatches, device)
+    recipe = Recipe(
+        stops_at=resolve_table(table).stops_at,
+        pipelined=layout.size("pp") > 1,
+        reduce_each_microbatch=reduce_each_microbatch,
+        microbatches=microbatches,
+        optimizer=optimizer,
+        checkpoint=checkpoint,
+        device=device,
+        assume=assume,
+    )
+    rank_model = RankModel(model, inputs, layout, loss or sum_of_result)
+    orders = order_step(layout, microbatches, has_optimizer=optimizer is not None)
+    ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
+    alike: dict[Any, list[int]] = {}
+    for item in ranks:
+        alike.setdefault(rank_model.describe_stages(item), []).append(item)
+    plans = [plan for equal in alike.values() for plan in _plan_equal_ranks(rank_model, layout, recipe, orders, equal)]
+    return sorted(plans, key=lambda plan: plan.rank)
+
+
+def _plan_equal_ranks(
+    rank_model: RankModel,
+    layout: Layout,
+    recipe: Recipe,
+    orders: Sequence[tuple[Action, ...]],
+    ranks: Sequence[int],
+) -> list[RankPlan]:
+    """Return the plans of ranks with equal stages, of which the first is run."""
+    with deferred(), torch_warnings_ignored(), fake_process_group(layout.world, ranks[0]), model_runs():
+        device_mesh = make_device_mesh(layout.mesh)
+        hidden = rank_model.find_hidden(device_mesh)
+        stages = rank_model.make_stages(ranks[0], device_mesh, hidden)
+        around_forward = rank_model.around_forward(device_mesh)
+        recipe = replace(
+            recipe,
+            around_forward=around_forward,
+            # A recomputation runs in autograd, outside this context.
+            checkpoint_options={"context_fn": lambda: (nullcontext(), around_forward())},
         )
-    from fvflops.torch_internals import FakeStore
+        specs = [local_spec(parameter) for stage in stages for parameter in stage.module.parameters()]
+        own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
+        numbers = [rank_model.stages_of(rank) for rank in ranks]
+        recorded, passes = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
+        group = describe(device_mesh.get_group("pp")) if layout.size("pp") > 1 else None
+    plans = []
+    for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, passes, strict=True):
+        trace = shift_groups(recorded, rank - ranks[0])
+        coordinates = layout.coordinates(rank)
+        by_action = {
+            action: replace(own_passes[local], trace=trace, added=added.get(local, ()))
+            for action, local in zip(order, _number_locally(order, stage_numbers), strict=True)
+        }
+        step = RankStep(
+            coordinates,
+            order,
+            share_equal(by_action),
+            rank_model.links(rank, hidden),
+            layout.schedule if recipe.pipelined else "",
+        )
+        transfers = (
+            [] if group is None else send_recv(step.links.values(), coordinates["pp"], group, recipe.microbatches)
+        )
+        plans.append(
+            RankPlan(
+                mesh=dict(layout.mesh),
+                rank=rank,
+                coordinates=coordinates,
+                parameters=sum(spec.numel for spec in specs),
+                parameter_bytes=sum(spec.nbytes for spec in specs),
+                model_parameters=rank_model.parameters,
+                trace=total_of(trace, step, transfers),
+                recorded=trace,
+                estimated_memory=estimate_memory(step, buckets=bool(added)),
+                step=step,
+                derived=(*([_TRANSFERS] if transfers else []), *derived),
+                left_out=() if recipe.optimizer is not None else _list_excluded(layout),
+            )
+        )
+    return plans
 
-    _clear_sharding_cache()
-    try:
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-        yield
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        _clear_sharding_cache()
+
+_TRANSFERS = "pipeline sends and receives over pp, once per microbatch"
 
 
-def _clear_sharding_cache() -> None:
-    """Clear DTensor's sharding cache: its entries name process groups, which are destroyed with the fake one."""
-    from fvflops.torch_internals import clear_sharding_cache
+def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Action]:
+    """Return the actions with stages numbered among those of the rank."""
+    return [item if item.stage < 0 else item._replace(stage=numbers.index(item.stage)) for item in order]
 
-    clear_sharding_cache()
+
+def _estimate_reductions(
+    recorded: Trace, stages: Sequence[StageModule], layout: Layout, device_mesh: Any
+) -> tuple[dict[Action, tuple[Call, ...]], tuple[str, ...]]:
+    """Return the calls of DistributedDataParallel for each stage, and their description."""
+    replicas = None if layout.is_fully_sharded else join_axes(device_mesh, layout.mesh, "dp", "cp")
+    if replicas is None:
+        return {}, ()
+    group = describe(replicas.get_group())
+    added = {
+        Action("allreduce", index): tuple(gradient_allreduce(recorded, stage.module, group, replicas.size()))
+        for index, stage in enumerate(stages)
+    }
+    description = (
+        f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
+        "regardless of bucketing)"
+    )
+    return added, (description,)
 
 
 def sum_of_result(result: Any) -> torch.Tensor:
@@ -249,175 +384,8 @@ def sum_of_result(result: Any) -> torch.Tensor:
     raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
 
 
-def _first_element(result: Any) -> torch.Tensor:
-    """Return one element of a result, a loss without arithmetic."""
-    return next(tensor for tensor in tensors_of(result) if tensor.requires_grad).flatten()[0]
-
-
-def _estimate_memory(mesh: Mapping[str, int], coordinates: Mapping[str, int], microbatches: int) -> EstimatedMemory:
-    replicas = mesh.get("dp", 1) * mesh.get("cp", 1)
-    return EstimatedMemory(
-        buckets=replicas > 1 and mesh.get("fsdp", 1) == 1,
-        in_flight=min(microbatches, mesh.get("pp", 1) - coordinates.get("pp", 0)),
-        accumulates=microbatches > 1,
-    )
-
-
-def _list_excluded(mesh: Mapping[str, int], sequence_parallel: bool) -> tuple[str, ...]:
+def _list_excluded(layout: Layout) -> tuple[str, ...]:
     step = "the optimizer step"
-    if sequence_parallel and mesh.get("tp", 1) > 1 and mesh.get("fsdp", 1) == 1:
+    if layout.sequence_parallel and layout.size("tp") > 1 and not layout.is_fully_sharded:
         step += ", in which DTensor reduces the gradients of the norms over tp"
     return (step,)
-
-
-def _check(
-    mesh: Mapping[str, int],
-    rank: int,
-    microbatches: int,
-    sequence_parallel: bool,
-    device: str | torch.device | None,
-) -> None:
-    if not mesh or any(axis not in AXES for axis in mesh):
-        raise PlanError(f"the axes of a mesh must be among {', '.join(AXES)}; got {', '.join(mesh) or 'none'}")
-    for axis, size in mesh.items():
-        if size < 1:
-            raise PlanError(f"axis {axis} of the mesh must have at least 1 rank; got {size}")
-    world = math.prod(mesh.values())
-    if not 0 <= rank < world:
-        raise PlanError(f"rank must be from 0 to {world - 1:,} on this mesh; got {rank}")
-    if microbatches < 1:
-        raise PlanError(f"microbatches must be at least 1; got {microbatches}")
-    if mesh.get("fsdp", 1) > 1 and (microbatches > 1 or mesh.get("pp", 1) > 1):
-        raise PlanError(
-            "with microbatches or stages the schedule decides when FSDP2 gathers and reduces: plan fsdp without them"
-        )
-    if mesh.get("fsdp", 1) > 1 and device is not None and torch.device(device).type != "cpu":
-        raise PlanError(f"FSDP2 is planned with the CPU's kernels, not with those of {device}: omit the device")
-    if sequence_parallel and mesh.get("pp", 1) > 1:
-        raise PlanError("pipeline stages send whole sequences: plan pp without sequence_parallel")
-
-
-def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
-    """Return axis → the rank's index; the last axis varies fastest."""
-    coordinates = {}
-    for axis, size in reversed(list(mesh.items())):
-        rank, coordinates[axis] = divmod(rank, size)
-    return {axis: coordinates[axis] for axis in mesh}
-
-
-def _make_mesh(mesh: Mapping[str, int]) -> Any:
-    parallel = [axis for axis, size in mesh.items() if size > 1]
-    if len(parallel) == 1:
-        _name_default_group(parallel[0])
-    return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-
-
-def _name_default_group(axis: str) -> None:
-    """Name the group of all ranks after the only axis that needs it; torch reports none for it."""
-    default_process_group()._set_group_desc(f"mesh_{axis}")
-
-
-def _add_estimated_calls(
-    trace: Trace,
-    model: nn.Module,
-    device_mesh: Any,
-    mesh: Mapping[str, int],
-    links: StageLinks | None,
-    microbatches: int,
-) -> tuple[Trace, tuple[str, ...]]:
-    """Return a Trace with the estimated calls of a rank's step, and their descriptions."""
-    added: list[Call] = []
-    descriptions = []
-    if links is not None:
-        added += send_recv(links, describe(device_mesh.get_group("pp")), microbatches)
-        descriptions.append("pipeline sends and receives over pp, once per microbatch")
-    if microbatches > 1:
-        trace = repeat(trace, microbatches)
-        added += gradient_accumulation(trace, model, microbatches)
-        descriptions.append(f"{microbatches} microbatches with gradient accumulation, of which one was run")
-    replicas = _join(device_mesh, mesh, "dp", "cp")
-    if replicas is not None and mesh.get("fsdp", 1) == 1:
-        added += gradient_allreduce(trace, model, describe(replicas.get_group()), replicas.size())
-        descriptions.append(
-            f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
-            "regardless of bucketing)"
-        )
-    return add_calls(trace, added), tuple(descriptions)
-
-
-def _join(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
-    """Return some axes flattened, in the mesh's order, to a mesh of one dimension, or None if none has two ranks."""
-    parallel = tuple(axis for axis, size in mesh.items() if axis in axes and size > 1)
-    if not parallel:
-        return None
-    if len(parallel) == 1:
-        return device_mesh[parallel[0]]
-    name = "+".join(parallel)
-    flattened = device_mesh[parallel]._flatten(name)
-    if flattened.size() == math.prod(mesh.values()):
-        _name_default_group(name)
-    return flattened
-
-
-def _make_stage(model: nn.Module, inputs: Inputs, stage: int, count: int) -> tuple[nn.Module, Inputs, StageLinks]:
-    """Return one of `count` pipeline stages of a model, with its inputs and its links to other stages."""
-    stages = find_stages(model)
-    stage_model, first_block = copy_to_meta(model), copy_to_meta(model)
-    split_stage(stage_model, stages, stage, count)
-    blocks: Any = first_block.get_submodule(stages.blocks)
-    split_stage(first_block, stages, 0, len(blocks))
-    hidden = find_hidden_state(first_block, inputs)
-    if stage > 0:
-        inputs = make_stage_inputs(model, inputs, stages, hidden)
-    return stage_model, inputs, StageLinks(hidden, stage > 0, stage < count - 1)
-
-
-def _split(
-    model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], shard_by: Shard | None, sequence_parallel: bool
-) -> nn.Module:
-    if shard_by is not None:
-        model = shard_by(model, device_mesh["tp"]) or model
-    elif mesh.get("tp", 1) > 1:
-        shard(model, device_mesh["tp"], find_sharding(model, sequence=sequence_parallel))
-    if mesh.get("fsdp", 1) > 1:
-        from torch.distributed.fsdp import fully_shard
-
-        fsdp_mesh = _join(device_mesh, mesh, "fsdp", "cp")
-        if mesh.get("dp", 1) > 1:
-            fsdp_mesh = device_mesh["dp", fsdp_mesh.mesh_dim_names[0]]
-        for block in _blocks(model):
-            fully_shard(block, mesh=fsdp_mesh)
-        fully_shard(model, mesh=fsdp_mesh)
-        _materialise(model)
-    return model
-
-
-def unsharded_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module before `fully_shard`, which replaces it by a class of FSDPModule and that one."""
-    bases: tuple[type[nn.Module], ...] = type(module).__bases__
-    return bases[-1] if bases[0].__name__ == "FSDPModule" else type(module)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the members of a model's outermost module lists, the units of FSDP2."""
-    blocks: list[nn.Module] = []
-    for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            blocks += child
-        else:
-            blocks += _blocks(child)
-    return list(dict.fromkeys(blocks))
-
-
-def _materialise(model: nn.Module) -> None:
-    """Give a model's parameters uninitialised memory: FSDP2 rejects the meta device.
-
-    The memory is never written to, so the system never allocates its pages.
-    """
-    model._apply(
-        lambda tensor: (torch.empty_like if isinstance(tensor, nn.Parameter) else _zeros)(tensor, device="cpu")
-    )
-
-
-def _zeros(buffer: torch.Tensor, device: str) -> torch.Tensor:
-    return torch.zeros_like(buffer, device=device) if buffer.device.type == "meta" else buffer

@@ -1,0 +1,201 @@
+"""Layout of a training run: the mesh of ranks, and how a model is divided among them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fvflops.features.planning.fully_sharded import Precision
+from fvflops.features.planning.rank_step import Action
+from fvflops.features.planning.schedules import order_actions
+from fvflops.torch_internals import default_process_group
+
+# Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
+# data parallelism (FSDP2), context parallelism, tensor parallelism.
+AXES = ("pp", "dp", "fsdp", "cp", "tp")
+Shard = Callable[[nn.Module, Any], nn.Module | None]
+
+
+class PlanError(ValueError):
+    """An invalid mesh, rank or program state for a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model is divided among ranks; the fields are the arguments of `plan_rank`."""
+
+    mesh: Mapping[str, int]
+    shard_by: Shard | None = None
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    stage_layers: Sequence[int] | None = None
+    reshard_after_forward: bool = True
+    precision: Precision | None = None
+
+    def size(self, axis: str) -> int:
+        """Return the number of ranks along an axis, 1 for one that the mesh lacks."""
+        return self.mesh.get(axis, 1)
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def stages(self) -> int:
+        """The number of pipeline stages."""
+        return self.size("pp") * self.stages_per_rank
+
+    @property
+    def is_fully_sharded(self) -> bool:
+        """Whether FSDP2 shards the parameters."""
+        return self.size("fsdp") > 1
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return axis → a rank's index; the last axis varies fastest.
+
+        >>> Layout({"dp": 2, "tp": 4}).coordinates(5)
+        {'dp': 1, 'tp': 1}
+        """
+        coordinates = {}
+        for axis, size in reversed(list(self.mesh.items())):
+            rank, coordinates[axis] = divmod(rank, size)
+        return {axis: coordinates[axis] for axis in self.mesh}
+
+    def pipeline_rank(self, rank: int, stage: int) -> int:
+        """Return the rank at another index of the pipeline axis, with the other coordinates of `rank`."""
+        axes = list(self.mesh)
+        if "pp" not in axes:
+            return rank
+        step = math.prod(self.mesh[axis] for axis in axes[axes.index("pp") + 1 :])
+        return rank + (stage - self.coordinates(rank)["pp"]) * step
+
+
+def check_layout(layout: Layout, rank: int, microbatches: int, device: str | torch.device | None) -> None:
+    """Raise PlanError where a layout has no such rank, axis or number, or its parts exclude each other."""
+    mesh = layout.mesh
+    if not mesh or any(axis not in AXES for axis in mesh):
+        raise PlanError(f"the axes of a mesh must be among {', '.join(AXES)}; got {', '.join(mesh) or 'none'}")
+    for axis, size in mesh.items():
+        if size < 1:
+            raise PlanError(f"axis {axis} of the mesh must have at least 1 rank; got {size}")
+    if not 0 <= rank < layout.world:
+        raise PlanError(f"rank must be from 0 to {layout.world - 1:,} on this mesh; got {rank}")
+    for name, number in (("microbatches", microbatches), ("stages_per_rank", layout.stages_per_rank)):
+        if number < 1:
+            raise PlanError(f"{name} must be at least 1; got {number}")
+    if layout.size("pp") == 1 and (layout.stages_per_rank > 1 or layout.stage_layers is not None):
+        raise PlanError(f"this mesh has no pipeline stages (got {', '.join(mesh)}): add pp to it")
+    if layout.is_fully_sharded and device is not None and torch.device(device).type != "cpu":
+        raise PlanError(f"FSDP2 is planned with the CPU's kernels, not with those of {device}: omit the device")
+
+
+def order_step(layout: Layout, microbatches: int, *, has_optimizer: bool) -> list[tuple[Action, ...]]:
+    """Return the order of actions of each pipeline rank.
+
+    >>> for action in order_step(Layout({"dp": 2}), 1, has_optimizer=True)[0]:
+    ...     print(action)
+    Action(kind='forward', microbatch=0)
+    Action(kind='backward', microbatch=0)
+    Action(kind='allreduce')
+    Action(kind='optimizer', stage=-1)
+    """
+    if layout.size("pp") > 1:
+        orders = order_actions(layout.schedule, layout.size("pp"), microbatches, layout.stages_per_rank)
+    else:
+        passes = [Action(kind, 0, index) for index in range(microbatches) for kind in ("forward", "backward")]
+        orders = [(*passes, Action("reduce"))]
+    return [tuple(_adapt_order(layout, order, has_optimizer)) for order in orders]
+
+
+def _adapt_order(layout: Layout, order: Sequence[Action], has_optimizer: bool) -> Iterator[Action]:
+    """Yield the actions that a rank does in a layout: only FSDP2 gathers parameters."""
+    has_replicas = layout.size("dp") * layout.size("cp") > 1
+    reduced = set()
+    for action in order:
+        if action.kind in ("unshard", "reshard"):
+            if layout.is_fully_sharded and action.stage not in reduced:  # reducing has resharded
+                yield action
+        elif action.kind == "reduce":
+            reduced.add(action.stage)
+            if layout.is_fully_sharded and layout.size("pp") > 1:
+                yield action
+            elif has_replicas and not layout.is_fully_sharded:
+                yield action._replace(kind="allreduce")
+        else:
+            yield action
+    if has_optimizer:
+        yield Action("optimizer", -1)
+
+
+@contextmanager
+def torch_warnings_ignored() -> Iterator[None]:
+    """Ignore the warnings of torch's own modules: a plan has no values, and cannot do what they advise."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\b")
+        yield
+
+
+@contextmanager
+def fake_process_group(size: int, rank: int) -> Iterator[None]:
+    """Run as one rank of a fake process group, in which nothing is sent."""
+    if not dist.is_available():
+        raise PlanError("this torch is built without torch.distributed, which a plan needs")
+    if dist.is_initialized():
+        raise PlanError(
+            "this program has a process group, and a plan needs a fake one: "
+            "plan in another program, or after torch.distributed.destroy_process_group()"
+        )
+    from fvflops.torch_internals import FakeStore
+
+    _clear_sharding_cache()
+    try:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _clear_sharding_cache()
+
+
+def _clear_sharding_cache() -> None:
+    """Clear DTensor's sharding cache: its entries name process groups, which are destroyed with the fake one."""
+    from fvflops.torch_internals import clear_sharding_cache
+
+    clear_sharding_cache()
+
+
+def make_device_mesh(mesh: Mapping[str, int]) -> Any:
+    """Return torch's DeviceMesh, in a process group of as many ranks."""
+    parallel = [axis for axis, size in mesh.items() if size > 1]
+    if len(parallel) == 1:
+        _name_default_group(parallel[0])
+    return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+
+
+def _name_default_group(axis: str) -> None:
+    """Name the group of all ranks after the only axis that needs it; torch reports none for it."""
+    default_process_group()._set_group_desc(f"mesh_{axis}")
+
+
+def join_axes(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
+    """Return some axes flattened, in the mesh's order, to a mesh of one dimension, or None if none has two ranks."""
+    parallel = tuple(axis for axis, size in mesh.items() if axis in axes and size > 1)
+    if not parallel:
+        return None
+    if len(parallel) == 1:
+        return device_mesh[parallel[0]]
+    name = "+".join(parallel)
+    flattened = device_mesh[parallel]._flatten(name)
+    if flattened.size() == math.prod(mesh.values()):
+        _name_default_group(name)
+    return flattened

@@ -1,0 +1,155 @@
+"""The modules that one rank runs: its pipeline stages, with its shards of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
+from fvflops.capture.run import Loss
+from fvflops.features.planning.context_parallel import ShardedSequence
+from fvflops.features.planning.fully_sharded import autocast, materialise, shard_fully
+from fvflops.features.planning.layout import Layout, join_axes
+from fvflops.features.planning.pipeline import (
+    Inputs,
+    PipelineStages,
+    check_layers,
+    divide_layers,
+    find_hidden_state,
+    find_stages,
+    make_stage_inputs,
+    split_stage,
+)
+from fvflops.features.planning.rank_step import StageLinks
+from fvflops.features.planning.recording import StageModule
+from fvflops.features.planning.schedules import rank_of_stage, stages_of_rank
+from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.trace import TensorSpec
+
+
+class RankModel:
+    """A model divided by a layout, from which the stages of a rank are made, in its process group.
+
+    `layers` are the numbers of layers of all pipeline stages, () without pp.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs, layout: Layout, loss: Loss) -> None:
+        precision = layout.precision
+        if precision is not None and precision.compute == precision.parameters:
+            inputs = cast_floats(inputs, precision.compute)
+        self._model = model
+        self._inputs = inputs
+        self._layout = layout
+        self._loss = loss
+        self._stages: PipelineStages | None = None
+        self.layers: tuple[int, ...] = ()
+        if layout.size("pp") > 1:
+            self._stages = find_stages(model)
+            blocks: Any = model.get_submodule(self._stages.blocks)
+            given = layout.stage_layers
+            check_layers(self._stages.blocks, len(blocks), layout.stages, given)
+            self.layers = divide_layers(len(blocks), layout.stages) if given is None else tuple(given)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters of the whole model."""
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the pipeline stages of a rank, in the model's order."""
+        layout = self._layout
+        index = layout.coordinates(rank).get("pp", 0)
+        return stages_of_rank(layout.schedule, index, layout.size("pp"), layout.stages_per_rank)
+
+    def describe_stages(self, rank: int) -> tuple[tuple[bool, bool, int], ...]:
+        """Return what tells ranks apart: for each stage whether it is the first, the last, its number of layers."""
+        if self._stages is None:
+            return ()
+        return tuple((stage == 0, stage == len(self.layers) - 1, self.layers[stage]) for stage in self.stages_of(rank))
+
+    def make_stages(self, rank: int, device_mesh: Any, hidden: TensorSpec | None) -> list[StageModule]:
+        """Return the stages of a rank with its shards of their parameters; without pp the whole model."""
+        if self._stages is None:
+            return [StageModule(self._shard(self._copy(), device_mesh), *self._inputs, loss=self._loss)]
+        stages = []
+        for stage in self.stages_of(rank):
+            model = self._copy()
+            split_stage(model, self._stages, stage, self.layers)
+            model = self._shard(model, device_mesh)
+            loss = self._loss if stage == len(self.layers) - 1 else None
+            if stage == 0:
+                stages.append(StageModule(model, *self._inputs, loss=loss))
+            else:
+                args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages)
+                stages.append(StageModule(model, args, kwargs, self._stages.hidden_argument, hidden, loss))
+        return stages
+
+    def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
+        """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
+        if self._stages is None:
+            return None
+        first = self._copy()
+        split_stage(first, self._stages, 0, (1, sum(self.layers) - 1))
+        precision = self._layout.precision
+        if self._layout.is_fully_sharded and precision is not None:
+            first = first.to(precision.compute)  # in which FSDP2 gathers parameters
+        first = self._split(first, device_mesh)
+        with self.around_forward(device_mesh)():
+            return find_hidden_state(first, self._inputs)
+
+    def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
+        """Return stage → what it receives and sends, for the stages of a rank."""
+        if self._stages is None:
+            return {0: StageLinks()}
+        layout = self._layout
+        links = {}
+        for stage in self.stages_of(rank):
+            source, destination = (
+                rank_of_stage(layout.schedule, number, layout.size("pp")) if 0 <= number < len(self.layers) else None
+                for number in (stage - 1, stage + 1)
+            )
+            links[stage] = StageLinks(
+                None if source is None else hidden, None if destination is None else hidden, source, destination
+            )
+        return links
+
+    def around_forward(self, device_mesh: Any) -> Callable[[], AbstractContextManager[None]]:
+        """Return what makes the context of each forward pass."""
+        layout = self._layout
+
+        @contextmanager
+        def contexts() -> Iterator[None]:
+            with ExitStack() as stack:
+                if layout.size("cp") > 1:
+                    stack.enter_context(ShardedSequence(device_mesh.get_group("cp")))
+                if not layout.is_fully_sharded:
+                    stack.enter_context(autocast(layout.precision, "cpu"))
+                yield
+
+        return contexts
+
+    def _copy(self) -> nn.Module:
+        model = copy_to_meta(self._model)
+        return model if self._layout.precision is None else model.to(self._layout.precision.parameters)
+
+    def _shard(self, model: nn.Module, device_mesh: Any) -> nn.Module:
+        layout = self._layout
+        model = self._split(model, device_mesh)
+        if layout.is_fully_sharded:
+            mesh = join_axes(device_mesh, layout.mesh, "fsdp", "cp")
+            if layout.size("dp") > 1:
+                mesh = device_mesh["dp", mesh.mesh_dim_names[0]]
+            shard_fully(model, mesh, reshard_after_forward=layout.reshard_after_forward, precision=layout.precision)
+            materialise(model)
+        return model
+
+    def _split(self, model: nn.Module, device_mesh: Any) -> nn.Module:
+        layout = self._layout
+        if layout.shard_by is not None:
+            return layout.shard_by(model, device_mesh["tp"]) or model
+        if layout.size("tp") > 1:
+            shard(model, device_mesh["tp"], find_sharding(model, sequence=layout.sequence_parallel))
+        return model

@@ -1,0 +1,158 @@
+"""A rank's training step as an order of actions, each a slice of a recorded Trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fvflops.text import record_repr, short_repr
+from fvflops.trace import Event, Signature, TensorSpec, Trace, Value
+from fvflops.trace.process_group import ProcessGroupSpec
+
+# In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
+# split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
+# (FSDP2), "reduce" scatters its gradients after the last microbatch (FSDP2 under a pipeline schedule), "allreduce"
+# averages them (DistributedDataParallel).
+ACTIONS = (
+    "unshard",
+    "forward",
+    "backward",
+    "input_backward",
+    "weight_backward",
+    "reduce",
+    "reshard",
+    "allreduce",
+    "optimizer",
+)
+
+# A call that was not run: its signature, its phase, and its number of calls.
+Call = tuple[Signature, str, int]
+
+
+class Action(NamedTuple):
+    """One action of a rank; `kind` is one of `ACTIONS`.
+
+    `stage` is the index of the pipeline stage in the model, 0 without pp and -1 for all stages of the rank (the
+    optimizer's step). `microbatch` is -1 for actions of none.
+    """
+
+    kind: str
+    stage: int = 0
+    microbatch: int = -1
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pass:
+    """What was recorded of an action: the events from `begin` up to `end` of a Trace.
+
+    `added` are calls that were not run, such as DistributedDataParallel's all-reduce.
+    """
+
+    trace: Trace
+    begin: int
+    end: int
+    added: tuple[Call, ...] = ()
+
+    def __repr__(self) -> str:
+        return short_repr(self, f"events {self.begin:,} to {self.end:,}")
+
+    def count(self, kind: str) -> Counter[tuple[int, int, str]]:
+        """Return (item, stack, phase) → number of its events of a kind, "op" or "exit", without `added`."""
+        events: Sequence[Event] = self.trace.events or ()
+        slice_ = (events[index] for index in range(self.begin, self.end))
+        return Counter(
+            (event.item, event.stack, event.phase) for event in slice_ if event.kind == kind and not event.raised
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageLinks:
+    """The hidden states of one microbatch that a stage receives and sends, None where it does not.
+
+    Their gradients go the other way. `source` and `destination` are the pipeline ranks of the neighbouring stages; with
+    the stage's own rank nothing is sent.
+    """
+
+    received: TensorSpec | None = None
+    sent: TensorSpec | None = None
+    source: int | None = None
+    destination: int | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RankStep:
+    """One rank's training step.
+
+    `coordinates` is axis → the rank's index, `schedule` the name of the pipeline schedule, "" without one. `passes` has
+    a Pass for each of the `actions`; equal ones share it: microbatches between the first and the last are recorded
+    once. `links` is stage → its links.
+    """
+
+    coordinates: Mapping[str, int]
+    actions: tuple[Action, ...]
+    passes: Mapping[Action, Pass]
+    links: Mapping[int, StageLinks]
+    schedule: str = ""
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.schedule, f"{len(self.actions):,} actions")
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The pipeline stages of the rank, in the model's order."""
+        return tuple(self.links)
+
+    def pass_of(self, action: Action) -> Pass:
+        """Return what was recorded of an action; one that is not in `actions` raises KeyError."""
+        return self.passes[action]
+
+    def count(self, kind: str) -> Counter[tuple[int, int, str]]:
+        """Return (item, stack, phase) → number of events of a kind in the whole step, as `Pass.count`.
+
+        All passes of a rank are slices of one Trace.
+        """
+        total: Counter[tuple[int, int, str]] = Counter()
+        for item, times in self._repetitions():
+            for key, count in item.count(kind).items():
+                total[key] += times * count
+        return total
+
+    def added(self) -> list[Call]:
+        """Return the calls of the whole step that were not run."""
+        return [
+            (call, phase, times * count) for item, times in self._repetitions() for call, phase, count in item.added
+        ]
+
+    def _repetitions(self) -> list[tuple[Pass, int]]:
+        """Return each distinct Pass with the number of actions that have it."""
+        passes = {id(self.passes[action]): self.passes[action] for action in self.actions}
+        times = Counter(id(self.passes[action]) for action in self.actions)
+        return [(passes[key], count) for key, count in times.items()]
+
+
+def share_equal(passes: Mapping[Action, Pass]) -> dict[Action, Pass]:
+    """Return the passes with one object for equal slices of a Trace."""
+    shared: dict[tuple[int, int, tuple[Call, ...]], Pass] = {}
+    return {action: shared.setdefault((item.begin, item.end, item.added), item) for action, item in passes.items()}
+
+
+def shift_groups(trace: Trace, offset: int) -> Trace:
+    """Return the Trace of a rank that does the same, `offset` ranks further along the pipeline axis."""
+    if not offset:
+        return trace
+    signatures = tuple(
+        replace(item, inputs=tuple(_shift_group(value, offset) for value in item.inputs)) for item in trace.signatures
+    )
+    return replace(trace, signatures=signatures)
+
+
+def _shift_group(value: Value, offset: int) -> Value:
+    group = ProcessGroupSpec.of(value)
+    if group is None or group.axis == "pp":
+        return value
+    return replace(group, first=group.first + offset).symbol()

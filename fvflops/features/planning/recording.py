@@ -1,0 +1,319 @@
+"""Record the actions of a rank's training step in shape execution, equal ones once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.restore.torch_state import model_runs
+from fvflops.capture.run import Loss
+from fvflops.capture.session import Session
+from fvflops.capture.training_step import (
+    Checkpointed,
+    OptimizerMaker,
+    checkpointed_calls,
+    checkpointed_modules,
+    loss_of,
+    make_optimizer,
+    record_run,
+)
+from fvflops.features.planning.fully_sharded import (
+    accumulate_only,
+    is_fully_sharded,
+    list_gathered,
+    reduce_gradients,
+    reshard,
+    set_gathered,
+    unshard,
+)
+from fvflops.features.planning.rank_step import Action, Pass
+from fvflops.trace import StopsAt, TensorSpec, Trace
+
+# Recorded after all others, since they end the step of a stage.
+_FINAL = ("reduce", "allreduce", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class StageModule:
+    """A pipeline stage of a rank: its module and inputs, and the hidden states of a microbatch.
+
+    A stage that receives gets `received` as `hidden_argument`. The last stage has a `loss`. Without pp the whole model
+    is the only stage.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    hidden_argument: str = ""
+    received: TensorSpec | None = None
+    loss: Loss | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a step is recorded, besides its model and its order.
+
+    `pipelined`: backward passes only accumulate gradients, which FSDP2 reduces in an action of its own; otherwise it
+    reduces them in each backward pass, or with `reduce_each_microbatch` false in the last. `around_forward` makes the
+    context of forward passes.
+    """
+
+    stops_at: StopsAt
+    pipelined: bool = False
+    reduce_each_microbatch: bool = True
+    microbatches: int = 1
+    optimizer: OptimizerMaker | None = None
+    checkpoint: Checkpointed = ()
+    checkpoint_options: Mapping[str, Any] = field(default_factory=dict)
+    around_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
+    device: str | torch.device | None = None
+    assume: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A forward pass whose backward pass has not run: its inputs, its result, and its loss or the result sent on."""
+
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    result: Any = None
+    output: Any = None
+    groups: Any = None  # of parameters, between the two halves of a split backward pass
+
+
+class _State(NamedTuple):
+    """What an action of a stage depends on: which parameters are gathered, and whether it has gradients."""
+
+    gathered: tuple[bool, ...]
+    has_gradients: bool
+
+
+class _Step(NamedTuple):
+    """A recorded action: its events, and which parameters are gathered after it."""
+
+    begin: int
+    end: int
+    gathered: tuple[bool, ...] = ()
+
+
+def record_actions(
+    stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe
+) -> tuple[Trace, list[dict[Action, Pass]]]:
+    """Return the Trace of the actions of a rank, and for each order the Pass of each of its actions.
+
+    `stage` of an action is an index of `stages`. The orders are those of ranks whose stages are equal. An action in a
+    state in which its like was recorded before (the same parameters are gathered, and gradients exist or not) is not
+    run again. The order in the Trace is that of the first occurrences, with a forward pass for each backward pass.
+    """
+    first = stages[0]
+    root = first.module
+    if len(stages) > 1:
+        root = nn.ModuleDict({f"stage{index}": stage.module for index, stage in enumerate(stages)})
+    walks: list[dict[Action, _Step]] = []
+
+    def run(session: Session) -> None:
+        recorder = _ActionRecorder(session, stages, recipe, root)
+        checkpointed = [item for stage in stages for item in checkpointed_modules(stage.module, recipe.checkpoint)]
+        checkpoints = checkpointed_calls(checkpointed, dict(recipe.checkpoint_options))
+        with checkpoints, torch.enable_grad(), model_runs():
+            walks.extend(recorder.walk(order) for order in orders)
+            recorder.finish_stages(zip(orders, walks, strict=True))
+        with model_runs():
+            recorder.step_optimizer(walks)
+
+    trace = record_run(
+        root,
+        (first.args, first.kwargs),
+        run,
+        code=tuple(stage.loss for stage in stages),
+        stops_at=recipe.stops_at,
+        device=recipe.device,
+        assume=recipe.assume,
+    )
+    passes: dict[_Step, Pass] = {}
+    return trace, [
+        {action: passes.setdefault(step, Pass(trace, step.begin, step.end)) for action, step in walk.items()}
+        for walk in walks
+    ]
+
+
+class _ActionRecorder:
+    """What a rank has done so far in a recording."""
+
+    def __init__(self, session: Session, stages: Sequence[StageModule], recipe: Recipe, root: nn.Module) -> None:
+        self._session = session
+        self._stages = stages
+        self._recipe = recipe
+        self._optimizer = None if recipe.optimizer is None else make_optimizer(recipe.optimizer, root)
+        self._sharded = [is_fully_sharded(stage.module) for stage in stages]
+        self._recorded: dict[tuple[Any, ...], _Step] = {}
+        self._forwarded: list[list[_Graph]] = [[] for _ in stages]  # without a backward pass
+        self._half_done: list[list[_Graph]] = [[] for _ in stages]  # without the weights' gradients
+        self._done: list[_Graph | None] = [None for _ in stages]
+        self._last_states: dict[int, _State] = {}
+        session.resume()
+        self._inputs = [session.in_shapes((stage.args, dict(stage.kwargs))) for stage in stages]
+
+    def walk(self, order: Iterable[Action]) -> dict[Action, _Step]:
+        """Return the recorded step of each action in an order, except of those that end a stage's step."""
+        states = [_State(self._list_gathered(index), False) for index in range(len(self._stages))]
+        sharded = [_State((False,) * len(state.gathered), True) for state in states]
+        steps: dict[Action, _Step] = {}
+        for action in order:
+            if action.kind == "reduce":
+                self._last_states[action.stage] = states[action.stage]
+                states[action.stage] = sharded[action.stage]
+            if action.kind in _FINAL:
+                continue
+            state = states[action.stage]
+            key = self._key(action, state)
+            if key not in self._recorded:
+                self._recorded[key] = self._record(action, state)
+            steps[action] = self._recorded[key]
+            has_gradients = state.has_gradients or action.kind in ("backward", "weight_backward")
+            states[action.stage] = _State(steps[action].gathered, has_gradients)
+        return steps
+
+    def finish_stages(self, walks: Iterable[tuple[Sequence[Action], dict[Action, _Step]]]) -> None:
+        """Record the reductions that end the stages' steps, and add them to the steps of each order."""
+        ends: dict[Action, _Step] = {}
+        for order, steps in walks:
+            for action in order:
+                if action.kind in ("reduce", "allreduce"):
+                    if action not in ends:
+                        ends[action] = self._record_end(action)
+                    steps[action] = ends[action]
+
+    def _record_end(self, action: Action) -> _Step:
+        state = self._last_states.get(action.stage, _State((), True))
+        if action.kind == "reduce":
+            return self._timed(action.stage, state, partial(reduce_gradients, self._stages[action.stage].module))
+        return self._timed(action.stage, state, _do_nothing)
+
+    def step_optimizer(self, walks: Iterable[dict[Action, _Step]]) -> None:
+        """Record the optimizer's step, if there is an optimizer, and add it to the steps of each order."""
+        if self._optimizer is not None:
+            begin = self._session.length
+            self._optimizer.step()
+            step = _Step(begin, self._session.length)
+            for steps in walks:
+                steps[Action("optimizer", -1)] = step
+
+    def _key(self, action: Action, state: _State) -> tuple[Any, ...]:
+        if action.kind in ("backward", "weight_backward"):
+            return action.kind, action.stage, state, self._reduces(action)
+        return action.kind, action.stage, state.gathered
+
+    def _reduces(self, action: Action) -> bool:
+        """Return whether a backward pass reduces the gradients (FSDP2)."""
+        if self._recipe.pipelined or not self._sharded[action.stage]:
+            return False
+        return self._recipe.reduce_each_microbatch or action.microbatch == self._recipe.microbatches - 1
+
+    def _record(self, action: Action, state: _State) -> _Step:
+        index, module = action.stage, self._stages[action.stage].module
+        if action.kind == "forward":
+            return self._timed(index, state, lambda: self._forwarded[index].append(self._run_forward(index)))
+        if action.kind == "unshard":
+            return self._timed(index, state, partial(unshard, module))
+        if action.kind == "reshard":
+            return self._timed(index, state, partial(reshard, module))
+        return self._record_backward(action, state)
+
+    def _record_backward(self, action: Action, state: _State) -> _Step:
+        index, kind = action.stage, action.kind
+        module: Any = self._stages[index].module
+        # In the state of this action others of its kind were not run again.
+        if not self._forwarded[index] and not (kind == "weight_backward" and self._half_done[index]):
+            self._forwarded[index].append(self._run_forward(index))
+        if kind == "weight_backward" and not self._half_done[index]:
+            self._run_backward("input_backward", index)
+        if self._sharded[index] and self._recipe.pipelined:
+            accumulate_only(module)
+        elif self._sharded[index] and not self._recipe.reduce_each_microbatch:
+            module.set_requires_gradient_sync(self._reduces(action))
+        return self._timed(index, state, partial(self._run_backward, kind, index))
+
+    def _timed(self, index: int, state: _State, run: Callable[[], object]) -> _Step:
+        """Run an action of a stage in a state; return its step."""
+        if self._list_gathered(index) != state.gathered:
+            with self._paused():
+                set_gathered(self._stages[index].module, state.gathered)
+        begin = self._session.length
+        run()
+        return _Step(begin, self._session.length, self._list_gathered(index))
+
+    def _list_gathered(self, index: int) -> tuple[bool, ...]:
+        return list_gathered(self._stages[index].module) if self._sharded[index] else ()
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._session.pause()
+        yield
+        self._session.resume()
+
+    def _run_forward(self, index: int) -> _Graph:
+        stage = self._stages[index]
+        args, kwargs = self._inputs[index]
+        # As in a program's loop, result and loss stay alive until reassigned: in the backward pass, and without pp in
+        # the next forward pass.
+        graph = self._done[index] or _Graph()
+        self._done[index] = None
+        if stage.received is not None:
+            graph.inputs = [self._receive(stage)]
+            kwargs = {**kwargs, stage.hidden_argument: graph.inputs[0]}
+        with self._recipe.around_forward():
+            graph.result = stage.module(*args, **kwargs)
+            graph.output = (
+                first_differentiable(graph.result) if stage.loss is None else loss_of(graph.result, stage.loss)
+            )
+        return graph
+
+    def _receive(self, stage: StageModule) -> torch.Tensor:
+        spec: Any = stage.received
+        device = next(stage.module.parameters()).device
+        with self._paused():
+            return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device, requires_grad=True)
+
+    def _run_backward(self, kind: str, index: int) -> None:
+        """Run a backward pass, or a half of it, as a stage of torch.distributed.pipelining."""
+        if kind != "backward":
+            from fvflops.torch_internals import stage_backward_input, stage_backward_weight
+        stage = self._stages[index]
+        graph = (self._half_done if kind == "weight_backward" else self._forwarded)[index].pop(0)
+        if kind == "input_backward":
+            self._half_done[index].append(graph)
+            if stage.received is not None:  # else the first stage: its backward pass is not split
+                gradients = None if stage.loss is not None else [self._receive_gradient(graph.output)]
+                inputs = graph.inputs
+                _, graph.groups = stage_backward_input([graph.output], gradients, inputs, stage.module.parameters())
+        elif graph.groups is not None:
+            stage_backward_weight(stage.module.parameters(), graph.groups)
+        elif stage.loss is not None:
+            graph.output.backward()
+        else:
+            torch.autograd.backward(graph.output, self._receive_gradient(graph.output))
+        if kind == "backward" and not self._recipe.pipelined:
+            self._done[index] = graph
+
+    def _receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
+        with self._paused():
+            return torch.empty_like(output.detach())
+
+
+def first_differentiable(result: Any) -> torch.Tensor:
+    """Return the first tensor of a model's result that requires a gradient; ValueError if there is none."""
+    for tensor in tensors_of(result):
+        if tensor.requires_grad:
+            return tensor
+    raise ValueError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
+
+
+def _do_nothing() -> None:
+    """Stand in for an action whose calls are all estimated."""
