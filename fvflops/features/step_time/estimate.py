@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from fvflops.features.communication.compute import collective_of
-from fvflops.features.planning.rank_step import Action, Call, Pass
 from fvflops.features.planning.plan import RankPlan
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import PEAK, Efficiency, KernelTimer
-from fvflops.features.step_time.kernels import kernel_of
 from fvflops.features.step_time.model import StepEstimate
 from fvflops.features.step_time.network import Network
-from fvflops.features.step_time.program import Collective, Item, Launch, Program, Run, Wait, read_program
-from fvflops.features.step_time.replay import TimedProgram, time_program
-from fvflops.features.step_time.schedule import Simulation, TimedAction, simulate
+from fvflops.features.step_time.program import Run
+from fvflops.features.step_time.step_program import StepProgram, read_step
 from fvflops.features.utilisation.compute import hfu, mfu
 from fvflops.features.utilisation.devices import Device, resolve_device
-from fvflops.trace.process_group import ProcessGroupSpec
-
-_POINT_TO_POINT = ("send", "receive")
 
 
 def estimate_step(
@@ -45,14 +37,13 @@ def estimate_step(
     device = resolve_device(device)
     network = find_network(network) if isinstance(network, str) else network
     efficiency = find_efficiency(device.name) if efficiency is None else efficiency
-    programs = _Programs(fused)
-    pipeline = [[(action, programs.of(plan, action)) for action in plan.step.actions] for plan in plans]
+    step = read_step(plans, fused=fused)
     timer = KernelTimer(device, efficiency)
-    simulation = _simulate(plans, pipeline, timer, network, host_waits)
-    bound = _simulate(plans, pipeline, KernelTimer(device, PEAK), network, False)
+    simulation = step.simulate(timer, network, host_waits=host_waits)
+    bound = step.simulate(KernelTimer(device, PEAK), network)
     slowest = max(range(len(plans)), key=lambda rank: simulation.clocks[rank].end() - simulation.clocks[rank].idle)
     clocks = simulation.clocks[slowest]
-    by_phase, by_module = _divide(pipeline[slowest], timer)
+    by_phase, by_module = _divide(step, slowest, timer)
     seconds = simulation.seconds
     flops = [plan.flops() for plan in plans]
     count = len(plans)
@@ -60,9 +51,6 @@ def estimate_step(
         seconds=seconds,
         bound=bound.seconds,
         gpus=plans[0].world,
-        tokens=_count_tokens(plans[0]),
-        model_flops=0.0,
-        hardware_flops=0.0,
         mfu=sum(mfu(item, seconds, device=device) for item in flops) / count,
         hfu=sum(hfu(item, seconds, device=device) for item in flops) / count,
         slowest=slowest,
@@ -78,3 +66,17 @@ def estimate_step(
         network=network,
         simulation=simulation,
     )
+
+
+def _divide(step: StepProgram, rank: int, timer: KernelTimer) -> tuple[Counter[str], Counter[str]]:
+    """Return the time of a rank's kernels by phase and by module, in seconds."""
+    by_phase, by_module = Counter[str](), Counter[str]()
+    for index, times in Counter(index for _, index in step.ranks[rank]).items():
+        program = step.programs[index]
+        calls = Counter(launch for item in program.items if isinstance(item, Run) for launch in item.items)
+        for number, count in calls.items():
+            launch = program.launches[number]
+            seconds = times * count * timer.seconds(launch.kernel)
+            by_phase[launch.phase] += seconds
+            by_module[launch.module] += seconds
+    return by_phase, by_module

@@ -18,10 +18,8 @@ class StepEstimate:
     """The estimated time of one training step of all ranks, in seconds.
 
     `bound` is the time with an efficiency of 1: no kernel is faster than the device's peaks, and no launch takes time;
-    the network is the same. `tokens` is the number of tokens of the global batch, None where the inputs are no token
-    ids. `model_flops` and `hardware_flops` are those of one rank on average, with 2 FLOPs per multiply-add, `mfu` and
-    `hfu` their utilisations of the device in the step's time. `device`, `efficiency` and `network` are what the times
-    rest on, `assumptions` what else does.
+    the network is the same. `mfu` and `hfu` are the utilisations of the `gpus` devices. `device`, `efficiency` and
+    `network` are what the times rest on, `assumptions` what else does.
 
     The compute stream of the slowest rank is in kernels for `kernels` seconds; for the rest of the step it waits: for
     other pipeline stages (`bubble`), for collectives (`exposed`, by mesh axis), for the host (`launching`), or has
@@ -31,9 +29,6 @@ class StepEstimate:
     seconds: float
     bound: float
     gpus: int
-    tokens: int | None
-    model_flops: float
-    hardware_flops: float
     mfu: float
     hfu: float
     slowest: int
@@ -51,12 +46,7 @@ class StepEstimate:
     simulation: Simulation = field(repr=False)
 
     def __repr__(self) -> str:
-        return short_repr(self, format_seconds(self.seconds), f"MFU {format_percent(self.mfu)}", self.device)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens of all GPUs in a second."""
-        return None if self.tokens is None else self.tokens / self.seconds
+        return short_repr(self, format_seconds(self.seconds), f"MFU {format_percent(self.mfu, 1)}", self.device)
 
     @property
     def bubble_share(self) -> float:
