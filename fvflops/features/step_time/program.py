@@ -11,6 +11,8 @@ from fvflops.features.step_time.kernels import FusedKernels, Kernel, kernel_of
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost
 
+# What optimizers create their state with, in their first step only.
+_FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
 # They fill the buffer of an all-gather, on the stream on which it runs.
 _ON_STREAM_OF_GATHER = frozenset({"fsdp::all_gather_copy_in"})
 
@@ -109,6 +111,8 @@ class _Compiler:
         moved = any(storage not in event.reads for storage in event.writes) if event.writes else None
         kernel = kernel_of(signature, moved)
         if kernel is None or signature.packet in _ON_STREAM_OF_GATHER:
+            return
+        if event.phase == "optimizer" and signature.packet in _FIRST_STEP:
             return
         self._wait_for(event)
         module = self._fused.module_of(event) if kernel.kind == "memory" else None
