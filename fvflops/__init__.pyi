@@ -37,6 +37,7 @@ from fvflops.features.parameters.model import ParameterCount as ParameterCount
 from fvflops.features.parameters.parameters import parameter_summary as parameter_summary
 from fvflops.features.parameters.parameters import parameter_summary_table as parameter_summary_table
 from fvflops.features.planning.plan import plan_rank as plan_rank
+from fvflops.features.planning.plan import plan_step as plan_step
 from fvflops.features.planning.savings import plan_savings as plan_savings
 from fvflops.features.profiling.profile import ProfileAnalysis as ProfileAnalysis
 from fvflops.features.roofline.compute import roofline as roofline

@@ -137,7 +137,8 @@ class Llama(nn.Module):
         Llama-3.1-405B    405,853,388,800    403,747,897,344
 
     Takes token ids (b, n), returns logits (b, n, vocab_size). Parameters are named as in transformers, without the
-    prefix `model.`.
+    prefix `model.`. A pipeline stage without the embedding takes a hidden state (b, n, hidden_size), and where that is
+    a part of the sequence, the `length` of the whole.
 
     >>> with torch.device("meta"):
     ...     model = Llama(CONFIGS["llama2_7b"])
@@ -156,9 +157,9 @@ class Llama(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.apply(initialise)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, length: int | None = None) -> Tensor:
         x = self.embed_tokens(tokens)
-        cos, sin = compute_rotary(tokens.shape[1], self.config, like=x)
+        cos, sin = compute_rotary(tokens.shape[1] if length is None else length, self.config, like=x)
         for block in self.layers:
             x = block(x, cos, sin)
         return self.lm_head(self.norm(x))

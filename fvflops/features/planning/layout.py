@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -158,12 +159,14 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
     from fvflops.torch_internals import FakeStore
 
     _clear_sharding_cache()
+    show_exception = sys.excepthook
     try:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
         yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        sys.excepthook = show_exception  # torch's writes the rank before each line
         _clear_sharding_cache()
 
 

@@ -23,7 +23,8 @@ class PipelineStages:
 
     `blocks` is the module list that is divided among the stages. The modules of `first` belong to the first stage only,
     those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has;
-    later stages get the hidden state as `hidden_argument`.
+    later stages get the hidden state as `hidden_argument`, and where that is a part of the sequence (sequence
+    parallelism), the length of the whole as `length_argument`.
     """
 
     first: tuple[str, ...]
@@ -31,10 +32,13 @@ class PipelineStages:
     last: tuple[str, ...]
     input_argument: str
     hidden_argument: str
+    length_argument: str = ""
 
 
 STAGES: Mapping[str, PipelineStages] = {
-    "fvflops.zoo.llama.Llama": PipelineStages(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens"),
+    "fvflops.zoo.llama.Llama": PipelineStages(
+        ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
+    ),
 }
 
 
@@ -114,11 +118,13 @@ def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
     return next(spec for spec in tensors_in(outputs) if spec.is_floating_point)
 
 
-def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages) -> Inputs:
-    """Return the inputs of a later stage, those of the model without the input of the first stage."""
+def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
+    """Return the inputs of a stage that receives `hidden`, without the hidden state itself."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    arguments.pop(stages.input_argument, None)
+    replaced = arguments.pop(stages.input_argument, None)
     arguments.pop(stages.hidden_argument, None)
+    if stages.length_argument and replaced is not None and replaced.shape[1] != hidden.shape[1]:
+        arguments[stages.length_argument] = replaced.shape[1]
     return (), arguments

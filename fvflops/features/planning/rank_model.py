@@ -80,10 +80,10 @@ class RankModel:
             split_stage(model, self._stages, stage, self.layers)
             model = self._shard(model, device_mesh)
             loss = self._loss if stage == len(self.layers) - 1 else None
-            if stage == 0:
+            if stage == 0 or hidden is None:
                 stages.append(StageModule(model, *self._inputs, loss=loss))
             else:
-                args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages)
+                args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, hidden)
                 stages.append(StageModule(model, args, kwargs, self._stages.hidden_argument, hidden, loss))
         return stages
 

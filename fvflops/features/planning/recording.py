@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ from fvflops.trace import StopsAt, TensorSpec, Trace
 
 # Recorded after all others, since they end the step of a stage.
 _FINAL = ("reduce", "allreduce", "optimizer")
+# They add gradients, and reduce them, outside of autograd's engine.
+_WITHOUT_ENGINE = ("reduce", "input_backward", "weight_backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,28 @@ def record_actions(
         device=recipe.device,
         assume=recipe.assume,
     )
+    trace = _assign_backward(
+        trace, [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
+    )
     passes: dict[_Step, Pass] = {}
     return trace, [
         {action: passes.setdefault(step, Pass(trace, step.begin, step.end)) for action, step in walk.items()}
         for walk in walks
     ]
+
+
+def _assign_backward(trace: Trace, steps: Iterable[_Step]) -> Trace:
+    """Return a Trace in which all that some steps did is in the phase "backward"."""
+    ranges = sorted({(step.begin, step.end) for step in steps if step.begin < step.end})
+    if not ranges:
+        return trace
+    events = list(trace.events or ())
+    for begin, end in ranges:
+        for index in range(begin, end):
+            if events[index].phase in ("forward", "other"):
+                events[index] = events[index]._replace(phase="backward")
+    whole = Pass(replace(trace, events=events), 0, len(events))
+    return replace(whole.trace, calls=dict(whole.count("op")), region_calls=dict(whole.count("exit")))
 
 
 class _ActionRecorder:

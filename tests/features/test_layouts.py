@@ -1,0 +1,202 @@
+"""Training steps of each layout: a rank's plan equals what torch's own classes do in processes that talk by gloo."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from fvflops import FlopCountAnalysis, plan_rank, plan_step
+from fvflops.features.communication.compute import read_communication
+from fvflops.features.planning.layout import PlanError
+from fvflops.features.planning.rank_step import Action
+from fvflops.features.planning.schedules import ScheduleError
+from fvflops.features.planning.sharding import ShardingError
+from fvflops.trace import Trace
+from fvflops.zoo.llama import Llama
+from tests.support.checkout import ROOT
+from tests.support.processes.layout_worker import CASES, CONFIG, LENGTH, RANKS, TOKENS
+
+FLOAT = 4  # bytes of a float32
+HIDDEN = FLOAT * TOKENS.numel() * CONFIG.hidden_size
+BLOCK = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32  # parameters of a layer: q and o, k and v, MLP, norms
+EMBEDDING = 64 * 32
+HEAD = EMBEDDING + 32  # with its norm
+ALL = 4 * BLOCK + EMBEDDING + HEAD
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return (case, rank) → the Trace of a step, recorded by four processes."""
+    folder = tmp_path_factory.mktemp("layouts")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.layout_worker"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [worker.communicate(timeout=300)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    return lambda name, rank: Trace.from_json(Path(folder, f"{name} {rank}.json").read_text())
+
+
+def make_model():
+    with torch.device("meta"):
+        return Llama(CONFIG)
+
+
+def plan(mesh, **options):
+    return plan_rank(make_model(), TOKENS, mesh=mesh, table="exact", **options)
+
+
+def transfers(communication):
+    """Return (collective, ranks, dtype) → calls and bytes, without the metadata of tensors (int32)."""
+    return {
+        (key.collective, key.size, key.dtype): (volume.calls, volume.payload)
+        for key, volume in communication.by_collective_and_group().items()
+        if key.dtype != "int32"
+    }
+
+
+def by_axis(planned):
+    return {
+        (key.collective, key.axis): volume.payload
+        for key, volume in planned.communication().by_collective_and_group().items()
+    }
+
+
+def pass_kinds(planned):
+    return Counter(action.kind for action in planned.step.actions)
+
+
+@pytest.mark.parametrize("rank", [0, RANKS - 1])
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_equals_the_process(recorded, name, rank):
+    mesh, options = CASES[name]
+    planned = plan(mesh, rank=rank % torch.Size(mesh.values()).numel(), **options)
+    trace = recorded(name, rank)
+    theirs = FlopCountAnalysis.from_trace(trace, table="exact", warn=False).by_phase()
+    ours = planned.flops("exact").by_phase()
+    # Reductions after the last microbatch, and additions of split backward passes, run outside of autograd's engine.
+    assert ours.keys() == {"forward", "backward"} and theirs.keys() <= {"forward", "backward", "other"}
+    assert sum(ours.values(), Counter()) == sum(theirs.values(), Counter())
+    for label in ("mm", "scaled_dot_product_attention", "mul", "silu", "silu_backward", "neg", "_to_copy"):
+        assert ours["forward"][label] == theirs["forward"][label], label
+    assert transfers(planned.communication()) == transfers(read_communication(trace))
+
+
+def test_gradients_are_reduced_in_each_microbatch_or_once():
+    each, once = (plan({"fsdp": 2}, microbatches=3, reduce_each_microbatch=each) for each in (True, False))
+    assert by_axis(each)["reduce_scatter", "fsdp"] == 3 * FLOAT * ALL
+    assert by_axis(once)["reduce_scatter", "fsdp"] == FLOAT * ALL
+    assert not each.derived and len(set(map(id, each.step.passes.values()))) == 3  # the second and third are equal
+    kept = plan({"fsdp": 2}, microbatches=3, reshard_after_forward=False)
+    assert by_axis(kept)["all_gather", "fsdp"] == 3 * FLOAT * ALL
+    # The root's parameters stay after its forward.
+    assert by_axis(each)["all_gather", "fsdp"] == 3 * FLOAT * (ALL + 4 * BLOCK)
+
+
+def test_a_stage_is_gathered_and_reduced_once():
+    planned = plan({"pp": 2, "dp": 3, "fsdp": 2}, microbatches=8)
+    shard = FLOAT * (2 * BLOCK + EMBEDDING)
+    assert by_axis(planned) == {
+        ("all_gather", "fsdp"): shard,
+        ("reduce_scatter", "fsdp"): shard,
+        ("all_reduce", "dp"): shard // 2,
+        ("send", "pp"): 8 * HIDDEN,
+        ("receive", "pp"): 8 * HIDDEN,
+    }
+    assert pass_kinds(planned) == {"forward": 8, "backward": 8, "reduce": 1}
+    explicit = plan({"pp": 2, "fsdp": 2}, microbatches=8, schedule="interleaved", optimizer=torch.optim.SGD)
+    assert pass_kinds(explicit) == {"unshard": 2, "forward": 16, "backward": 16, "reduce": 2, "optimizer": 1}
+    gathered = [explicit.step.pass_of(Action("unshard", stage)) for stage in explicit.step.stages]
+    assert all({phase for _, _, phase in item.count("op")} == {"forward"} for item in gathered)
+
+
+def test_the_passes_are_the_step():
+    planned = plan({"pp": 2, "tp": 2}, microbatches=3, optimizer=torch.optim.AdamW, sequence_parallel=True)
+    assert planned.step.count("op") == Counter(
+        {key: count for key, count in planned.trace.calls.items() if key[0] < len(planned.recorded.signatures)}
+    )
+    links = planned.step.links[0]
+    assert (links.received, links.destination) == (None, 1)
+    assert links.sent.nbytes == HIDDEN // 2 and links.sent.shape == (2, LENGTH // 2, 32)
+
+
+def test_replicas_average_after_the_last_microbatch():
+    planned = plan({"pp": 2, "dp": 4}, microbatches=2)
+    average = planned.step.pass_of(Action("allreduce", 0))
+    assert average.begin == average.end and [call.op for call, _, _ in average.added][-1] == "c10d::allreduce_"
+    assert planned.step.actions[-1].kind == "allreduce"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ({"pp": 4, "tp": 2}, {"microbatches": 6}),
+        ({"fsdp": 2, "pp": 2}, {"microbatches": 4, "schedule": "zbv"}),
+    ],
+    ids=["1f1b", "zbv"],
+)
+def test_the_ranks_of_a_pipeline_are_planned_together(mesh, options):
+    step = plan_step(make_model(), TOKENS, mesh=mesh, rank=1, table="exact", **options)
+    assert len(step.ranks) == mesh["pp"]
+    for planned in step.ranks:
+        alone = plan(mesh, rank=planned.rank, **options)
+        assert planned.coordinates == alone.coordinates and planned.step.actions == alone.step.actions
+        assert planned.flops("exact").by_phase() == alone.flops("exact").by_phase()
+        groups = [{item.group for item in each.communication().transfers} for each in (planned, alone)]
+        assert [{(group.axis, group.first) for group in each} for each in groups][0] == {
+            (group.axis, group.first) for group in groups[1]
+        }
+        assert planned.memory().peak == alone.memory().peak
+    inner = [planned for planned in step.ranks if 0 < planned.coordinates["pp"] < mesh["pp"] - 1]
+    assert len({id(planned.recorded.events) for planned in inner}) <= 1
+
+
+def test_stages_may_have_given_numbers_of_layers():
+    sizes = [plan({"pp": 3}, rank=rank, stage_layers=[2, 1, 1]).parameters for rank in range(3)]
+    assert sizes == [2 * BLOCK + EMBEDDING, BLOCK, BLOCK + HEAD]
+    # Embedding and head count as a layer each.
+    assert [plan({"pp": 3}, rank=rank).parameters for rank in range(3)] == [BLOCK + EMBEDDING, 2 * BLOCK, BLOCK + HEAD]
+
+
+def test_a_precision_has_its_types():
+    mixed = plan({"fsdp": 2}, precision="bf16-mixed")
+    dtypes = {key.collective: key.dtype for key in mixed.communication().by_collective_and_group()}
+    assert dtypes == {"all_gather": "bfloat16", "reduce_scatter": "float32"}
+    assert mixed.parameter_bytes == FLOAT * ALL // 2
+    half = plan({"pp": 2, "fsdp": 2}, precision="bf16")
+    assert half.parameter_bytes == 2 * half.parameters and half.step.links[0].sent.dtype == "bfloat16"
+    replicas = plan({"dp": 2}, precision="bf16-mixed")  # by autocast
+    assert by_axis(replicas) == {("all_reduce", "dp"): FLOAT * ALL}
+    products = [item for item in replicas.trace.signatures if item.op == "aten::mm"]
+    assert {spec.dtype for item in products for spec in item.outputs} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "error", "message"),
+    [
+        ({"pp": 2}, {"schedule": "1f1c"}, ScheduleError, "no schedule '1f1c': did you mean '1f1b'"),
+        ({"pp": 2}, {"stages_per_rank": 3}, ShardingError, "layers has 4 layers, too few for 6 stages"),
+        ({"pp": 2}, {"stage_layers": [3, 2]}, ShardingError, r"stage_layers gives \[3, 2\], a sum of 5"),
+        ({"dp": 2}, {"stages_per_rank": 2}, PlanError, "no pipeline stages .*: add pp to it"),
+        ({"dp": 2}, {"schedule": "zbv"}, PlanError, "no pipeline stages .*: add pp to it"),
+        ({"fsdp": 2}, {"precision": "bf16mixed"}, ValueError, "no precision 'bf16mixed': did you mean 'bf16-mixed'"),
+    ],
+    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "precision"],
+)
+def test_a_layout_that_does_not_fit_raises(mesh, options, error, message):
+    with pytest.raises(error, match=message):
+        plan(mesh, **options)
+
+
+def test_no_warning_of_torch_is_shown(recwarn):
+    hook = sys.excepthook
+    plan({"dp": 2, "fsdp": 2, "cp": 2}, microbatches=2)
+    assert not recwarn.list and sys.excepthook is hook

@@ -1,0 +1,135 @@
+"""The work of one of four processes that talk by gloo: training steps in each layout, by torch's own classes."""
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from fvflops import record
+from fvflops.features.planning.pipeline import divide_layers, find_stages, split_stage
+from fvflops.features.planning.schedules import SCHEDULES, stages_of_rank
+from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.zoo.llama import Llama, LlamaConfig
+
+RANKS = 4
+BATCH, LENGTH, LAYERS = 2, 16, 4
+TOKENS = torch.ones(BATCH, LENGTH, dtype=torch.int64)  # of a microbatch
+CONFIG = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, layers=LAYERS, heads=4, kv_heads=2)
+
+# Name → the mesh (a smaller one than all ranks is there several times) and the options of plan_rank.
+CASES = {
+    "accumulation": ({"fsdp": 2}, {"microbatches": 3}),
+    "accumulation, one reduction": ({"fsdp": 2}, {"microbatches": 3, "reduce_each_microbatch": False}),
+    "gathered once": ({"fsdp": 2}, {"microbatches": 2, "reshard_after_forward": False}),
+    "hybrid": ({"dp": 2, "fsdp": 2}, {"microbatches": 2}),
+    "stages": ({"pp": 2, "fsdp": 2}, {"microbatches": 4}),
+    "stages, gathered again": ({"pp": 2, "fsdp": 2}, {"microbatches": 3, "reshard_after_forward": True}),
+    "stages, mixed precision": (
+        {"pp": 2, "fsdp": 2},
+        {"microbatches": 2, "precision": "bf16-mixed", "schedule": "gpipe"},
+    ),
+    "sequence parallel stages": ({"pp": 2, "tp": 2}, {"microbatches": 2, "sequence_parallel": True}),
+    "four stages": ({"pp": 4}, {"microbatches": 5, "stage_layers": [1, 1, 1, 1]}),
+    "interleaved": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "interleaved"}),
+    "interleaved sequences": (
+        {"pp": 2, "tp": 2},
+        {"microbatches": 2, "sequence_parallel": True, "stages_per_rank": 2},
+    ),
+    "zero bubble": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "zero-bubble"}),
+    "zero bubble in a V": ({"pp": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "zbv"}),
+    "dual pipe": ({"pp": 2}, {"microbatches": 4, "schedule": "dualpipev"}),
+}
+
+
+def make_mesh(mesh):
+    copies = RANKS // torch.Size(mesh.values()).numel()
+    return init_device_mesh("cpu", (copies, *mesh.values()), mesh_dim_names=("copy", *mesh))
+
+
+def divide(model, mesh, device_mesh, options):
+    if "tp" in mesh:
+        shard(model, device_mesh["tp"], find_sharding(model, sequence=options.get("sequence_parallel", False)))
+    if "fsdp" in mesh:
+        axes = ("dp", "fsdp") if "dp" in mesh else ("fsdp",)
+        policy = MixedPrecisionPolicy()
+        if options.get("precision") == "bf16-mixed":
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        again = options.get("reshard_after_forward", "pp" not in mesh)
+        for block in model.layers:
+            fully_shard(block, mesh=device_mesh[axes], reshard_after_forward=again, mp_policy=policy)
+        fully_shard(model, mesh=device_mesh[axes], reshard_after_forward=None if again else False, mp_policy=policy)
+    return model
+
+
+def make_step(mesh, options):
+    """Return a function that runs a training step of this rank."""
+    device_mesh = make_mesh(mesh)
+    microbatches = options["microbatches"]
+    torch.manual_seed(0)
+    if "pp" in mesh:
+        return make_pipeline_step(mesh, device_mesh, options, microbatches)
+    model = divide(Llama(CONFIG), mesh, device_mesh, options)
+
+    def step():
+        model.zero_grad()
+        for index in range(microbatches):
+            if not options.get("reduce_each_microbatch", True):
+                model.set_requires_gradient_sync(index == microbatches - 1)
+            model(TOKENS).sum().backward()
+
+    return step
+
+
+def make_pipeline_step(mesh, device_mesh, options, microbatches):
+    name = options.get("schedule", "interleaved" if "stages_per_rank" in options else "1f1b")
+    per_rank = SCHEDULES[name].stages_per_rank or 2
+    count, rank = mesh["pp"] * per_rank, device_mesh.get_local_rank("pp")
+    modules, stages = [], []
+    for index in stages_of_rank(name, rank, mesh["pp"], per_rank):
+        model = Llama(CONFIG)
+        split_stage(model, find_stages(model), index, options.get("stage_layers") or divide_layers(LAYERS, count))
+        modules.append(divide(model, mesh, device_mesh, options))
+        stages.append(PipelineStage(modules[-1], index, count, torch.device("cpu"), group=device_mesh.get_group("pp")))
+    schedule = getattr(schedules, SCHEDULES[name].torch_class)(
+        stages if SCHEDULES[name].stages_per_rank != 1 else stages[0],
+        microbatches,
+        loss_fn=lambda result, _: result.sum(),
+        scale_grads=False,
+    )
+    tokens = TOKENS.repeat(microbatches, 1)
+    # A part of the sequence does not show the length of the whole.
+    keywords = {"length": LENGTH} if options.get("sequence_parallel") else {}
+
+    def step():
+        for model in modules:
+            model.zero_grad()
+        if any(stage.is_first for stage in stages):
+            schedule.step(tokens, target=tokens, losses=[], **keywords)
+        else:
+            schedule.step(target=tokens, losses=[], **keywords)
+
+    return step
+
+
+def main(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    for name, (mesh, options) in CASES.items():
+        step = make_step(mesh, options)
+        step()  # finds out shapes, and warms up
+        with record(table="exact", warn=False) as run:
+            step()
+        Path(folder, f"{name} {rank}.json").write_text(run.trace().to_json())
+    dist.barrier()
+    os._exit(0)  # gloo's threads may outlive the group
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
