@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,26 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
         )
         added.append((allreduce, "backward", 1))
     return added
+
+
+def tied_gradient_allreduce(trace: Trace, parameters: Iterable[nn.Parameter], group: Value) -> list[Call]:
+    """Return the all-reduces of the gradients of parameters that the first and the last pipeline stage hold each.
+
+    Megatron-LM does so for the embedding, of which the last stage has a copy: Narayanan et al. (arXiv:2104.04473).
+    """
+    return [
+        (
+            _make_signature(
+                torch.ops.c10d.allreduce_.default,
+                tensors=(replace(local_spec(parameter), device=trace.info.device),),
+                process_group=group,
+            ),
+            "backward",
+            1,
+        )
+        for parameter in parameters
+        if parameter.requires_grad
+    ]
 
 
 def send_recv(links: StageLinks, group: Value, microbatches: int) -> list[Call]:

@@ -34,12 +34,14 @@ from fvflops.features.planning.estimated_calls import (
     local_spec,
     repeat,
     send_recv,
+    tied_gradient_allreduce,
 )
 from fvflops.features.planning.estimated_memory import EstimatedMemory
 from fvflops.features.planning.pipeline import (
     Inputs,
     find_hidden_state,
     find_stages,
+    find_tied,
     make_stage_inputs,
     split_stage,
 )
@@ -48,7 +50,8 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
 from fvflops.torch_internals import default_process_group
-from fvflops.trace import Trace
+from fvflops.trace import Symbol, Trace
+from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_parameters
 
 # Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
@@ -197,6 +200,14 @@ def plan_rank(
                 stops_at=resolve_table(table).stops_at,
             )
         trace, descriptions = _add_estimated_calls(recorded, rank_model, device_mesh, mesh, links, microbatches)
+        if links is not None and links.receives != links.sends:  # the first or the last stage
+            names = [pair[links.receives] for pair in find_tied(model, find_stages(model)).items()]
+            parameters = [rank_model.get_parameter(name) for name in names]
+            trace = add_calls(trace, tied_gradient_allreduce(trace, parameters, _end_stages(mesh, rank)))
+            descriptions += tuple(
+                f"all-reduce over pp of the gradient of {name}, of which the first and the last stage have a copy each"
+                for name in names
+            )
     return RankPlan(
         mesh=dict(mesh),
         rank=rank,
@@ -303,6 +314,14 @@ def _coordinates(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
     for axis, size in reversed(list(mesh.items())):
         rank, coordinates[axis] = divmod(rank, size)
     return {axis: coordinates[axis] for axis in mesh}
+
+
+def _end_stages(mesh: Mapping[str, int], rank: int) -> Symbol:
+    """Return the group of a rank's first and last pipeline stage, the other coordinates being equal."""
+    axes = list(mesh)
+    step = math.prod(mesh[axis] for axis in axes[axes.index("pp") + 1 :])
+    first = rank - _coordinates(mesh, rank)["pp"] * step
+    return ProcessGroupSpec("first and last stage", 2, "pp", first, step * (mesh["pp"] - 1)).symbol()
 
 
 def _make_mesh(mesh: Mapping[str, int]) -> Any:
