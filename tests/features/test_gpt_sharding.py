@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from fvflops import plan_rank
+from fvflops.features.communication.model import Volume
+from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import build
 from tests.support.checkout import ROOT
 from tests.support.processes.gpt_worker import CASES, LABELS, RANKS, SIZES, TOKENS, describe_work
@@ -97,3 +99,40 @@ def test_fsdp_gathers_divided_layers():
     for name in SIZES:
         divided = plan(name, {"fsdp": 2, "tp": 2}, sequence_parallel=True, optimizer=torch.optim.AdamW)
         assert divided.parameters * 2 == plan(name, {"tp": 2}).parameters
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_first_and_the_last_stage_reduce_the_gradient_of_their_embeddings(name):
+    mesh = {"pp": 2, "dp": 3, "tp": 2}
+    first, last = (plan(name, mesh, rank=rank, microbatches=2) for rank in (1, 7))
+    whole = plan(name, {"tp": 2}).parameters
+    embedding = VOCABULARY * HIDDEN // 2
+    assert first.parameters + last.parameters == whole + embedding
+    for stage in (first, last):
+        assert sum("the first and the last stage have a copy" in line for line in stage.derived) == 1
+        (volume,) = [
+            volume
+            for key, volume in stage.communication().by_collective_and_group().items()
+            if (key.collective, key.axis) == ("all_reduce", "pp")
+        ]
+        assert volume == Volume(calls=1, payload=4 * embedding, wire=4 * embedding)
+    group = next(
+        spec
+        for call in first.trace.signatures
+        for spec in map(ProcessGroupSpec.of, call.inputs)
+        if spec and spec.axis == "pp" and spec.name.startswith("first")
+    )
+    assert (group.first, group.step, group.size) == (1, 6, 2)
+    assert first.flops().macs() + last.flops().macs() == 2 * plan(name, {"tp": 2}).flops().macs()
+
+
+def test_a_stage_between_has_no_embedding():
+    stages = [
+        plan_rank(build("mpt_tiny", device="meta", layers=3), (TOKENS, LABELS), mesh={"pp": 3}, rank=rank)
+        for rank in range(3)
+    ]
+    reduced = [{key.collective for key in stage.communication().by_collective_and_group()} for stage in stages]
+    assert ["all_reduce" in collectives for collectives in reduced] == [True, False, True]
+    assert not any("copy" in line for line in stages[1].derived)
+    # Of a middle stage: one layer, of 12 * 64^2 weights, 13 * 64 biases and norms.
+    assert stages[1].parameters == 12 * HIDDEN**2 + 13 * HIDDEN

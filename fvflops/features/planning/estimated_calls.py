@@ -44,6 +44,26 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
     return added
 
 
+def tied_gradient_allreduce(trace: Trace, parameters: Iterable[nn.Parameter], group: Value) -> list[Call]:
+    """Return the all-reduces of the gradients of parameters that the first and the last pipeline stage hold each.
+
+    Megatron-LM does so for the embedding, of which the last stage has a copy: Narayanan et al. (arXiv:2104.04473).
+    """
+    return [
+        (
+            _make_signature(
+                torch.ops.c10d.allreduce_.default,
+                tensors=(replace(local_spec(parameter), device=trace.info.device),),
+                process_group=group,
+            ),
+            "backward",
+            1,
+        )
+        for parameter in parameters
+        if parameter.requires_grad
+    ]
+
+
 def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches: int) -> list[Call]:
     """Return the sends and receives of a pipeline rank's stages: hidden states forward, their gradients backward."""
     c10d = torch.ops.c10d

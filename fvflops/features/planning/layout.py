@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,10 @@ from torch import nn
 
 from fvflops.features.planning.fully_sharded import Precision
 from fvflops.features.planning.rank_step import Action
-from fvflops.features.planning.schedules import order_actions
+from fvflops.features.planning.schedules import order_actions, rank_of_stage
 from fvflops.torch_internals import default_process_group
+from fvflops.trace import Symbol
+from fvflops.trace.process_group import ProcessGroupSpec
 
 # Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
 # data parallelism (FSDP2), context parallelism, tensor parallelism.
@@ -80,6 +82,14 @@ class Layout:
         step = math.prod(self.mesh[axis] for axis in axes[axes.index("pp") + 1 :])
         return rank + (stage - self.coordinates(rank)["pp"]) * step
 
+    def end_stages(self, rank: int) -> Symbol:
+        """Return the group of the ranks with the first and the last stage, with the other coordinates of `rank`."""
+        first, last = (
+            self.pipeline_rank(rank, rank_of_stage(self.schedule, stage, self.size("pp")))
+            for stage in (0, self.stages - 1)
+        )
+        return ProcessGroupSpec("first and last stage", 2, "pp", first, last - first).symbol()
+
 
 def check_layout(layout: Layout, rank: int, microbatches: int, device: str | torch.device | None) -> None:
     """Raise PlanError where a layout has no such rank, axis or number, or its parts exclude each other."""
@@ -100,8 +110,12 @@ def check_layout(layout: Layout, rank: int, microbatches: int, device: str | tor
         raise PlanError(f"FSDP2 is planned with the CPU's kernels, not with those of {device}: omit the device")
 
 
-def order_step(layout: Layout, microbatches: int, *, has_optimizer: bool) -> list[tuple[Action, ...]]:
+def order_step(
+    layout: Layout, microbatches: int, *, has_optimizer: bool, has_tied_stages: bool = False
+) -> list[tuple[Action, ...]]:
     """Return the order of actions of each pipeline rank.
+
+    `has_tied_stages`: the first and the last stage have a copy each of some parameters, whose gradients are reduced.
 
     >>> for action in order_step(Layout({"dp": 2}), 1, has_optimizer=True)[0]:
     ...     print(action)
@@ -115,10 +129,13 @@ def order_step(layout: Layout, microbatches: int, *, has_optimizer: bool) -> lis
     else:
         passes = [Action(kind, 0, index) for index in range(microbatches) for kind in ("forward", "backward")]
         orders = [(*passes, Action("reduce"))]
-    return [tuple(_adapt_order(layout, order, has_optimizer)) for order in orders]
+    tied = {0, layout.stages - 1} if has_tied_stages and layout.size("pp") > 1 else set()
+    return [tuple(_adapt_order(layout, order, has_optimizer, tied)) for order in orders]
 
 
-def _adapt_order(layout: Layout, order: Sequence[Action], has_optimizer: bool) -> Iterator[Action]:
+def _adapt_order(
+    layout: Layout, order: Sequence[Action], has_optimizer: bool, tied: Collection[int]
+) -> Iterator[Action]:
     """Yield the actions that a rank does in a layout: only FSDP2 gathers parameters."""
     has_replicas = layout.size("dp") * layout.size("cp") > 1
     reduced = set()
@@ -134,6 +151,9 @@ def _adapt_order(layout: Layout, order: Sequence[Action], has_optimizer: bool) -
                 yield action._replace(kind="allreduce")
         else:
             yield action
+    ends = {action.stage for action in order} & set(tied)
+    if len(ends) == 1:  # a rank with both reduces them by itself
+        yield Action("tied", ends.pop())
     if has_optimizer:
         yield Action("optimizer", -1)
 

@@ -39,23 +39,42 @@ STAGES: Mapping[str, PipelineStages] = {
     "fvflops.zoo.llama.Llama": PipelineStages(
         ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
     ),
+    "fvflops.zoo.megatron_gpt.MegatronGPT": PipelineStages(
+        ("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens"
+    ),
+    "fvflops.zoo.mpt.MPT": PipelineStages(("embedding",), "blocks", ("head",), "tokens", "tokens"),
 }
 
 
 def find_stages(model: nn.Module) -> PipelineStages:
     """Return how a model is split: a zoo model by `STAGES`, one of transformers by its `_pp_plan`.
 
-    Any other, and one whose first and last stage would share a parameter, raises ShardingError.
+    Any other raises ShardingError.
     """
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     stages = STAGES.get(name) or _read_pp_plan(model)
     if stages is None:
         raise ShardingError(f"no pipeline stages are known for {name}: plan it without pp")
-    first = {parameter for path in stages.first for parameter in model.get_submodule(path).parameters()}
-    last = {parameter for path in stages.last for parameter in model.get_submodule(path).parameters()}
-    if first & last:
-        raise ShardingError(f"the first and the last stage of {name} would share a parameter: plan it without pp")
     return stages
+
+
+def find_tied(model: nn.Module, stages: PipelineStages) -> dict[str, str]:
+    """Return the parameters that the first and the last stage share: the name in the first → the name in the last.
+
+    >>> from fvflops.zoo import build
+    >>> find_tied(model := build("mpt_tiny", device="meta"), find_stages(model))
+    {'embedding.wte.weight': 'head.lm_head.weight'}
+    """
+
+    def names(paths: tuple[str, ...]) -> dict[nn.Parameter, str]:
+        return {
+            parameter: f"{path}.{name}"
+            for path in paths
+            for name, parameter in model.get_submodule(path).named_parameters()
+        }
+
+    first, last = names(stages.first), names(stages.last)
+    return {name: last[parameter] for parameter, name in first.items() if parameter in last}
 
 
 def _read_pp_plan(model: nn.Module) -> PipelineStages | None:
@@ -66,6 +85,13 @@ def _read_pp_plan(model: nn.Module) -> PipelineStages | None:
     first = tuple(path for path, (inputs, _) in plan.items() if "input_ids" in inputs)
     last = tuple(path for path in plan if path not in (*first, *blocks))
     return PipelineStages(first, blocks[0], last, "input_ids", "inputs_embeds")
+
+
+class AbsentModule(nn.Identity):
+    """A module of another stage: returns its first argument, whatever else it gets, such as the labels."""
+
+    def forward(self, input: Any, *_: Any, **__: Any) -> Any:
+        return input
 
 
 def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
@@ -107,7 +133,7 @@ def split_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Se
     removed = (*(stages.first if stage > 0 else ()), *(stages.last if stage < len(counts) - 1 else ()))
     for path in removed:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, nn.Identity())
+        setattr(model.get_submodule(parent), name, AbsentModule())
 
 
 def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:

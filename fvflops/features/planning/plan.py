@@ -22,7 +22,13 @@ from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.features.memory.compute import read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
-from fvflops.features.planning.estimated_calls import gradient_allreduce, local_spec, send_recv, total_of
+from fvflops.features.planning.estimated_calls import (
+    gradient_allreduce,
+    local_spec,
+    send_recv,
+    tied_gradient_allreduce,
+    total_of,
+)
 from fvflops.features.planning.estimated_memory import EstimatedMemory, estimate_memory
 from fvflops.features.planning.fully_sharded import find_precision
 from fvflops.features.planning.fully_sharded import unsharded_class as unsharded_class
@@ -278,7 +284,9 @@ def _plan(
         assume=assume,
     )
     rank_model = RankModel(model, inputs, layout, loss or sum_of_result)
-    orders = order_step(layout, microbatches, has_optimizer=optimizer is not None)
+    orders = order_step(
+        layout, microbatches, has_optimizer=optimizer is not None, has_tied_stages=bool(rank_model.tied)
+    )
     ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
     alike: dict[Any, list[int]] = {}
     for item in ranks:
@@ -311,6 +319,8 @@ def _plan_equal_ranks(
         numbers = [rank_model.stages_of(rank) for rank in ranks]
         recorded, passes = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
         added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
+        tied, tied_derived = _estimate_tied(recorded, stages, layout, rank_model, ranks[0])
+        added, derived = {**added, **tied}, (*derived, *tied_derived)
         group = describe(device_mesh.get_group("pp")) if layout.size("pp") > 1 else None
     plans = []
     for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, passes, strict=True):
@@ -374,6 +384,25 @@ def _estimate_reductions(
         "regardless of bucketing)"
     )
     return added, (description,)
+
+
+def _estimate_tied(
+    recorded: Trace, stages: Sequence[StageModule], layout: Layout, rank_model: RankModel, rank: int
+) -> tuple[dict[Action, tuple[Call, ...]], tuple[str, ...]]:
+    """Return the all-reduce of parameters of which the first and the last stage have a copy each, and its description."""
+    numbers, last = rank_model.stages_of(rank), layout.stages - 1
+    names = {0: list(rank_model.tied), last: list(rank_model.tied.values())}
+    if not rank_model.tied or {0, last} <= set(numbers) or not {0, last} & set(numbers):
+        return {}, ()
+    stage = 0 if 0 in numbers else last
+    index = numbers.index(stage)
+    parameters = [stages[index].module.get_parameter(name) for name in names[stage]]
+    calls = tied_gradient_allreduce(recorded, parameters, layout.end_stages(rank))
+    description = (
+        f"all-reduce over pp of the gradient of {' and '.join(names[stage])}, of which the first and the last stage "
+        "have a copy each"
+    )
+    return {Action("tied", index): tuple(calls)}, (description,)
 
 
 def sum_of_result(result: Any) -> torch.Tensor:

@@ -20,6 +20,7 @@ from fvflops.features.planning.pipeline import (
     divide_layers,
     find_hidden_state,
     find_stages,
+    find_tied,
     make_stage_inputs,
     split_stage,
 )
@@ -33,7 +34,8 @@ from fvflops.trace import TensorSpec
 class RankModel:
     """A model divided by a layout, from which the stages of a rank are made, in its process group.
 
-    `layers` are the numbers of layers of all pipeline stages, () without pp.
+    `layers` are the numbers of layers of all pipeline stages, () without pp. `tied` are the parameters that the first
+    and the last stage share, by their names in the two.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, layout: Layout, loss: Loss) -> None:
@@ -46,8 +48,10 @@ class RankModel:
         self._loss = loss
         self._stages: PipelineStages | None = None
         self.layers: tuple[int, ...] = ()
+        self.tied: dict[str, str] = {}
         if layout.size("pp") > 1:
             self._stages = find_stages(model)
+            self.tied = find_tied(model, self._stages)
             blocks: Any = model.get_submodule(self._stages.blocks)
             given = layout.stage_layers
             check_layers(self._stages.blocks, len(blocks), layout.stages, given)

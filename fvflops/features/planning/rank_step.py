@@ -14,7 +14,8 @@ from fvflops.trace.process_group import ProcessGroupSpec
 # In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
 # split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
 # (FSDP2), "reduce" scatters its gradients after the last microbatch (FSDP2 under a pipeline schedule), "allreduce"
-# averages them (DistributedDataParallel).
+# averages them (DistributedDataParallel), "tied" sums those of parameters of which the first and the last stage have a
+# copy each.
 ACTIONS = (
     "unshard",
     "forward",
@@ -24,6 +25,7 @@ ACTIONS = (
     "reduce",
     "reshard",
     "allreduce",
+    "tied",
     "optimizer",
 )
 

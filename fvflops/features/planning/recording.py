@@ -37,7 +37,7 @@ from fvflops.features.planning.rank_step import Action, Pass
 from fvflops.trace import StopsAt, TensorSpec, Trace
 
 # Recorded after all others, since they end the step of a stage.
-_FINAL = ("reduce", "allreduce", "optimizer")
+_FINAL = ("reduce", "allreduce", "tied", "optimizer")
 # They add gradients, and reduce them, outside of autograd's engine.
 _WITHOUT_ENGINE = ("reduce", "input_backward", "weight_backward")
 
@@ -204,7 +204,7 @@ class _ActionRecorder:
         ends: dict[Action, _Step] = {}
         for order, steps in walks:
             for action in order:
-                if action.kind in ("reduce", "allreduce"):
+                if action.kind in ("reduce", "allreduce", "tied"):
                     if action not in ends:
                         ends[action] = self._record_end(action)
                     steps[action] = ends[action]
