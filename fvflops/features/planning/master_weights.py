@@ -43,14 +43,18 @@ class MasterWeights(Optimizer):
         if closure is not None:
             raise ValueError("MasterWeights takes no closure: call backward before step()")
         for parameter, copy in zip(self._parameters, self.copies, strict=True):
-            copy.grad = None if parameter.grad is None else _local(parameter.grad).to(torch.float32)
+            copy.grad = None if parameter.grad is None else _local(parameter.grad, parameter).to(torch.float32)
         torch.nn.utils.clip_grad_norm_(self.copies, self._max_norm, foreach=True)
         self._inner.step()
         torch._foreach_copy_([_local(parameter) for parameter in self._parameters], self.copies)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor itself, of a DTensor this rank's part: ranks update their parts alone."""
+def _local(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a tensor itself, of a DTensor this rank's part, placed as `parameter`: ranks update their parts alone."""
     from torch.distributed.tensor import DTensor
 
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if isinstance(parameter, DTensor):
+        tensor = tensor.redistribute(placements=parameter.placements)
+    return tensor.to_local()
