@@ -58,7 +58,9 @@ class Session:
 
     `model` is a module or None; a data-parallel wrapper is unwrapped. With `execution` "real" the program runs as usual
     and its changes remain. With "shapes" nothing is computed, as in `record_call`, and enclosing recordings are paused;
-    `stop` restores the model, the optimizers that took a step, `inputs`, and the objects that `code` uses.
+    `stop` restores the model, the optimizers that took a step, `inputs`, and the objects that `code` uses. `kernels`
+    is the kind of device whose kernels shape execution chooses, by default that of `device`; with "cuda", tensors on
+    the CPU get CUDA's.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Session:
         stops_at: StopsAt,
         execution: str = "real",
         device: str | torch.device | None = None,
+        kernels: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
         estimate_cost: CostEstimate | None = None,
         measure: Collection[str] = (),
@@ -90,6 +93,7 @@ class Session:
         self._execution = execution
         self._stops_at = stops_at
         self._device = device
+        self._kernels = None if kernels is None else torch.device(kernels)
         self._assume = assume
         self._estimate_cost = estimate_cost
         self._measure = measure
@@ -179,8 +183,9 @@ class Session:
             missing_device = missing_device_emulated(device)
             stack.enter_context(function_mode_removed(missing_device))
             missing_device.__enter__()
-        if device.type == "cuda":
-            stack.enter_context(cuda_choices(device))
+        kernels = self._kernels or device
+        if kernels.type == "cuda":
+            stack.enter_context(cuda_choices(kernels, for_cpu=device.type == "cpu"))
 
     def stop(self, *, complete: bool = True) -> None:
         """Stop recording and restore; not `complete` if an exception ended the program.

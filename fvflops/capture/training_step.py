@@ -82,13 +82,14 @@ def record_run(
     stops_at: StopsAt,
     code: Iterable[Any] = (),
     device: str | torch.device | None = None,
+    kernels: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     estimate_cost: CostEstimate | None = None,
 ) -> Trace:
     """Return the Trace of what `run` does with a model in shape execution; model, inputs and optimizers are restored.
 
-    The model has no gradients. `run` gets the session, paused, and resumes it. A data-dependent run raises
-    ExecutionError.
+    The model has no gradients. `run` gets the session, paused, and resumes it. `device` and `kernels` are those of
+    Session. A data-dependent run raises ExecutionError.
     """
     args, kwargs = inputs
     with interrupts.deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), without_symbolic_imports():
@@ -98,6 +99,7 @@ def record_run(
             stops_at=stops_at,
             execution="shapes",
             device=device,
+            kernels=kernels,
             assume=assume,
             estimate_cost=estimate_cost,
             inputs=(args, kwargs),

@@ -27,22 +27,26 @@ _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 _CUDNN_RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
-def cuda_choices(device: torch.device) -> AbstractContextManager[None]:
-    """Call CUDA's kernels for shape tensors on CUDA while the context lasts.
+def cuda_choices(device: torch.device, *, for_cpu: bool = False) -> AbstractContextManager[None]:
+    """Call CUDA's kernels for shape tensors on CUDA while the context lasts; `for_cpu`: for those on the CPU.
 
     With a CUDA device torch chooses by itself, except for recurrent layers, where it inspects the addresses of the
     weights and keeps a persistent random state.
     """
-    patches = _RECURRENT if is_available(device) else (*_RECURRENT, *_NON_RECURRENT)
-    return wrapped((patch, partial(_with_choice, choice)) for patch, choice in patches)
+    patches = _RECURRENT if is_available(device) and not for_cpu else (*_RECURRENT, *_NON_RECURRENT)
+    device_type = "cpu" if for_cpu else "cuda"
+    return wrapped((patch, partial(_with_choice, choice, device_type=device_type)) for patch, choice in patches)
 
 
-def _with_choice(choice: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `choice` for CUDA tensors in shape execution, else `original`."""
+def _with_choice(
+    choice: Callable[..., Any], original: Callable[..., Any], *, device_type: str = "cuda"
+) -> Callable[..., Any]:
+    """Return a function that calls `choice` for tensors on a device in shape execution, else `original`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in _flat_arguments(args, kwargs))
-        if on_cuda and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
+        tensors = (value for value in _flat_arguments(args, kwargs) if isinstance(value, torch.Tensor))
+        matches = any(tensor.device.type == device_type for tensor in tensors)
+        if matches and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
             result = choice(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -163,6 +167,7 @@ def _scaled_dot_product_attention(
 ) -> Any:
     if query.ndim != 4 or key.ndim != 4 or 0 in (*query.shape, *key.shape):
         return NotImplemented
+    query, key, value, attn_mask = _cast_by_autocast(query, key, value, attn_mask)
     head_dim, value_dim, is_half = query.shape[3], value.shape[3], query.dtype in _HALF
     needs_backward = any(tensor.requires_grad for tensor in (query, key, value))
     backends = torch.backends.cuda
@@ -191,6 +196,15 @@ def _scaled_dot_product_attention(
     return _ATEN._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
+
+
+def _cast_by_autocast(*tensors: torch.Tensor | None) -> list[Any]:
+    """Return float32 tensors in autocast's dtype, as autocast does for an op of lower precision."""
+    device = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), "")
+    if not device:
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor if tensor is None or tensor.dtype is not torch.float32 else tensor.to(dtype) for tensor in tensors]
 
 
 def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

@@ -92,5 +92,5 @@ def _most_in_flight(actions: Iterable[Action]) -> Counter[int]:
 
 def _recorded_actions(passes: Mapping[Action, Pass]) -> list[Action]:
     """Return one action of each pass, in the order in which they were recorded."""
-    actions = {(item.begin, item.end): action for action, item in reversed(passes.items())}
+    actions = {(item.begin, item.end): action for action, item in reversed(list(passes.items()))}
     return [actions[key] for key in sorted(actions)]

@@ -106,8 +106,8 @@ def check_layout(layout: Layout, rank: int, microbatches: int, device: str | tor
             raise PlanError(f"{name} must be at least 1; got {number}")
     if layout.size("pp") == 1 and (layout.stages_per_rank > 1 or layout.stage_layers is not None):
         raise PlanError(f"this mesh has no pipeline stages (got {', '.join(mesh)}): add pp to it")
-    if layout.is_fully_sharded and device is not None and torch.device(device).type != "cpu":
-        raise PlanError(f"FSDP2 is planned with the CPU's kernels, not with those of {device}: omit the device")
+    if layout.is_fully_sharded and device is not None and torch.device(device).type not in ("cpu", "cuda"):
+        raise PlanError(f"FSDP2 is planned with the kernels of cpu or cuda, not with those of {device}")
 
 
 def order_step(

@@ -46,9 +46,10 @@ from fvflops.features.planning.layout import PlanError as PlanError
 from fvflops.features.planning.layout import fake_process_group as fake_process_group
 from fvflops.features.planning.pipeline import Inputs
 from fvflops.features.planning.rank_model import RankModel
-from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal, shift_groups
+from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal
 from fvflops.features.planning.recording import Recipe, StageModule, record_actions
 from fvflops.features.planning.schedules import choose_schedule
+from fvflops.features.planning.trace_changes import shift_groups
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fvflops.text import record_repr, short_repr
-from fvflops.trace import Event, Signature, TensorSpec, Trace, Value
-from fvflops.trace.process_group import ProcessGroupSpec
+from fvflops.trace import Event, Signature, TensorSpec, Trace
 
 # In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
 # split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
@@ -141,20 +140,3 @@ def share_equal(passes: Mapping[Action, Pass]) -> dict[Action, Pass]:
     """Return the passes with one object for equal slices of a Trace."""
     shared: dict[tuple[int, int, tuple[Call, ...]], Pass] = {}
     return {action: shared.setdefault((item.begin, item.end, item.added), item) for action, item in passes.items()}
-
-
-def shift_groups(trace: Trace, offset: int) -> Trace:
-    """Return the Trace of a rank that does the same, `offset` ranks further along the pipeline axis."""
-    if not offset:
-        return trace
-    signatures = tuple(
-        replace(item, inputs=tuple(_shift_group(value, offset) for value in item.inputs)) for item in trace.signatures
-    )
-    return replace(trace, signatures=signatures)
-
-
-def _shift_group(value: Value, offset: int) -> Value:
-    group = ProcessGroupSpec.of(value)
-    if group is None or group.axis == "pp":
-        return value
-    return replace(group, first=group.first + offset).symbol()

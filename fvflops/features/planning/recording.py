@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import Loss
+from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
 from fvflops.capture.training_step import (
     Checkpointed,
@@ -34,6 +34,7 @@ from fvflops.features.planning.fully_sharded import (
     unshard,
 )
 from fvflops.features.planning.rank_step import Action, Pass
+from fvflops.features.planning.trace_changes import assign_backward, relabel_devices
 from fvflops.trace import StopsAt, TensorSpec, Trace
 
 # Recorded after all others, since they end the step of a stage.
@@ -135,31 +136,20 @@ def record_actions(
         run,
         code=tuple(stage.loss for stage in stages),
         stops_at=recipe.stops_at,
-        device=recipe.device,
+        # FSDP2 needs parameters in memory that this machine has.
+        device=None if is_fully_sharded(first.module) else recipe.device,
+        kernels=recipe.device,
         assume=recipe.assume,
     )
-    trace = _assign_backward(
-        trace, [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
-    )
+    if is_fully_sharded(first.module) and recipe.device is not None:
+        trace = relabel_devices(trace, choose_device(recipe.device, ()))
+    outside = [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
+    trace = assign_backward(trace, {(step.begin, step.end) for step in outside})
     passes: dict[_Step, Pass] = {}
     return trace, [
         {action: passes.setdefault(step, Pass(trace, step.begin, step.end)) for action, step in walk.items()}
         for walk in walks
     ]
-
-
-def _assign_backward(trace: Trace, steps: Iterable[_Step]) -> Trace:
-    """Return a Trace in which all that some steps did is in the phase "backward"."""
-    ranges = sorted({(step.begin, step.end) for step in steps if step.begin < step.end})
-    if not ranges:
-        return trace
-    events = list(trace.events or ())
-    for begin, end in ranges:
-        for index in range(begin, end):
-            if events[index].phase in ("forward", "other"):
-                events[index] = events[index]._replace(phase="backward")
-    whole = Pass(replace(trace, events=events), 0, len(events))
-    return replace(whole.trace, calls=dict(whole.count("op")), region_calls=dict(whole.count("exit")))
 
 
 class _ActionRecorder:

@@ -1,9 +1,7 @@
 """The work of one of four processes that talk by gloo: training steps in each layout, by torch's own classes."""
 
-import json
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch

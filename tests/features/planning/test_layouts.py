@@ -150,10 +150,11 @@ def test_the_ranks_of_a_pipeline_are_planned_together(mesh, options):
         alone = plan(mesh, rank=planned.rank, **options)
         assert planned.coordinates == alone.coordinates and planned.step.actions == alone.step.actions
         assert planned.flops("exact").by_phase() == alone.flops("exact").by_phase()
-        groups = [{item.group for item in each.communication().transfers} for each in (planned, alone)]
-        assert [{(group.axis, group.first) for group in each} for each in groups][0] == {
-            (group.axis, group.first) for group in groups[1]
-        }
+        ours, theirs = (
+            {(item.group.axis, item.group.first) for item in each.communication().transfers}
+            for each in (planned, alone)
+        )
+        assert ours == theirs
         assert planned.memory().peak == alone.memory().peak
     inner = [planned for planned in step.ranks if 0 < planned.coordinates["pp"] < mesh["pp"] - 1]
     assert len({id(planned.recorded.events) for planned in inner}) <= 1
@@ -164,6 +165,18 @@ def test_stages_may_have_given_numbers_of_layers():
     assert sizes == [2 * BLOCK + EMBEDDING, BLOCK, BLOCK + HEAD]
     # Embedding and head count as a layer each.
     assert [plan({"pp": 3}, rank=rank).parameters for rank in range(3)] == [BLOCK + EMBEDDING, 2 * BLOCK, BLOCK + HEAD]
+
+
+def test_fully_sharded_ranks_run_the_kernels_of_cuda():
+    options = {"precision": "bf16-mixed", "optimizer": torch.optim.AdamW}
+    cpu, cuda = (plan({"fsdp": 2}, device=device, **options) for device in ("cpu", "cuda"))
+    attention = {item.op for item in cuda.trace.signatures if "attention" in item.op}
+    assert attention == {f"aten::_scaled_dot_product_cudnn_attention{end}" for end in ("", "_backward")}
+    assert cuda.flops().macs() == cpu.flops().macs() and by_axis(cuda) == by_axis(cpu)
+    assert cuda.memory().device == "cuda:0" and {item.device for item in cuda.recorded.storages} == {"cuda:0"}
+    # As on a GPU, autocast casts the arguments of attention; so does plan_rank without FSDP2.
+    replicas = plan({"dp": 2}, device="cuda", precision="bf16-mixed")
+    assert attention <= {item.op for item in replicas.trace.signatures}
 
 
 def test_a_precision_has_its_types():
