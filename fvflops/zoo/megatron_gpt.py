@@ -75,7 +75,9 @@ class MaskedSoftmax(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         n = scores.shape[-1]
         future = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu_(1)
-        return scores.masked_fill_(future, float("-inf")).softmax(-1)
+        # Without a gradient: that of the softmax is zero where its result is, and autograd need not keep the mask.
+        scores.detach().masked_fill_(future, float("-inf"))
+        return scores.softmax(-1)
 
 
 class BiasGelu(nn.Module):

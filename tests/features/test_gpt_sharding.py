@@ -75,9 +75,10 @@ def test_logits_stay_divided_by_the_vocabulary(name):
 def test_every_bias_and_norm_of_megatron_gpt_works_on_a_part_of_the_sequence():
     work = describe_work(plan("megatron_gpt_tiny", {"tp": 4}, sequence_parallel=True).trace)
     # Hidden states are gathered before each attention and MLP and before the head, and scattered behind; so are their
-    # gradients. The embedding is reduced to all ranks, which keep their parts, and gathers its gradient.
+    # gradients. The backward pass gathers hidden states again, so that only parts are kept. The embedding is reduced to
+    # all ranks, which keep their parts, and gathers its gradient.
     assert work["payloads"] == {
-        "all_gather": [4 * LAYERS + 2, (4 * LAYERS + 2) * STATE],
+        "all_gather": [6 * LAYERS + 3, (6 * LAYERS + 3) * STATE],
         "reduce_scatter": [4 * LAYERS + 1, (4 * LAYERS + 1) * STATE],
         "all_reduce": [1 + 3, STATE + 3 * LOSSES],
     }
@@ -136,3 +137,30 @@ def test_a_stage_between_has_no_embedding():
     assert not any("copy" in line for line in stages[1].derived)
     # Of a middle stage: one layer, of 12 * 64^2 weights, 13 * 64 biases and norms.
     assert stages[1].parameters == 12 * HIDDEN**2 + 13 * HIDDEN
+
+
+def kept_activations(layers, mesh, sequence):
+    """Return the bytes that the forward pass of a float16 model keeps for the backward pass."""
+    sizes = {"positions": 256, "hidden_size": 128, "layers": layers}
+    model = build("megatron_gpt_tiny", device="meta", **sizes).half()
+    tokens = torch.ones(2, 256, dtype=torch.int64)
+    timeline = plan_rank(model, (tokens, tokens), mesh=mesh, sequence_parallel=sequence, device="cuda").memory()
+    events = timeline.trace.events
+    backward = next(index for index, event in enumerate(events) if (event.kind, event.phase) == ("op", "backward"))
+    return sum(
+        block.nbytes
+        for block in timeline.blocks
+        if block.kind == "activation" and block.begin < backward and (block.end is None or backward < block.end)
+    )
+
+
+@pytest.mark.parametrize(("ranks", "sequence"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+def test_a_layer_of_megatron_gpt_keeps_the_activations_of_its_paper(ranks, sequence):
+    # Table 2 of Korthikanti et al. (arXiv:2205.05198), which omits the means and deviations of the norms (float32).
+    s, b, h, a = 256, 2, 128, 4
+    norms = 2 * 2 * 4 * s * b // (ranks if sequence else 1)
+    paper = s * b * h * (34 + 5 * a * s / h) / ranks
+    if not sequence:
+        paper = s * b * h * (10 + 24 / ranks + 5 * a * s / (h * ranks))
+    layer = kept_activations(3, {"tp": ranks}, sequence) - kept_activations(2, {"tp": ranks}, sequence)
+    assert layer == paper + norms

@@ -14,6 +14,7 @@ from torch import nn
 from fvflops.features.planning.sharding_styles import (
     DividedVocabulary,
     LocalInput,
+    RegatheredColumns,
     RepartitionedOutput,
     ShardedElements,
 )
@@ -231,7 +232,7 @@ def _styles() -> Mapping[str, Callable[[], Any]]:
         "first_parallel": lambda: tp.SequenceParallel(sequence_dim=0, use_local_output=True),
         "first_parallel_bias": lambda: ShardedElements(Shard(0), Replicate()),
         "local_input": LocalInput,
-        "colwise_of_first": lambda: tp.ColwiseParallel(input_layouts=Shard(0)),
+        "colwise_of_first": RegatheredColumns,
         "rowwise_to_first": lambda: tp.RowwiseParallel(output_layouts=Shard(0)),
         "replicated_to_first": lambda: RepartitionedOutput(Replicate(), Shard(0)),
     }
