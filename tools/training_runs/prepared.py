@@ -14,7 +14,7 @@ from fvflops.features.planning.plan import plan_step
 from fvflops.features.step_time.step_program import StepProgram, read_step
 from fvflops.zoo import llama, megatron_gpt, mpt
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "amp_bf16": torch.float32}
+_DTYPES = {"fp16": torch.float16, "bf16": torch.float32, "amp_bf16": torch.float32}
 _NORMS = ("torch.nn.modules.normalization.LayerNorm", "torch.nn.modules.normalization.RMSNorm")
 _FUSED = {
     megatron_gpt.MegatronGPTConfig: (
@@ -57,10 +57,12 @@ def prepare(run: TrainingRun) -> PreparedRun:
         optimizer=partial(MasterWeights, make=adam) if is_megatron else adam,
         **_options(run),
     )
-    return PreparedRun(run, read_step(plan.ranks, fused=_FUSED[type(run.config)]), is_megatron)
+    host_waits = is_megatron and run.mesh.get("pp", 1) > 1
+    return PreparedRun(run, read_step(plan.ranks, fused=_FUSED[type(run.config)]), host_waits)
 
 
 def _options(run: TrainingRun) -> Mapping[str, object]:
     if "fsdp" not in run.mesh:
         return {"device": "cuda"}
-    return {"precision": "bf16-mixed", "reshard_after_forward": run.sharding == "FULL_SHARD"}
+    precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"
+    return {"device": "cuda", "precision": precision, "reshard_after_forward": run.sharding == "FULL_SHARD"}

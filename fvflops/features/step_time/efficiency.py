@@ -19,7 +19,8 @@ class Efficiency:
     `attention_backward` are fractions of the matrix peak for fused attention, `bandwidth` of the memory bandwidth.
     `kernel` is the shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and
     `launch_collective` are the time that the host needs to launch an op in the forward and the backward pass, and a
-    collective; a device whose kernels are shorter waits for the host. `source` says where the figures are from.
+    collective; a device whose kernels are shorter waits for the host. `step` is the time between steps, such as that
+    of the data loader and of logging. `source` says where the figures are from.
     """
 
     matmul: float = 1.0
@@ -33,13 +34,14 @@ class Efficiency:
     launch: float = 0.0
     launch_backward: float = 0.0
     launch_collective: float = 0.0
+    step: float = 0.0
     source: str = "peaks of the device, without launch overhead: a bound"
 
     def __post_init__(self) -> None:
         for name in ("matmul", "attention", "attention_backward", "bandwidth"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a fraction of a peak, above 0 and at most 1; got {getattr(self, name)}")
-        for name in ("inner", "kernel", "launch", "launch_backward", "launch_collective"):
+        for name in ("inner", "kernel", "launch", "launch_backward", "launch_collective", "step"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of at least 0; got {getattr(self, name)}")
 

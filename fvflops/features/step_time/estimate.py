@@ -44,7 +44,7 @@ def estimate_step(
     slowest = max(range(len(plans)), key=lambda rank: simulation.clocks[rank].end() - simulation.clocks[rank].idle)
     clocks = simulation.clocks[slowest]
     by_phase, by_module = _divide(step, slowest, timer)
-    seconds = simulation.seconds
+    seconds = simulation.seconds + efficiency.step
     flops = [plan.flops() for plan in plans]
     count = len(plans)
     return StepEstimate(
