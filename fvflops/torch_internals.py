@@ -315,6 +315,7 @@ ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch", "Tensor._version", "detection of changed contents"),
     Internal("torch", "Tensor._values", "counting of sparse tensors"),
     Internal("torch", "Tensor._is_view", _RESTORED),
+    Internal("torch", "Tensor._base", _PIPELINE),
     Internal("torch", "Tensor._backward_hooks", _RESTORED),
     Internal("torch._C", "TensorBase._has_symbolic_sizes_strides", "fast import of shape execution"),
     Internal("torch.nn.parameter", "Parameter._is_param", _SHAPE_EXECUTION),

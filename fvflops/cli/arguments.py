@@ -8,10 +8,21 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from fvflops.cli.values import parse_at_least, parse_count, parse_depth, parse_sides, parse_trace_name
+from fvflops.cli.values import (
+    parse_at_least,
+    parse_count,
+    parse_depth,
+    parse_layers,
+    parse_sides,
+    parse_trace_name,
+)
+from fvflops.features.planning.fully_sharded import PRECISIONS
+from fvflops.features.planning.schedules import SCHEDULES
 from fvflops.formulas import shipped_tables
 from fvflops.reports.formats import FORMATS
+from fvflops.sources.imports import load_function
 from fvflops.sources.load import FORMS
 from fvflops.sources.options import SourceOptions
 
@@ -212,6 +223,52 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         "--sequence-parallel", action="store_true", help="shard the sequence over tp between the layers too"
     )
     group.add_argument("--microbatches", type=int, default=1, metavar="N", help="microbatches of a step; default: 1")
+    group.add_argument(
+        "--schedule",
+        choices=tuple(SCHEDULES),
+        metavar="NAME",
+        help=f"order of a pipeline's microbatches: {', '.join(SCHEDULES)}; default: 1f1b, or interleaved",
+    )
+    group.add_argument(
+        "--stages-per-rank", type=int, metavar="N", help="pipeline stages of each rank; default: as the schedule has"
+    )
+    group.add_argument(
+        "--stage-layers", metavar="N,N,...", help="layers of each pipeline stage; default: as equal as can be"
+    )
+    group.add_argument(
+        "--reshard-after-forward",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="whether FSDP2 gathers parameters again for the backward pass; default: unless there are pipeline stages",
+    )
+    group.add_argument(
+        "--reduce-each-microbatch",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether FSDP2 reduces gradients in each microbatch or only in the last; default: in each",
+    )
+    group.add_argument(
+        "--precision",
+        choices=tuple(PRECISIONS),
+        metavar="NAME",
+        help=f"data types of parameters, compute and reduction: {', '.join(PRECISIONS)}; default: the model's",
+    )
+
+
+def layout_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `plan_rank` that the arguments of `add_mesh` give, without the mesh."""
+    return {
+        "rank": arguments.rank,
+        "shard_by": None if arguments.shard is None else load_function(arguments.shard, "--shard"),
+        "sequence_parallel": arguments.sequence_parallel,
+        "microbatches": arguments.microbatches,
+        "schedule": arguments.schedule,
+        "stages_per_rank": arguments.stages_per_rank,
+        "stage_layers": None if arguments.stage_layers is None else parse_layers(arguments.stage_layers),
+        "reshard_after_forward": arguments.reshard_after_forward,
+        "reduce_each_microbatch": arguments.reduce_each_microbatch,
+        "precision": arguments.precision,
+    }
 
 
 def add_report(

@@ -72,3 +72,15 @@ def parse_mesh(text: str) -> dict[str, int]:
             raise ValueError(f"--mesh {text}: expected AXIS=N, each axis once, such as dp=128,tp=8; got {part!r}")
         mesh[axis] = int(size)
     return mesh
+
+
+def parse_layers(text: str) -> list[int]:
+    """Return the numbers of a `--stage-layers` text; a mistake raises ValueError.
+
+    >>> parse_layers("7,8,8,7")
+    [7, 8, 8, 7]
+    """
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"--stage-layers {text}: expected the layers of each stage, such as 7,8,8,7")
+    return [int(part) for part in parts]

@@ -23,6 +23,7 @@ from fvflops.cli.arguments import (
     add_model,
     add_report,
     find_group,
+    layout_options,
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
@@ -49,6 +50,18 @@ EXAMPLES = (
 # The memory, what finds its savings, and notes on what is estimated.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 _NO_OPTIMIZER = "none"
+# Options for a rank of a mesh, and their defaults.
+_OF_A_MESH: Mapping[str, Any] = {
+    "rank": 0,
+    "shard": None,
+    "sequence_parallel": False,
+    "schedule": None,
+    "stages_per_rank": None,
+    "stage_layers": None,
+    "reshard_after_forward": None,
+    "reduce_each_microbatch": True,
+    "precision": None,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,8 +163,8 @@ def _check(arguments: argparse.Namespace) -> None:
         if arguments.mesh is not None or arguments.microbatches != 1:
             raise ValueError("--mesh and --microbatches are for a training step: omit them, or --inference")
     if arguments.mesh is None:
-        for option in ("rank", "shard", "sequence_parallel"):
-            if getattr(arguments, option):
+        for option, default in _OF_A_MESH.items():
+            if getattr(arguments, option) != default:
                 raise ValueError(f"--{option.replace('_', '-')} is for a rank of a mesh: add --mesh, such as fsdp=8")
     for option in ("sort", "top"):
         if arguments.format == "svg" and getattr(arguments, option) is not None:
@@ -202,10 +215,7 @@ def _predict_rank(
     args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "rank": arguments.rank,
-        "shard_by": None if arguments.shard is None else load_function(arguments.shard, "--shard"),
-        "sequence_parallel": arguments.sequence_parallel,
-        "microbatches": arguments.microbatches,
+        **layout_options(arguments),
         **step,
     }
     # A stage of a pipeline has other names, and FSDP2 changes the classes of modules.

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
-
-from torch import nn
 
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
@@ -15,6 +11,7 @@ from fvflops.cli.arguments import (
     add_model,
     add_report,
     find_group,
+    layout_options,
     model_options,
 )
 from fvflops.cli.outputs import write_report
@@ -22,13 +19,13 @@ from fvflops.cli.values import parse_assumptions, parse_mesh
 from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.report import plan_report
 from fvflops.formulas import load_table
-from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import with_input_hint
 
 EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh dp=8,tp=8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2",
+    "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8 --schedule interleaved",
 )
 
 
@@ -56,9 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(True)
-    shard_by: Callable[[nn.Module, Any], Any] | None = None
-    if arguments.shard is not None:
-        shard_by = load_function(arguments.shard, "--shard")
+    options = layout_options(arguments)
     args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
         plan = with_input_hint(
@@ -68,13 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
                 args,
                 subject.kwargs,
                 mesh=mesh,
-                rank=arguments.rank,
-                shard_by=shard_by,
-                sequence_parallel=arguments.sequence_parallel,
-                microbatches=arguments.microbatches,
                 device=arguments.device,
                 assume=parse_assumptions(arguments.assume),
                 table=table,
+                **options,
             ),
         )
     write_report(plan_report(plan, table, name=arguments.model), arguments)

@@ -44,24 +44,10 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
     return added
 
 
-def tied_gradient_allreduce(trace: Trace, parameters: Iterable[nn.Parameter], group: Value) -> list[Call]:
-    """Return the all-reduces of the gradients of parameters that the first and the last pipeline stage hold each.
-
-    Megatron-LM does so for the embedding, of which the last stage has a copy: Narayanan et al. (arXiv:2104.04473).
-    """
-    return [
-        (
-            _make_signature(
-                torch.ops.c10d.allreduce_.default,
-                tensors=(replace(local_spec(parameter), device=trace.info.device),),
-                process_group=group,
-            ),
-            "backward",
-            1,
-        )
-        for parameter in parameters
-        if parameter.requires_grad
-    ]
+def allreduce(gradient: TensorSpec, device: str, group: Value) -> Call:
+    """Return the all-reduce of a gradient."""
+    tensors = (replace(gradient, device=device),)
+    return _make_signature(torch.ops.c10d.allreduce_.default, tensors=tensors, process_group=group), "backward", 1
 
 
 def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches: int) -> list[Call]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fvflops.features.memory.compute import Block, MemoryTimeline
-from fvflops.features.planning.rank_step import Action, Pass, RankStep
+from fvflops.features.planning.rank_step import Action, RankStep
 
 
 class Held(NamedTuple):
-    """A recorded forward pass, the events from `begin` up to `end`, and how many more activations as its are alive."""
+    """Activations of microbatches that were not run, during the events from `since` up to `until`.
+
+    Each of the `copies` holds what the forward pass from `begin` up to `end` leaves alive.
+    """
 
     begin: int
     end: int
     copies: int
+    since: int
+    until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +30,8 @@ class EstimatedMemory:
     """What a rank holds in a step besides what was recorded.
 
     `buckets`: DistributedDataParallel's buckets, one copy of all gradients (gradient_as_bucket_view=False, the
-    default). `held` are the activations of microbatches that were not run, at the moment of the schedule when most
-    are in flight, and `in_flight` is that number.
+    default). `held`: activations of more microbatches than were recorded at once, of which the schedule has at most
+    `in_flight`.
     """
 
     buckets: bool = False
@@ -52,45 +58,47 @@ class EstimatedMemory:
         """
         estimated: list[Block] = []
         for block in timeline.blocks:
-            everywhere = block._replace(storage=None, begin=-1, end=None)
             if block.kind == "gradient" and self.buckets:
-                estimated.append(everywhere._replace(kind="communication", op=""))
-            for held in self.held:
-                outlives = held.begin <= block.begin < held.end and (block.end is None or held.end < block.end)
-                if block.kind == "activation" and outlives:
-                    estimated.append(everywhere._replace(nbytes=held.copies * block.nbytes))
+                estimated.append(block._replace(storage=None, kind="communication", op="", begin=-1, end=None))
+            for held in self.held if block.kind == "activation" else ():
+                if held.begin <= block.begin < held.end and (block.end is None or held.end < block.end):
+                    estimated.append(
+                        block._replace(
+                            storage=None, nbytes=held.copies * block.nbytes, begin=held.since, end=held.until
+                        )
+                    )
         return replace(timeline, blocks=(*timeline.blocks, *estimated))
 
 
-def estimate_memory(step: RankStep, *, buckets: bool) -> EstimatedMemory:
-    """Return the memory that a step has besides what was recorded of it."""
-    in_flight = _most_in_flight(step.actions)
-    recorded = _recorded_actions(step.passes)
-    run = _most_in_flight(recorded)
-    first = {action.stage: step.passes[action] for action in reversed(recorded) if action.kind == "forward"}
-    held = tuple(
-        Held(first[stage].begin, first[stage].end, count - run[stage])
-        for stage, count in in_flight.items()
-        if count > run[stage]
-    )
-    return EstimatedMemory(buckets, in_flight.total(), held, step.schedule)
+def estimate_memory(step: RankStep, run: Sequence[tuple[int, Action]], *, buckets: bool) -> EstimatedMemory:
+    """Return the memory that a step has besides what was recorded of it; `run` is all that was run, as in Recording."""
+    begins = [begin for begin, _ in run]
+    run_in_flight = _in_flight([action for _, action in run])
+    in_flight = _in_flight(step.actions)
+    most: dict[tuple[int, int], Counter[int]] = {}
+    for action, counts in zip(step.actions, in_flight, strict=False):
+        item = step.passes[action]
+        at = item.begin, item.end
+        missing = counts - run_in_flight[bisect_left(begins, item.begin)]  # only positive ones
+        if missing.total() > most.get(at, Counter()).total():
+            most[at] = missing
+    forward = {action.stage: step.passes[action] for action in step.actions if action.kind == "forward"}
+    held = [
+        Held(forward[stage].begin, forward[stage].end, copies, *at)
+        for at, missing in most.items()
+        for stage, copies in missing.items()
+    ]
+    return EstimatedMemory(buckets, max(counts.total() for counts in in_flight), tuple(held), step.schedule)
 
 
-def _most_in_flight(actions: Iterable[Action]) -> Counter[int]:
-    """Return stage → number of its microbatches that have activations, at the moment when they are most."""
+def _in_flight(actions: Iterable[Action]) -> list[Counter[int]]:
+    """Return before each action, and after the last, the number of microbatches with activations by stage."""
     now: Counter[int] = Counter()
-    most: Counter[int] = Counter()
+    counts = [Counter(now)]
     for action in actions:
         if action.kind == "forward":
             now[action.stage] += 1
-            if now.total() > most.total():
-                most = now.copy()
         elif action.kind in ("backward", "weight_backward"):
             now[action.stage] -= 1
-    return most
-
-
-def _recorded_actions(passes: Mapping[Action, Pass]) -> list[Action]:
-    """Return one action of each pass, in the order in which they were recorded."""
-    actions = {(item.begin, item.end): action for action, item in reversed(list(passes.items()))}
-    return [actions[key] for key in sorted(actions)]
+        counts.append(Counter(now))
+    return counts

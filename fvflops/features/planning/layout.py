@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,10 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops.features.planning.fully_sharded import Precision
+from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
-from fvflops.features.planning.schedules import order_actions, rank_of_stage
+from fvflops.features.planning.schedules import order_actions
 from fvflops.torch_internals import default_process_group
-from fvflops.trace import Symbol
-from fvflops.trace.process_group import ProcessGroupSpec
 
 # Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
 # data parallelism (FSDP2), context parallelism, tensor parallelism.
@@ -41,6 +40,7 @@ class Layout:
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     stage_layers: Sequence[int] | None = None
+    split_by: PipelineStages | None = None
     reshard_after_forward: bool = True
     precision: Precision | None = None
 
@@ -82,14 +82,6 @@ class Layout:
         step = math.prod(self.mesh[axis] for axis in axes[axes.index("pp") + 1 :])
         return rank + (stage - self.coordinates(rank)["pp"]) * step
 
-    def end_stages(self, rank: int) -> Symbol:
-        """Return the group of the ranks with the first and the last stage, with the other coordinates of `rank`."""
-        first, last = (
-            self.pipeline_rank(rank, rank_of_stage(self.schedule, stage, self.size("pp")))
-            for stage in (0, self.stages - 1)
-        )
-        return ProcessGroupSpec("first and last stage", 2, "pp", first, last - first).symbol()
-
 
 def check_layout(layout: Layout, rank: int, microbatches: int, device: str | torch.device | None) -> None:
     """Raise PlanError where a layout has no such rank, axis or number, or its parts exclude each other."""
@@ -111,11 +103,9 @@ def check_layout(layout: Layout, rank: int, microbatches: int, device: str | tor
 
 
 def order_step(
-    layout: Layout, microbatches: int, *, has_optimizer: bool, has_tied_stages: bool = False
+    layout: Layout, microbatches: int, *, has_optimizer: bool, has_tied: bool = False
 ) -> list[tuple[Action, ...]]:
-    """Return the order of actions of each pipeline rank.
-
-    `has_tied_stages`: the first and the last stage have a copy each of some parameters, whose gradients are reduced.
+    """Return the order of actions of each pipeline rank; `has_tied`: the first and last stage share parameters.
 
     >>> for action in order_step(Layout({"dp": 2}), 1, has_optimizer=True)[0]:
     ...     print(action)
@@ -129,13 +119,20 @@ def order_step(
     else:
         passes = [Action(kind, 0, index) for index in range(microbatches) for kind in ("forward", "backward")]
         orders = [(*passes, Action("reduce"))]
-    tied = {0, layout.stages - 1} if has_tied_stages and layout.size("pp") > 1 else set()
-    return [tuple(_adapt_order(layout, order, has_optimizer, tied)) for order in orders]
+    ends = [
+        (*(_sum_tied(layout, order) if has_tied else ()), *([Action("optimizer", -1)] if has_optimizer else ()))
+        for order in orders
+    ]
+    return [(*_adapt_order(layout, order), *end) for order, end in zip(orders, ends, strict=True)]
 
 
-def _adapt_order(
-    layout: Layout, order: Sequence[Action], has_optimizer: bool, tied: Collection[int]
-) -> Iterator[Action]:
+def _sum_tied(layout: Layout, order: Sequence[Action]) -> list[Action]:
+    """Return the actions that sum the gradients of tied parameters; none where one rank has both stages."""
+    ends = {0, layout.stages - 1} & {action.stage for action in order}
+    return [Action("tied_allreduce", stage) for stage in ends] if len(ends) == 1 else []
+
+
+def _adapt_order(layout: Layout, order: Sequence[Action]) -> Iterator[Action]:
     """Yield the actions that a rank does in a layout: only FSDP2 gathers parameters."""
     has_replicas = layout.size("dp") * layout.size("cp") > 1
     reduced = set()
@@ -151,11 +148,6 @@ def _adapt_order(
                 yield action._replace(kind="allreduce")
         else:
             yield action
-    ends = {action.stage for action in order} & set(tied)
-    if len(ends) == 1:  # a rank with both reduces them by itself
-        yield Action("tied", ends.pop())
-    if has_optimizer:
-        yield Action("optimizer", -1)
 
 
 @contextmanager

@@ -22,9 +22,10 @@ class PipelineStages:
     """Names of a model's modules and arguments by which it is split into pipeline stages.
 
     `blocks` is the module list that is divided among the stages. The modules of `first` belong to the first stage only,
-    those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has;
-    later stages get the hidden state as `hidden_argument`, and where that is a part of the sequence (sequence
-    parallelism), the length of the whole as `length_argument`.
+    those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has,
+    `last_arguments` are those that only the last has, such as labels. Later stages get the hidden state as
+    `hidden_argument`, and where that is a part of the sequence (sequence parallelism), the length of the whole as
+    `length_argument`.
     """
 
     first: tuple[str, ...]
@@ -33,6 +34,7 @@ class PipelineStages:
     input_argument: str
     hidden_argument: str
     length_argument: str = ""
+    last_arguments: tuple[str, ...] = ()
 
 
 STAGES: Mapping[str, PipelineStages] = {
@@ -40,9 +42,11 @@ STAGES: Mapping[str, PipelineStages] = {
         ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
     ),
     "fvflops.zoo.megatron_gpt.MegatronGPT": PipelineStages(
-        ("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens"
+        ("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens", last_arguments=("labels",)
     ),
-    "fvflops.zoo.mpt.MPT": PipelineStages(("embedding",), "blocks", ("head",), "tokens", "tokens"),
+    "fvflops.zoo.mpt.MPT": PipelineStages(
+        ("embedding",), "blocks", ("head",), "tokens", "tokens", last_arguments=("labels",)
+    ),
 }
 
 
@@ -54,27 +58,26 @@ def find_stages(model: nn.Module) -> PipelineStages:
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     stages = STAGES.get(name) or _read_pp_plan(model)
     if stages is None:
-        raise ShardingError(f"no pipeline stages are known for {name}: plan it without pp")
+        raise ShardingError(f"no pipeline stages are known for {name}: pass split_by, a PipelineStages, or omit pp")
     return stages
 
 
-def find_tied(model: nn.Module, stages: PipelineStages) -> dict[str, str]:
-    """Return the parameters that the first and the last stage share: the name in the first → the name in the last.
+def find_tied(model: nn.Module, stages: PipelineStages) -> tuple[tuple[str, str], ...]:
+    """Return the names of each parameter that the first and the last stage share, in the first and in the last.
 
-    >>> from fvflops.zoo import build
-    >>> find_tied(model := build("mpt_tiny", device="meta"), find_stages(model))
-    {'embedding.wte.weight': 'head.lm_head.weight'}
+    >>> from fvflops.zoo.llama import Llama, LlamaConfig
+    >>> sizes = {"vocab_size": 8, "hidden_size": 4, "intermediate_size": 8, "layers": 2, "heads": 1, "kv_heads": 1}
+    >>> model = Llama(LlamaConfig(tie_embeddings=True, **sizes))
+    >>> find_tied(model, find_stages(model))
+    (('embed_tokens.weight', 'lm_head.weight'),)
     """
 
-    def names(paths: tuple[str, ...]) -> dict[nn.Parameter, str]:
-        return {
-            parameter: f"{path}.{name}"
-            for path in paths
-            for name, parameter in model.get_submodule(path).named_parameters()
-        }
+    def name_parameters(paths: Sequence[str]) -> dict[nn.Parameter, str]:
+        named = ((path, model.get_submodule(path).named_parameters()) for path in paths)
+        return {parameter: f"{path}.{name}" for path, parameters in named for name, parameter in parameters}
 
-    first, last = names(stages.first), names(stages.last)
-    return {name: last[parameter] for parameter, name in first.items() if parameter in last}
+    first, last = name_parameters(stages.first), name_parameters(stages.last)
+    return tuple((name, last[parameter]) for parameter, name in first.items() if parameter in last)
 
 
 def _read_pp_plan(model: nn.Module) -> PipelineStages | None:
@@ -85,13 +88,6 @@ def _read_pp_plan(model: nn.Module) -> PipelineStages | None:
     first = tuple(path for path, (inputs, _) in plan.items() if "input_ids" in inputs)
     last = tuple(path for path in plan if path not in (*first, *blocks))
     return PipelineStages(first, blocks[0], last, "input_ids", "inputs_embeds")
-
-
-class AbsentModule(nn.Identity):
-    """A module of another stage: returns its first argument, whatever else it gets, such as the labels."""
-
-    def forward(self, input: Any, *_: Any, **__: Any) -> Any:
-        return input
 
 
 def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
@@ -115,7 +111,7 @@ def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
 def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
     """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage."""
     if layers < stages:
-        raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages")
+        raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages: use at most {layers}")
     if given is not None and (len(given) != stages or sum(given) != layers or min(given) < 1):
         raise ShardingError(
             f"{name} has {layers} layers for {stages} stages, and stage_layers gives {list(given)}, a sum of "
@@ -133,7 +129,7 @@ def split_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Se
     removed = (*(stages.first if stage > 0 else ()), *(stages.last if stage < len(counts) - 1 else ()))
     for path in removed:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, AbsentModule())
+        setattr(model.get_submodule(parent), name, nn.Identity())
 
 
 def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
@@ -144,11 +140,17 @@ def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
     return next(spec for spec in tensors_in(outputs) if spec.is_floating_point)
 
 
-def make_stage_inputs(model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec) -> Inputs:
-    """Return the inputs of a stage that receives `hidden`, without the hidden state itself."""
+def make_stage_inputs(
+    model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec | None, *, is_last: bool
+) -> Inputs:
+    """Return the inputs of a stage that receives `hidden`, without the hidden state itself; None for the first."""
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in () if is_last else stages.last_arguments:
+        arguments.pop(name, None)
+    if hidden is None:
+        return (), arguments
     replaced = arguments.pop(stages.input_argument, None)
     arguments.pop(stages.hidden_argument, None)
     if stages.length_argument and replaced is not None and replaced.shape[1] != hidden.shape[1]:

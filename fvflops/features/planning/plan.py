@@ -22,13 +22,7 @@ from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.features.memory.compute import read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
-from fvflops.features.planning.estimated_calls import (
-    gradient_allreduce,
-    local_spec,
-    send_recv,
-    tied_gradient_allreduce,
-    total_of,
-)
+from fvflops.features.planning.estimated_calls import allreduce, gradient_allreduce, local_spec, send_recv, total_of
 from fvflops.features.planning.estimated_memory import EstimatedMemory, estimate_memory
 from fvflops.features.planning.fully_sharded import find_precision
 from fvflops.features.planning.fully_sharded import unsharded_class as unsharded_class
@@ -44,16 +38,17 @@ from fvflops.features.planning.layout import (
 )
 from fvflops.features.planning.layout import PlanError as PlanError
 from fvflops.features.planning.layout import fake_process_group as fake_process_group
-from fvflops.features.planning.pipeline import Inputs
+from fvflops.features.planning.pipeline import Inputs, PipelineStages
 from fvflops.features.planning.rank_model import RankModel
 from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal
 from fvflops.features.planning.recording import Recipe, StageModule, record_actions
-from fvflops.features.planning.schedules import choose_schedule
+from fvflops.features.planning.schedules import choose_schedule, rank_of_stage
 from fvflops.features.planning.trace_changes import shift_groups
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
 from fvflops.trace import Trace
+from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_parameters
 
 
@@ -145,6 +140,7 @@ def plan_rank(
     schedule: str | None = None,
     stages_per_rank: int | None = None,
     stage_layers: Sequence[int] | None = None,
+    split_by: PipelineStages | None = None,
     reshard_after_forward: bool | None = None,
     reduce_each_microbatch: bool = True,
     precision: str | None = None,
@@ -173,6 +169,7 @@ def plan_rank(
 
         schedule, stages_per_rank   the pipeline's, of `SCHEDULES`: 1f1b, or interleaved with several stages
         stage_layers                number of layers of each pipeline stage: equal
+        split_by                    PipelineStages, how a model is split: as known for zoo and transformers models
         reshard_after_forward       whether FSDP2 gathers parameters again for the backward pass (ZeRO-3) or keeps them
                                     (ZeRO-2): only without pp, as torchtitan
         reduce_each_microbatch      whether FSDP2 reduces gradients in each backward pass or, as always with pp, once
@@ -205,6 +202,7 @@ def plan_rank(
         schedule=schedule,
         stages_per_rank=stages_per_rank,
         stage_layers=stage_layers,
+        split_by=split_by,
         reshard_after_forward=reshard_after_forward,
         reduce_each_microbatch=reduce_each_microbatch,
         precision=precision,
@@ -252,6 +250,7 @@ def _plan(
     schedule: str | None = None,
     stages_per_rank: int | None = None,
     stage_layers: Sequence[int] | None = None,
+    split_by: PipelineStages | None = None,
     reshard_after_forward: bool | None = None,
     reduce_each_microbatch: bool = True,
     precision: str | None = None,
@@ -270,6 +269,7 @@ def _plan(
         sequence_parallel,
         *choose_schedule(schedule, stages_per_rank),
         stage_layers,
+        split_by,
         mesh.get("pp", 1) == 1 if reshard_after_forward is None else reshard_after_forward,
         find_precision(precision),
     )
@@ -285,9 +285,7 @@ def _plan(
         assume=assume,
     )
     rank_model = RankModel(model, inputs, layout, loss or sum_of_result)
-    orders = order_step(
-        layout, microbatches, has_optimizer=optimizer is not None, has_tied_stages=bool(rank_model.tied)
-    )
+    orders = order_step(layout, microbatches, has_optimizer=optimizer is not None, has_tied=bool(rank_model.tied))
     ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
     alike: dict[Any, list[int]] = {}
     for item in ranks:
@@ -318,17 +316,17 @@ def _plan_equal_ranks(
         specs = [local_spec(parameter) for stage in stages for parameter in stage.module.parameters()]
         own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
         numbers = [rank_model.stages_of(rank) for rank in ranks]
-        recorded, passes = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        recording = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        recorded = recording.trace
         added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
-        tied, tied_derived = _estimate_tied(recorded, stages, layout, rank_model, ranks[0])
-        added, derived = {**added, **tied}, (*derived, *tied_derived)
+        tied = _estimate_tied(rank_model, layout, recorded, stages, ranks[0])
         group = describe(device_mesh.get_group("pp")) if layout.size("pp") > 1 else None
     plans = []
-    for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, passes, strict=True):
+    for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, recording.passes, strict=True):
         trace = shift_groups(recorded, rank - ranks[0])
         coordinates = layout.coordinates(rank)
         by_action = {
-            action: replace(own_passes[local], trace=trace, added=added.get(local, ()))
+            action: replace(own_passes[local], trace=trace, added=added.get(local) or tied.get(local, ()))
             for action, local in zip(order, _number_locally(order, stage_numbers), strict=True)
         }
         step = RankStep(
@@ -338,6 +336,7 @@ def _plan_equal_ranks(
             rank_model.links(rank, hidden),
             layout.schedule if recipe.pipelined else "",
         )
+        run = [(begin, action._replace(stage=stage_numbers[action.stage])) for begin, action in recording.run]
         transfers = (
             [] if group is None else send_recv(step.links.values(), coordinates["pp"], group, recipe.microbatches)
         )
@@ -351,9 +350,9 @@ def _plan_equal_ranks(
                 model_parameters=rank_model.parameters,
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
-                estimated_memory=estimate_memory(step, buckets=bool(added)),
+                estimated_memory=estimate_memory(step, run, buckets=bool(added)),
                 step=step,
-                derived=(*([_TRANSFERS] if transfers else []), *derived),
+                derived=(*([_TRANSFERS] if transfers else []), *derived, *([_TIED] if tied else [])),
                 left_out=() if recipe.optimizer is not None else _list_excluded(layout),
             )
         )
@@ -361,11 +360,30 @@ def _plan_equal_ranks(
 
 
 _TRANSFERS = "pipeline sends and receives over pp, once per microbatch"
+_TIED = "parameters that the first and the last stage share: a copy in each, and an all-reduce of their gradients"
 
 
 def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Action]:
     """Return the actions with stages numbered among those of the rank."""
     return [item if item.stage < 0 else item._replace(stage=numbers.index(item.stage)) for item in order]
+
+
+def _estimate_tied(
+    rank_model: RankModel, layout: Layout, recorded: Trace, stages: Sequence[StageModule], rank: int
+) -> dict[Action, tuple[Call, ...]]:
+    """Return the all-reduces of the gradients that the first and the last stage share, as in Megatron-LM."""
+    numbers = rank_model.stages_of(rank)
+    ends = {0, layout.stages - 1} & set(numbers)
+    if len(ends) != 1 or not rank_model.tied:
+        return {}
+    (stage,) = ends
+    index = numbers.index(stage)
+    names = [names[stage != 0] for names in rank_model.tied]
+    specs = [local_spec(stages[index].module.get_parameter(name)) for name in names]
+    pair = (rank_of_stage(layout.schedule, end, layout.size("pp")) for end in (0, layout.stages - 1))
+    first, last = sorted(layout.pipeline_rank(rank, end) for end in pair)
+    group = ProcessGroupSpec("first and last stage", 2, "pp", first, last - first).symbol()
+    return {Action("tied_allreduce", index): tuple(allreduce(spec, recorded.info.device, group) for spec in specs)}
 
 
 def _estimate_reductions(
@@ -385,25 +403,6 @@ def _estimate_reductions(
         "regardless of bucketing)"
     )
     return added, (description,)
-
-
-def _estimate_tied(
-    recorded: Trace, stages: Sequence[StageModule], layout: Layout, rank_model: RankModel, rank: int
-) -> tuple[dict[Action, tuple[Call, ...]], tuple[str, ...]]:
-    """Return the all-reduce of parameters of which the first and the last stage have a copy each, and its description."""
-    numbers, last = rank_model.stages_of(rank), layout.stages - 1
-    names = {0: list(rank_model.tied), last: list(rank_model.tied.values())}
-    if not rank_model.tied or {0, last} <= set(numbers) or not {0, last} & set(numbers):
-        return {}, ()
-    stage = 0 if 0 in numbers else last
-    index = numbers.index(stage)
-    parameters = [stages[index].module.get_parameter(name) for name in names[stage]]
-    calls = tied_gradient_allreduce(recorded, parameters, layout.end_stages(rank))
-    description = (
-        f"all-reduce over pp of the gradient of {' and '.join(names[stage])}, of which the first and the last stage "
-        "have a copy each"
-    )
-    return {Action("tied", index): tuple(calls)}, (description,)
 
 
 def sum_of_result(result: Any) -> torch.Tensor:

@@ -34,8 +34,7 @@ from fvflops.trace import TensorSpec
 class RankModel:
     """A model divided by a layout, from which the stages of a rank are made, in its process group.
 
-    `layers` are the numbers of layers of all pipeline stages, () without pp. `tied` are the parameters that the first
-    and the last stage share, by their names in the two.
+    `layers` are the numbers of layers of all pipeline stages, () without pp.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, layout: Layout, loss: Loss) -> None:
@@ -48,10 +47,8 @@ class RankModel:
         self._loss = loss
         self._stages: PipelineStages | None = None
         self.layers: tuple[int, ...] = ()
-        self.tied: dict[str, str] = {}
         if layout.size("pp") > 1:
-            self._stages = find_stages(model)
-            self.tied = find_tied(model, self._stages)
+            self._stages = layout.split_by or find_stages(model)
             blocks: Any = model.get_submodule(self._stages.blocks)
             given = layout.stage_layers
             check_layers(self._stages.blocks, len(blocks), layout.stages, given)
@@ -61,6 +58,11 @@ class RankModel:
     def parameters(self) -> int:
         """The number of parameters of the whole model."""
         return sum(parameter.numel() for parameter in self._model.parameters())
+
+    @property
+    def tied(self) -> tuple[tuple[str, str], ...]:
+        """The parameters that the first and the last stage share, as `find_tied`."""
+        return () if self._stages is None else find_tied(self._model, self._stages)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the pipeline stages of a rank, in the model's order."""
@@ -83,12 +85,11 @@ class RankModel:
             model = self._copy()
             split_stage(model, self._stages, stage, self.layers)
             model = self._shard(model, device_mesh)
-            loss = self._loss if stage == len(self.layers) - 1 else None
-            if stage == 0 or hidden is None:
-                stages.append(StageModule(model, *self._inputs, loss=loss))
-            else:
-                args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, hidden)
-                stages.append(StageModule(model, args, kwargs, self._stages.hidden_argument, hidden, loss))
+            last = len(self.layers) - 1
+            received = hidden if stage > 0 else None
+            args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=stage == last)
+            loss = self._loss if stage == last else None
+            stages.append(StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss))
         return stages
 
     def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
@@ -102,7 +103,8 @@ class RankModel:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
         first = self._split(first, device_mesh)
         with self.around_forward(device_mesh)():
-            return find_hidden_state(first, self._inputs)
+            inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
+            return find_hidden_state(first, inputs)
 
     def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
         """Return stage → what it receives and sends, for the stages of a rank."""

@@ -13,8 +13,8 @@ from fvflops.trace import Event, Signature, TensorSpec, Trace
 # In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
 # split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
 # (FSDP2), "reduce" scatters its gradients after the last microbatch (FSDP2 under a pipeline schedule), "allreduce"
-# averages them (DistributedDataParallel), "tied" sums those of parameters of which the first and the last stage have a
-# copy each.
+# averages them (DistributedDataParallel), "tied_allreduce" sums those of parameters that the first and the last stage
+# share.
 ACTIONS = (
     "unshard",
     "forward",
@@ -24,7 +24,7 @@ ACTIONS = (
     "reduce",
     "reshard",
     "allreduce",
-    "tied",
+    "tied_allreduce",
     "optimizer",
 )
 

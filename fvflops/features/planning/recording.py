@@ -38,7 +38,7 @@ from fvflops.features.planning.trace_changes import assign_backward, relabel_dev
 from fvflops.trace import StopsAt, TensorSpec, Trace
 
 # Recorded after all others, since they end the step of a stage.
-_FINAL = ("reduce", "allreduce", "tied", "optimizer")
+_FINAL = ("reduce", "allreduce", "tied_allreduce", "optimizer")
 # They add gradients, and reduce them, outside of autograd's engine.
 _WITHOUT_ENGINE = ("reduce", "input_backward", "weight_backward")
 
@@ -105,10 +105,16 @@ class _Step(NamedTuple):
     gathered: tuple[bool, ...] = ()
 
 
-def record_actions(
-    stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe
-) -> tuple[Trace, list[dict[Action, Pass]]]:
-    """Return the Trace of the actions of a rank, and for each order the Pass of each of its actions.
+class Recording(NamedTuple):
+    """The Trace of a rank, for each order of actions the Pass of each, and all that was run, with its first event."""
+
+    trace: Trace
+    passes: list[dict[Action, Pass]]
+    run: list[tuple[int, Action]]
+
+
+def record_actions(stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe) -> Recording:
+    """Record the actions of a rank in some orders.
 
     `stage` of an action is an index of `stages`. The orders are those of ranks whose stages are equal. An action in a
     state in which its like was recorded before (the same parameters are gathered, and gradients exist or not) is not
@@ -119,9 +125,10 @@ def record_actions(
     if len(stages) > 1:
         root = nn.ModuleDict({f"stage{index}": stage.module for index, stage in enumerate(stages)})
     walks: list[dict[Action, _Step]] = []
+    all_run: list[tuple[int, Action]] = []
 
     def run(session: Session) -> None:
-        recorder = _ActionRecorder(session, stages, recipe, root)
+        recorder = _ActionRecorder(session, stages, recipe, root, all_run)
         checkpointed = [item for stage in stages for item in checkpointed_modules(stage.module, recipe.checkpoint)]
         checkpoints = checkpointed_calls(checkpointed, dict(recipe.checkpoint_options))
         with checkpoints, torch.enable_grad(), model_runs():
@@ -132,7 +139,7 @@ def record_actions(
 
     trace = record_run(
         root,
-        (first.args, first.kwargs),
+        (first.args, {**first.kwargs, **_describe_hidden(first)}),
         run,
         code=tuple(stage.loss for stage in stages),
         stops_at=recipe.stops_at,
@@ -145,18 +152,31 @@ def record_actions(
         trace = relabel_devices(trace, choose_device(recipe.device, ()))
     outside = [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
     trace = assign_backward(trace, {(step.begin, step.end) for step in outside})
-    passes: dict[_Step, Pass] = {}
-    return trace, [
-        {action: passes.setdefault(step, Pass(trace, step.begin, step.end)) for action, step in walk.items()}
-        for walk in walks
-    ]
+    passes = [{action: Pass(trace, step.begin, step.end) for action, step in walk.items()} for walk in walks]
+    return Recording(trace, passes, all_run)
+
+
+def _describe_hidden(stage: StageModule) -> dict[str, torch.Tensor]:
+    """Return the argument with the hidden state of a stage, for the list of its inputs."""
+    if stage.received is None:
+        return {}
+    dtype = getattr(torch, stage.received.dtype)
+    return {stage.hidden_argument: torch.empty(stage.received.shape, dtype=dtype, device="meta")}
 
 
 class _ActionRecorder:
     """What a rank has done so far in a recording."""
 
-    def __init__(self, session: Session, stages: Sequence[StageModule], recipe: Recipe, root: nn.Module) -> None:
+    def __init__(
+        self,
+        session: Session,
+        stages: Sequence[StageModule],
+        recipe: Recipe,
+        root: nn.Module,
+        run: list[tuple[int, Action]],
+    ) -> None:
         self._session = session
+        self._run = run
         self._stages = stages
         self._recipe = recipe
         self._optimizer = None if recipe.optimizer is None else make_optimizer(recipe.optimizer, root)
@@ -194,7 +214,7 @@ class _ActionRecorder:
         ends: dict[Action, _Step] = {}
         for order, steps in walks:
             for action in order:
-                if action.kind in ("reduce", "allreduce", "tied"):
+                if action.kind in _FINAL and action.kind != "optimizer":
                     if action not in ends:
                         ends[action] = self._record_end(action)
                     steps[action] = ends[action]
@@ -268,6 +288,7 @@ class _ActionRecorder:
         self._session.resume()
 
     def _run_forward(self, index: int) -> _Graph:
+        self._run.append((self._session.length, Action("forward", index)))
         stage = self._stages[index]
         args, kwargs = self._inputs[index]
         # As in a program's loop, result and loss stay alive until reassigned: in the backward pass, and without pp in
@@ -294,14 +315,15 @@ class _ActionRecorder:
         """Run a backward pass, or a half of it, as a stage of torch.distributed.pipelining."""
         if kind != "backward":
             from fvflops.torch_internals import stage_backward_input, stage_backward_weight
+        self._run.append((self._session.length, Action(kind, index)))
         stage = self._stages[index]
         graph = (self._half_done if kind == "weight_backward" else self._forwarded)[index].pop(0)
         if kind == "input_backward":
             self._half_done[index].append(graph)
             if stage.received is not None:  # else the first stage: its backward pass is not split
-                gradients = None if stage.loss is not None else [self._receive_gradient(graph.output)]
-                inputs = graph.inputs
-                _, graph.groups = stage_backward_input([graph.output], gradients, inputs, stage.module.parameters())
+                output = _base_of(graph.output)
+                gradients = None if stage.loss is not None else [self._receive_gradient(output)]
+                _, graph.groups = stage_backward_input([output], gradients, graph.inputs, stage.module.parameters())
         elif graph.groups is not None:
             stage_backward_weight(stage.module.parameters(), graph.groups)
         elif stage.loss is not None:
@@ -322,6 +344,15 @@ def first_differentiable(result: Any) -> torch.Tensor:
         if tensor.requires_grad:
             return tensor
     raise ValueError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
+
+
+def _base_of(output: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of which an output is a view of equal shape, such as a slice of all: torch detaches in place.
+
+    Models of transformers slice the hidden state for a head that the stage does not have.
+    """
+    base = output._base
+    return output if base is None or base.shape != output.shape else base
 
 
 def _do_nothing() -> None:

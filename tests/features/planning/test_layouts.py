@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fvflops import FlopCountAnalysis, plan_rank, plan_step
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.planning.layout import PlanError
+from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.planning.schedules import ScheduleError
 from fvflops.features.planning.sharding import ShardingError
@@ -158,6 +161,66 @@ def test_the_ranks_of_a_pipeline_are_planned_together(mesh, options):
         assert planned.memory().peak == alone.memory().peak
     inner = [planned for planned in step.ranks if 0 < planned.coordinates["pp"] < mesh["pp"] - 1]
     assert len({id(planned.recorded.events) for planned in inner}) <= 1
+
+
+def test_a_stage_holds_the_activations_of_microbatches_in_flight():
+    def held(planned):
+        timeline = planned.memory()
+        (begin, *_) = sorted(item.begin for action, item in planned.step.passes.items() if action.kind == "backward")
+        return timeline.curve("activation")[begin]  # before the first backward pass
+
+    planned = [plan({"pp": 4}, rank=rank, microbatches=8) for rank in (1, 2)]
+    one = held(plan({"pp": 4}, rank=1))
+    assert [held(each) for each in planned] == [3 * one, 2 * one]
+    assert [each.estimated_memory.in_flight for each in planned] == [3, 2]
+    assert planned[0].memory().peak == planned[1].memory().peak + one
+    assert held(plan({"pp": 4}, rank=1, microbatches=8, schedule="gpipe")) == 8 * one
+    # Interleaved stages warm up with more microbatches of a part of the layers each.
+    chunks = plan({"pp": 2}, microbatches=8, schedule="interleaved").estimated_memory
+    assert chunks.in_flight == 5 and list(chunks.describe()) == [
+        "activations of 5 microbatches in flight (schedule interleaved)"
+    ]
+
+
+def test_stages_that_share_a_parameter_sum_its_gradient():
+    with torch.device("meta"):
+        model = Llama(replace(CONFIG, tie_embeddings=True))
+    ranks = plan_step(model, TOKENS, mesh={"pp": 4, "dp": 2}, microbatches=4, table="exact").ranks
+    shared = [by_axis(planned).get(("all_reduce", "pp"), 0) for planned in ranks]
+    assert shared == [FLOAT * EMBEDDING, 0, 0, FLOAT * EMBEDDING]
+    (transfer,) = [item for item in ranks[3].communication().transfers if item.group.name == "first and last stage"]
+    assert (transfer.group.first, transfer.group.step) == (0, 6)
+    assert ranks[0].step.actions[-1] == Action("tied_allreduce", 0) and "share" in ranks[0].derived[-1]
+    # One rank has both stages.
+    assert not by_axis(plan_rank(model, TOKENS, mesh={"pp": 2}, schedule="zbv", microbatches=4)).get(
+        ("all_reduce", "pp")
+    )
+
+
+class Tower(nn.Module):
+    """A model that only its user knows how to split: 4 linear layers of 8 features between two others."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.trunk = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x, labels=None):
+        x = self.stem(x)
+        for layer in self.trunk:
+            x = layer(x).relu()
+        return self.head(x) if labels is None else (self.head(x), labels)
+
+
+def test_any_model_can_be_split_by_names():
+    stages = PipelineStages(("stem",), "trunk", ("head",), "x", "x", last_arguments=("labels",))
+    inputs = {"x": torch.ones(5, 6), "labels": torch.ones(5)}
+    step = plan_step(Tower(), inputs, mesh={"pp": 2, "fsdp": 2}, microbatches=2, split_by=stages)
+    sizes = 6 * 8 + 8 + 2 * (8 * 8 + 8), 2 * (8 * 8 + 8) + 8 * 4 + 4  # of the head's 3 rows the first rank has 2
+    assert [2 * planned.parameters for planned in step.ranks] == list(sizes)
+    with pytest.raises(ShardingError, match=r"no pipeline stages are known for .*Tower: pass split_by"):
+        plan_rank(Tower(), inputs, mesh={"pp": 2})
 
 
 def test_stages_may_have_given_numbers_of_layers():
