@@ -29,7 +29,7 @@ from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
-from fvflops.capture.shapes.device_emulation import MissingDeviceMode
+from fvflops.capture.shapes.device_emulation import missing_device_emulated
 from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_mode import ShapeMode
@@ -144,7 +144,7 @@ class Attempt:
                     ),
                     nullcontext()
                     if is_available(device)
-                    else MissingDeviceMode(device, under_autograd=self._op_set == "core"),
+                    else missing_device_emulated(device, under_autograd=self._op_set == "core"),
                     cuda_choices(device) if device.type == "cuda" and self._op_set == "core" else nullcontext(),
                     model_runs(),
                 ):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fvflops.text import suggest
+from fvflops.zoo import megatron_gpt, mpt
 from fvflops.zoo.gpt2 import GPT2, GPT2_124M, GPT2Config
 from fvflops.zoo.lenet5 import LeNet5
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
@@ -30,7 +31,7 @@ class ZooEntry:
     model_class: Callable[..., nn.Module]
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
     note: str
-    config: GPT2Config | LlamaConfig | None = None
+    config: GPT2Config | LlamaConfig | megatron_gpt.MegatronGPTConfig | mpt.MPTConfig | None = None
     meta: bool = False
 
     def build(self, **sizes: Any) -> nn.Module:
@@ -95,6 +96,134 @@ ZOO: dict[str, ZooEntry] = {
         config=CONFIGS["llama_tiny"],
         inputs=(("tokens", (1, 16), "int64"),),
         note="a Llama of 125,248 parameters, for tests; not published",
+    ),
+    "megatron_gpt_1_7b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_1_7b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 1.65 G parameters, arXiv:2104.04473",
+        meta=True,
+    ),
+    "megatron_gpt_3_6b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_3_6b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 3.56 G parameters, arXiv:2104.04473",
+        meta=True,
+    ),
+    "megatron_gpt_7_5b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_7_5b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 7.47 G parameters, arXiv:2104.04473",
+        meta=True,
+    ),
+    "megatron_gpt_18b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_18b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 18.4 G parameters, arXiv:2104.04473",
+        meta=True,
+    ),
+    "megatron_gpt_39b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_39b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 39.1 G parameters, arXiv:2104.04473",
+        meta=True,
+    ),
+    "megatron_gpt_146b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_146b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 146 G parameters, arXiv:2104.04473",
+        meta=True,
+    ),
+    "megatron_gpt_175b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_175b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 175 G parameters, sizes of GPT-3, arXiv:2005.14165",
+        meta=True,
+    ),
+    "megatron_gpt_530b": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_530b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="Megatron GPT: 530 G parameters, arXiv:2104.04473",
+        meta=True,
+    ),
+    "megatron_gpt_tiny": ZooEntry(
+        model_class=megatron_gpt.MegatronGPT,
+        config=megatron_gpt.CONFIGS["megatron_gpt_tiny"],
+        inputs=(("tokens", (1, 16), "int64"),),
+        note="a Megatron GPT of 117,504 parameters, for tests; not published",
+    ),
+    "mpt_125m": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_125m"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 125 M parameters, llm-foundry",
+    ),
+    "mpt_350m": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_350m"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 356 M parameters, llm-foundry",
+    ),
+    "mpt_760m": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_760m"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 760 M parameters, llm-foundry",
+    ),
+    "mpt_1b": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_1b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 1.32 G parameters, llm-foundry",
+        meta=True,
+    ),
+    "mpt_3b": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_3b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 2.65 G parameters, llm-foundry",
+        meta=True,
+    ),
+    "mpt_7b": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_7b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 6.66 G parameters, llm-foundry",
+        meta=True,
+    ),
+    "mpt_13b": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_13b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 12.9 G parameters, llm-foundry",
+        meta=True,
+    ),
+    "mpt_30b": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_30b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 30.0 G parameters, llm-foundry",
+        meta=True,
+    ),
+    "mpt_70b": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_70b"],
+        inputs=(("tokens", (1, 2048), "int64"),),
+        note="MPT: 64.9 G parameters, llm-foundry",
+        meta=True,
+    ),
+    "mpt_tiny": ZooEntry(
+        model_class=mpt.MPT,
+        config=mpt.CONFIGS["mpt_tiny"],
+        inputs=(("tokens", (1, 16), "int64"),),
+        note="an MPT of 117,504 parameters, for tests; not published",
     ),
 }
 

@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Iterator
+from fractions import Fraction
 from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fvflops.zoo import ZOO, build
+from fvflops.zoo import ZOO, build, megatron_gpt, mpt
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 from fvflops.zoo.resnet50 import ResNet50
@@ -26,6 +28,26 @@ PARAMETERS = {
     "llama3_405b": 405_853_388_800,
     # embedding and head, then a layer's q and o, k and v, MLP and norms, then the last norm
     "llama_tiny": 2 * 256 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64) + 64,
+    "megatron_gpt_1_7b": 1_652_230_656,
+    "megatron_gpt_3_6b": 3_562_168_320,
+    "megatron_gpt_7_5b": 7_467_786_240,
+    "megatron_gpt_18b": 18_449_756_160,
+    "megatron_gpt_39b": 39_096_041_472,
+    "megatron_gpt_146b": 145_622_261_760,
+    "megatron_gpt_175b": 174_615_846_912,
+    "megatron_gpt_530b": 529_600_819_200,
+    # the head shares the embedding
+    "megatron_gpt_tiny": (256 + 16) * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64,
+    "mpt_125m": 125_311_488,
+    "mpt_350m": 355_985_408,
+    "mpt_760m": 760_470_528,
+    "mpt_1b": 1_315_950_592,
+    "mpt_3b": 2_651_837_440,
+    "mpt_7b": 6_658_859_008,
+    "mpt_13b": 12_853_954_560,
+    "mpt_30b": 29_975_214_080,
+    "mpt_70b": 64_862_437_376,
+    "mpt_tiny": (256 + 16) * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64,
 }
 
 # Multiply-adds on the inputs that ZOO names; attention is counted in full.
@@ -40,6 +62,25 @@ MACS = {
     "llama3_70b": 8192 * 69_501_714_432 + 80 * 2 * 8192**2 * 8192,
     "llama3_405b": 8192 * 403_747_897_344 + 126 * 2 * 8192**2 * 16_384,
     "llama_tiny": 16 * (256 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176)) + 2 * 2 * 16**2 * 64,
+    "megatron_gpt_1_7b": 2048 * 1_646_788_608 + 24 * 2 * 2048**2 * 2304,
+    "megatron_gpt_3_6b": 2048 * 3_554_672_640 + 30 * 2 * 2048**2 * 3072,
+    "megatron_gpt_7_5b": 2048 * 7_457_472_512 + 36 * 2 * 2048**2 * 4096,
+    "megatron_gpt_18b": 2048 * 18_433_966_080 + 40 * 2 * 2048**2 * 6144,
+    "megatron_gpt_39b": 2048 * 39_074_136_064 + 48 * 2 * 2048**2 * 8192,
+    "megatron_gpt_146b": 2048 * 145_584_291_840 + 80 * 2 * 2048**2 * 12_288,
+    "megatron_gpt_175b": 2048 * 174_575_321_088 + 96 * 2 * 2048**2 * 12_288,
+    "megatron_gpt_530b": 2048 * 529_530_880_000 + 105 * 2 * 2048**2 * 20_480,
+    "megatron_gpt_tiny": 16 * (256 * 64 + 2 * 12 * 64 * 64) + 2 * 2 * 16**2 * 64,
+    "mpt_125m": 2048 * 123_617_280 + 12 * 2 * 2048**2 * 768,
+    "mpt_350m": 2048 * 353_566_720 + 24 * 2 * 2048**2 * 1024,
+    "mpt_760m": 2048 * 756_842_496 + 24 * 2 * 2048**2 * 1536,
+    "mpt_1b": 2048 * 1_311_113_216 + 24 * 2 * 2048**2 * 2048,
+    "mpt_3b": 2048 * 2_645_524_480 + 32 * 2 * 2048**2 * 2560,
+    "mpt_7b": 2048 * 6_648_758_272 + 32 * 2 * 2048**2 * 4096,
+    "mpt_13b": 2048 * 12_840_796_160 + 40 * 2 * 2048**2 * 5120,
+    "mpt_30b": 2048 * 29_956_046_848 + 48 * 2 * 2048**2 * 7168,
+    "mpt_70b": 2048 * 64_837_124_096 + 80 * 2 * 2048**2 * 8192,
+    "mpt_tiny": 16 * (256 * 64 + 2 * 12 * 64 * 64) + 2 * 2 * 16**2 * 64,
 }
 
 OUTPUTS = {
@@ -52,6 +93,10 @@ OUTPUTS = {
     "llama3_70b": (1, 8192, 128_256),
     "llama3_405b": (1, 8192, 128_256),
     "llama_tiny": (1, 16, 256),
+    **dict.fromkeys(megatron_gpt.CONFIGS, (1, 2048, 51_200)),
+    "megatron_gpt_tiny": (1, 16, 256),
+    **dict.fromkeys(mpt.CONFIGS, (1, 2048, 50_368)),
+    "mpt_tiny": (1, 16, 256),
 }
 
 SMALL = [name for name, entry in ZOO.items() if not entry.meta]
@@ -165,6 +210,29 @@ def test_llama_parameters_are_linears_embedding_and_norms(name: str):
     assert linears + c.vocab_size * c.hidden_size + norms == PARAMETERS[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [*megatron_gpt.CONFIGS.items(), *mpt.CONFIGS.items()],
+    ids=[*megatron_gpt.CONFIGS, *mpt.CONFIGS],
+)
+def test_gpt_parameters_are_linears_biases_norms_and_embeddings(
+    name: str, config: megatron_gpt.MegatronGPTConfig | mpt.MPTConfig
+):
+    layers, h = config.layers, config.hidden_size
+    linears = layers * ((h * 3 * h + 3 * h) + (h * h + h) + (h * 4 * h + 4 * h) + (4 * h * h + h))
+    norms = (2 * layers + 1) * 2 * h
+    assert linears + norms + (config.vocab_size + config.positions) * h == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", [name for name in megatron_gpt.CONFIGS if name != "megatron_gpt_tiny"])
+def test_megatron_gpt_has_the_parameters_of_its_paper(name: str):
+    c = megatron_gpt.CONFIGS[name]
+    layers, h = c.layers, c.hidden_size
+    # Equation 2 of arXiv:2104.04473, without the last norm.
+    paper = Fraction(12 * layers * h**2) * (1 + Fraction(13, 12 * h) + Fraction(51_200 + 2048, 12 * layers * h))
+    assert paper + 2 * h == PARAMETERS[name]
+
+
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SMALL)
@@ -177,7 +245,7 @@ def test_runs_on_meta_in_each_dtype_and_mode(name: str, dtype: torch.dtype, trai
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["lenet5", "resnet50", "vit_b_16", "llama_tiny"])
+@pytest.mark.parametrize("name", ["lenet5", "resnet50", "vit_b_16", "llama_tiny", "megatron_gpt_tiny", "mpt_tiny"])
 @torch.no_grad()
 def test_runs_on_the_cpu(name: str, dtype: torch.dtype):
     out = build(name).eval().to(dtype)(*make_inputs(name, "cpu", dtype))
@@ -357,6 +425,127 @@ def test_llama_caches_nothing_on_its_modules():
 def test_llama_config_refuses_sizes_that_do_not_divide(sizes: dict[str, int]):
     with pytest.raises(ValueError, match=r"LlamaConfig.*heads"):
         dataclasses.replace(CONFIGS["llama_tiny"], **sizes)
+
+
+# --- Megatron GPT and MPT ---------------------------------------------------------------------------------------------
+
+DROPOUTS = {"megatron_gpt_tiny": {"hidden_dropout": 0.0, "attention_dropout": 0.0}, "mpt_tiny": {}}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_gpt_is_causal_and_shares_its_embedding(name: str):
+    model = build(name).eval()
+    assert is_causal(model, torch.arange(16).reshape(2, 8), position=5)
+    assert model.head.lm_head.weight is next(model.embedding.parameters())
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_the_loss_and_its_gradients_are_those_of_cross_entropy(name: str):
+    model = build(name, **DROPOUTS[name]).double()
+    scatter(model)
+    tokens, labels = torch.randint(256, (2, 3, 16))
+    loss = model(tokens, labels)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    expected = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(loss, expected.float(), atol=0, rtol=1e-6)
+    for gradient, other in zip(gradients, torch.autograd.grad(expected, list(model.parameters())), strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-5, rtol=1e-5)
+    assert model.half()(tokens, labels).dtype == torch.float32
+
+
+@torch.no_grad()
+def test_attention_of_megatron_gpt_is_scaled_dot_product_attention():
+    q, k, v = torch.randn(3, 7, 2, 4, 16)
+    config = dataclasses.replace(megatron_gpt.CONFIGS["megatron_gpt_tiny"], attention_dropout=0.0)
+    expected = F.scaled_dot_product_attention(*(x.permute(1, 2, 0, 3) for x in (q, k, v)), is_causal=True)
+    out = megatron_gpt.CoreAttention(config)(q, k, v)
+    torch.testing.assert_close(out, expected.permute(2, 0, 1, 3).flatten(2))
+
+
+@torch.no_grad()
+def test_megatron_gpt_and_mpt_compute_what_gpt2_computes():
+    width, layers, heads = TINY_GPT2.width, TINY_GPT2.layers, TINY_GPT2.heads
+    theirs = GPT2(TINY_GPT2).eval()
+    scatter(theirs)
+    sizes = {"vocab_size": 100, "positions": 16, "hidden_size": width, "layers": layers, "heads": heads}
+    ours = megatron_gpt.MegatronGPT(megatron_gpt.MegatronGPTConfig(**sizes)).eval()
+    ours.load_state_dict(rename_gpt2(theirs, GPT2_TO_MEGATRON, heads))
+    tokens = torch.randint(100, (2, 16))
+    torch.testing.assert_close(ours(tokens), theirs(tokens), atol=1e-4, rtol=1e-4)
+    mosaic = mpt.MPT(mpt.MPTConfig(**sizes)).eval()
+    mosaic.load_state_dict(rename_gpt2(theirs, GPT2_TO_MPT))
+    for block in theirs.h:
+        block.mlp.act = nn.GELU()
+    torch.testing.assert_close(mosaic(tokens), theirs(tokens), atol=1e-4, rtol=1e-4)
+
+
+GPT2_TO_MEGATRON = {
+    "wte": "embedding.word_embeddings",
+    "wpe": "embedding.position_embeddings",
+    "lm_head": "head.lm_head",
+    "ln_f": "head.final_layernorm",
+    "h.": "layers.",
+    "ln_1": "input_layernorm",
+    "ln_2": "post_attention_layernorm",
+    "attn.c_attn": "self_attention.query_key_value",
+    "attn.c_proj.weight": "self_attention.dense.weight",
+    "attn.c_proj.bias": "attention_residual.bias",
+    "mlp.c_fc.weight": "mlp.dense_h_to_4h.weight",
+    "mlp.c_fc.bias": "mlp.bias_gelu.bias",
+    "mlp.c_proj.weight": "mlp.dense_4h_to_h.weight",
+    "mlp.c_proj.bias": "mlp_residual.bias",
+}
+GPT2_TO_MPT = {
+    "wte": "embedding.wte",
+    "wpe": "embedding.wpe",
+    "lm_head": "head.lm_head",
+    "ln_f": "head.norm_f",
+    "h.": "blocks.",
+    "ln_1": "norm_1",
+    "ln_2": "norm_2",
+    "attn.c_attn": "attn.Wqkv",
+    "attn.c_proj": "attn.out_proj",
+    "mlp.c_fc": "ffn.up_proj",
+    "mlp.c_proj": "ffn.down_proj",
+}
+
+
+def rename_gpt2(model: nn.Module, names: dict[str, str], heads: int = 0) -> dict[str, Tensor]:
+    """Return the weights of a GPT-2 by other names; with `heads` the rows of c_attn go head after head."""
+    renamed = {}
+    for name, tensor in model.state_dict().items():
+        if heads and "c_attn" in name:
+            tensor = tensor.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+        for old, new in names.items():
+            name = name.replace(old, new, 1)
+        renamed[name] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_gpt_refuses_more_tokens_than_positions(name: str):
+    with pytest.raises(ValueError, match=r"\(1, 17\).*16"):
+        build(name)(torch.zeros(1, 17, dtype=torch.int64))
+
+
+@torch.no_grad()
+def test_low_precision_layer_norm_stays_in_the_dtype_of_autocast():
+    norm = mpt.LowPrecisionLayerNorm(8)
+    assert norm(torch.randn(2, 8)).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(torch.randn(2, 8)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(1, 50_304), (2, 50_432), (4, 50_688), (8, 51_200)])
+def test_megatron_pads_its_vocabulary(ranks: int, rows: int):
+    model = build("megatron_gpt_tiny", device="meta", vocab_size=50_257, vocab_multiple=128 * ranks)
+    assert model.embedding.word_embeddings.num_embeddings == rows
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 3}, {"vocab_multiple": 0}])
+def test_megatron_config_refuses_sizes_that_do_not_divide(sizes: dict[str, int]):
+    with pytest.raises(ValueError, match=rf"MegatronGPTConfig.*{next(iter(sizes))}"):
+        build("megatron_gpt_tiny", **sizes)
 
 
 class SeesTheFuture(nn.Module):

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fvflops.capture.instrument.backward import ENGINE_RUNS
 from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
 from fvflops.capture.shapes.meta_run import substitute
+
+
+@contextmanager
+def missing_device_emulated(device: torch.device, *, under_autograd: bool = True) -> Iterator[None]:
+    """Redirect requests for a missing device to the CPU; the arguments are those of `MissingDeviceMode`.
+
+    torch leaves a function mode while it runs a backward pass, in which checkpointed modules are called again.
+    """
+    mode, thread = MissingDeviceMode(device, under_autograd=under_autograd), get_ident()
+
+    def around(original: Any) -> Any:
+        def run_engine(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != thread:
+                return original(*args, **kwargs)
+            with mode:
+                return original(*args, **kwargs)
+
+        return run_engine
+
+    with mode, ENGINE_RUNS.wrapped(around):
+        yield
 
 
 class MissingDeviceMode(TorchFunctionMode):

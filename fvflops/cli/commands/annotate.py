@@ -34,7 +34,6 @@ from fvflops.sources.load import is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.text import suggest
 from fvflops.trace import Trace
-from fvflops.zoo import ZOO
 
 EXAMPLES = (
     "fvflops annotate trace.json",
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="MODEL",
         help="the model that ran, or its saved Trace, named as in fvflops count; without it events are counted by "
-        f"their own shapes, which needs record_shapes=True; the zoo: {', '.join(ZOO)}",
+        "their own shapes, which needs record_shapes=True; `fvflops list zoo` names the zoo's models",
     )
     add_inputs(parser, shape="shape of an input of the traced step")
     add_assume(parser)

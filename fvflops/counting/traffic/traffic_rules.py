@@ -186,6 +186,12 @@ def _bytes_if_training(name: str) -> _Bytes:
 
 
 _ALL = TrafficRule()
+def _unless_ignored(signature: Signature) -> int:
+    """Bytes of the added tensor, which these ops ignore where beta is 0 (torch's documentation of `torch.addmm`)."""
+    ignored = argument_of(signature, "beta") == 0
+    return 0 if ignored else bytes_in(argument_of(signature, "self"))
+
+
 _LOOKED_UP = TrafficRule(reads={"self": _as_results})
 _SHAPE_OF_SELF = TrafficRule(reads={"self": _none})
 _SELECTED = TrafficRule(reads={"self": _one_for_each_target})
@@ -200,6 +206,13 @@ _TRAINED = TrafficRule(writes={name: _bytes_if_training(name) for name in ("runn
 _STEPPED = TrafficRule(writes={"grads": _bytes_if_unscaled("grads")})
 
 _TRAFFIC_RULES: Mapping[str, TrafficRule] = {
+    **dict.fromkeys(
+        (
+            *("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_"),
+            *("aten::addmv", "aten::addmv_"),
+        ),
+        TrafficRule(reads={"self": _unless_ignored}),
+    ),
     # Only the selected rows of a table are read.
     "aten::embedding": TrafficRule(reads={"weight": _as_results}),
     **dict.fromkeys(

@@ -82,7 +82,9 @@ _NO_TRAFFIC = frozenset(
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 
 
-class _OpTraffic(NamedTuple):
+class CollectiveCall(NamedTuple):
+    """One call of a collective: its payload and its bytes on the wire, None for a group of unknown size."""
+
     collective: str
     group: ProcessGroupSpec | None
     dtype: str
@@ -108,7 +110,7 @@ def read_communication(trace: Trace) -> Communication:
     """
     scopes = trace.scopes()
     unknown: Counter[str] = Counter()
-    cache: dict[int, _OpTraffic | None] = {}  # by index of signature
+    cache: dict[int, CollectiveCall | None] = {}  # by index of signature
     transfers = []
     for (index, stack, phase), calls in trace.calls.items():
         signature = trace.signatures[index]
@@ -116,7 +118,7 @@ def read_communication(trace: Trace) -> Communication:
         if packet.partition("::")[0] not in _NAMESPACES or packet in _NO_TRAFFIC:
             continue
         if index not in cache:
-            cache[index] = _read_op(signature)
+            cache[index] = collective_of(signature)
         traffic = cache[index]
         if traffic is None:
             unknown[packet] += calls
@@ -129,7 +131,8 @@ def read_communication(trace: Trace) -> Communication:
     return Communication(tuple(transfers), unknown)
 
 
-def _read_op(signature: Signature) -> _OpTraffic | None:
+def collective_of(signature: Signature) -> CollectiveCall | None:
+    """Return the collective that an op call is, None for any other op, and for one without a rule."""
     if signature.packet not in _OPS:
         return None
     collective, argument = _OPS[signature.packet]
@@ -138,7 +141,7 @@ def _read_op(signature: Signature) -> _OpTraffic | None:
     nbytes = sum(tensor.nbytes for tensor in tensors)
     group = next((group for group in map(ProcessGroupSpec.of, signature.inputs) if group is not None), None)
     wire = None if group is None else _WIRE[collective](nbytes, group.size)
-    return _OpTraffic(collective, group, _dtypes(tensors), nbytes, wire)
+    return CollectiveCall(collective, group, _dtypes(tensors), nbytes, wire)
 
 
 def _dtypes(tensors: list[TensorSpec]) -> str:

@@ -11,6 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.features.planning.sharding_styles import (
+    DividedVocabulary,
+    LocalInput,
+    RegatheredColumns,
+    RepartitionedOutput,
+    ShardedElements,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
@@ -65,10 +73,81 @@ _GPT2 = Sharding(
     },
     divided=("h.*.attn.heads",),
 )
+_MEGATRON_GPT = Sharding(
+    {
+        "embedding.word_embeddings": "embedding_rowwise",
+        "layers.*.self_attention.query_key_value": "colwise",
+        "layers.*.self_attention.dense": "rowwise",
+        "layers.*.mlp.dense_h_to_4h": "colwise",
+        "layers.*.mlp.bias_gelu": "colwise_bias",
+        "layers.*.mlp.dense_4h_to_h": "rowwise",
+        # The logits stay divided by the vocabulary, also where they are the model's result.
+        "head.lm_head": "colwise",
+        "head.loss": "colwise_loss",
+    },
+    divided=("layers.*.self_attention.heads",),
+)
+_MEGATRON_GPT_SEQUENCE = Sharding(
+    {
+        **_MEGATRON_GPT.styles,
+        "embedding": "replicated_to_first",
+        "layers.*.input_layernorm": "first_parallel",
+        "layers.*.self_attention.query_key_value": "colwise_of_first",
+        "layers.*.self_attention.dense": "rowwise_to_first",
+        "layers.*.attention_residual": "first_parallel_bias",
+        "layers.*.attention_residual.dropout": "local_input",
+        "layers.*.post_attention_layernorm": "first_parallel",
+        "layers.*.mlp.dense_h_to_4h": "colwise_of_first",
+        "layers.*.mlp.dense_4h_to_h": "rowwise_to_first",
+        "layers.*.mlp_residual": "first_parallel_bias",
+        "layers.*.mlp_residual.dropout": "local_input",
+        "head.final_layernorm": "first_parallel",
+        "head.lm_head": "colwise_of_first",
+    },
+    divided=_MEGATRON_GPT.divided,
+)
+_MPT = Sharding(
+    {
+        "embedding.wte": "embedding_rowwise",
+        # As in GPT-2, each rank's rows are its queries, then its keys, then its values.
+        "blocks.*.attn.Wqkv": "colwise",
+        "blocks.*.attn.out_proj": "rowwise",
+        "blocks.*.ffn.up_proj": "colwise",
+        "blocks.*.ffn.down_proj": "rowwise",
+        "head.lm_head": "colwise",
+        "head.loss": "colwise_loss",
+    },
+    divided=("blocks.*.attn.heads",),
+)
+_MPT_SEQUENCE = Sharding(
+    {
+        **_MPT.styles,
+        "embedding.wte": "embedding_rowwise_to_sequence",
+        "embedding.wpe": "replicated_to_first",
+        "blocks.*.norm_1": "sequence_parallel",
+        "blocks.*.attn.Wqkv": "colwise_of_sequence",
+        "blocks.*.attn.out_proj": "rowwise_to_sequence",
+        "blocks.*.norm_2": "sequence_parallel",
+        "blocks.*.ffn.up_proj": "colwise_of_sequence",
+        "blocks.*.ffn.down_proj": "rowwise_to_sequence",
+        "head.norm_f": "sequence_parallel",
+        "head.lm_head": "colwise_of_sequence",
+    },
+    divided=_MPT.divided,
+)
 # Class of a model → its sharding (Shoeybi et al., "Megatron-LM", arXiv:1909.08053), without and with the sequence
 # sharded between the layers.
-SHARDINGS: Mapping[str, Sharding] = {"fvflops.zoo.llama.Llama": _LLAMA, "fvflops.zoo.gpt2.GPT2": _GPT2}
-SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {"fvflops.zoo.llama.Llama": _LLAMA_SEQUENCE}
+SHARDINGS: Mapping[str, Sharding] = {
+    "fvflops.zoo.llama.Llama": _LLAMA,
+    "fvflops.zoo.gpt2.GPT2": _GPT2,
+    "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT,
+    "fvflops.zoo.mpt.MPT": _MPT,
+}
+SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {
+    "fvflops.zoo.llama.Llama": _LLAMA_SEQUENCE,
+    "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT_SEQUENCE,
+    "fvflops.zoo.mpt.MPT": _MPT_SEQUENCE,
+}
 
 
 class ShardingError(ValueError):
@@ -146,6 +225,16 @@ def _styles() -> Mapping[str, Callable[[], Any]]:
         "colwise_of_sequence_gather_output": lambda: tp.ColwiseParallel(
             input_layouts=Shard(1), output_layouts=Replicate()
         ),
+        "colwise_of_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(1)),
+        "colwise_bias": lambda: ShardedElements(Shard(-1), Shard(0)),
+        "colwise_loss": DividedVocabulary,
+        # With the sequence as the first dimension, as in Megatron-LM.
+        "first_parallel": lambda: tp.SequenceParallel(sequence_dim=0, use_local_output=True),
+        "first_parallel_bias": lambda: ShardedElements(Shard(0), Replicate()),
+        "local_input": LocalInput,
+        "colwise_of_first": RegatheredColumns,
+        "rowwise_to_first": lambda: tp.RowwiseParallel(output_layouts=Shard(0)),
+        "replicated_to_first": lambda: RepartitionedOutput(Replicate(), Shard(0)),
     }
 
 

@@ -1,0 +1,60 @@
+"""An optimizer that keeps float32 copies of parameters of fewer bits, as mixed-precision training does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+class MasterWeights(Optimizer):
+    """Updates float32 copies ("master weights") of parameters, then copies them back.
+
+    In each step gradients are copied to float32, the norm of this rank's is clipped to `max_norm`, and the optimizer
+    that `make` creates from the copies runs. Source: Micikevicius et al., "Mixed Precision Training" (arXiv:1710.03740); the order
+    is that of Megatron-LM's Float16OptimizerWithFloat16Params.
+
+    >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    >>> optimizer = MasterWeights([weight], lambda copies: torch.optim.SGD(copies, lr=2**-10), max_norm=10.0)
+    >>> weight.grad = torch.ones_like(weight)
+    >>> optimizer.step()
+    >>> weight.dtype, optimizer.copies[0].dtype, float(optimizer.copies[0][0])
+    (torch.bfloat16, torch.float32, 0.9990234375)
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        make: Callable[[list[torch.Tensor]], Optimizer],
+        *,
+        max_norm: float = 1.0,
+    ) -> None:
+        super().__init__([parameter for parameter in parameters if parameter.requires_grad], {})
+        self._parameters: list[torch.Tensor] = self.param_groups[0]["params"]
+        self.copies = [_local(parameter).detach().to(torch.float32, copy=True) for parameter in self._parameters]
+        self._inner = make(self.copies)
+        self._max_norm = max_norm
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update the copies of parameters with gradients, and the parameters from them."""
+        if closure is not None:
+            raise ValueError("MasterWeights takes no closure: call backward before step()")
+        for parameter, copy in zip(self._parameters, self.copies, strict=True):
+            copy.grad = None if parameter.grad is None else _local(parameter.grad, parameter).to(torch.float32)
+        torch.nn.utils.clip_grad_norm_(self.copies, self._max_norm, foreach=True)
+        self._inner.step()
+        torch._foreach_copy_([_local(parameter) for parameter in self._parameters], self.copies)
+
+
+def _local(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a tensor itself, of a DTensor this rank's part, placed as `parameter`: ranks update their parts alone."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if isinstance(parameter, DTensor):
+        tensor = tensor.redistribute(placements=parameter.placements)
+    return tensor.to_local()

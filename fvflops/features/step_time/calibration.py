@@ -1,0 +1,119 @@
+"""Efficiencies of devices and networks of nodes, read from YAML files in which each names its source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+
+from fvflops import paths
+from fvflops.features.step_time.efficiency import Efficiency
+from fvflops.features.step_time.network import Link, Network
+from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.text import suggest
+
+EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
+NETWORKS = paths.SCHEME + "networks.yaml"
+_NUMBERS = tuple(field.name for field in dataclasses.fields(Efficiency) if field.name not in ("tile", "source"))
+# A device without an efficiency of its own is given that of this one.
+_DEFAULT = "A100 SXM 80GB"
+
+
+def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
+    """Return the efficiency of a device by its name in devices.yaml.
+
+    One that the file does not have gets that of the A100, and says so in `source`. A mistake in the file raises
+    TableError with the file and the line.
+
+    >>> find_efficiency("A100 SXM 80GB").units
+    108
+    """
+    found = load_efficiencies(file)
+    if device in found:
+        return found[device]
+    other = found.get(_DEFAULT) or next(iter(found.values()))
+    return dataclasses.replace(other, source=f"not measured for {device}: that of {_DEFAULT} ({other.source})")
+
+
+def find_network(name: str, *, file: str = NETWORKS) -> Network:
+    """Return the network of a name; an unknown one raises ValueError with the nearest.
+
+    >>> find_network("HGX H100 400G").gpus_per_node
+    8
+    """
+    networks = load_networks(file)
+    if name not in networks:
+        raise ValueError(f"no network {name!r}{suggest(name, networks)}")
+    return networks[name]
+
+
+@lru_cache(maxsize=8)
+def load_efficiencies(file: str = EFFICIENCIES) -> Mapping[str, Efficiency]:
+    """Return device → efficiency of a YAML file."""
+    return {name: _read_efficiency(node, name) for name, node in _entries(file, "efficiencies").items()}
+
+
+@lru_cache(maxsize=8)
+def load_networks(file: str = NETWORKS) -> Mapping[str, Network]:
+    """Return name → network of a YAML file."""
+    return {name: _read_network(node, name) for name, node in _entries(file, "networks").items()}
+
+
+def _entries(file: str, key: str) -> dict[str, Node]:
+    document = read_document(file)
+    fields = document.fields(f"a file of {key}", ("description", key))
+    if key not in fields:
+        raise document.error(f"there are no {key}: add {key}, and under it a name")
+    return fields[key].fields(key)
+
+
+def _read_efficiency(node: Node, name: str) -> Efficiency:
+    fields = node.fields(f"the efficiency of {name}", (*_NUMBERS, "tile", "source"))
+    values: dict[str, float] = {key: _number(fields[key], f"{key} of {name}") for key in _NUMBERS if key in fields}
+    tile = tuple(int(_number(item, f"tile of {name}")) for item in fields["tile"].items("tile", "[128, 128]"))
+    if len(tile) != 2:
+        raise fields["tile"].error(f"tile of {name} must be rows and columns, such as [128, 128]")
+    units = int(values.pop("units", 1))
+    try:
+        return Efficiency(tile=(tile[0], tile[1]), units=units, source=_source(node, fields, name), **values)
+    except ValueError as error:
+        raise node.error(f"{name}: {error}") from None
+
+
+def _read_network(node: Node, name: str) -> Network:
+    fields = node.fields(f"the network {name}", ("gpus_per_node", "inside", "between", "source"))
+    for key in ("gpus_per_node", "inside", "between"):
+        if key not in fields:
+            raise node.error(f"{name} has no {key}")
+    return Network(
+        name=name,
+        gpus_per_node=int(_number(fields["gpus_per_node"], f"gpus_per_node of {name}")),
+        inside=_read_link(fields["inside"], f"inside of {name}"),
+        between=_read_link(fields["between"], f"between of {name}"),
+        source=_source(node, fields, name),
+    )
+
+
+def _read_link(node: Node, what: str) -> Link:
+    fields = node.fields(what, ("bandwidth", "latency"))
+    for key in ("bandwidth", "latency"):
+        if key not in fields:
+            raise node.error(f"{what} has no {key}")
+    try:
+        return Link(_number(fields["bandwidth"], f"bandwidth, {what}"), _number(fields["latency"], f"latency, {what}"))
+    except ValueError as error:
+        raise node.error(str(error)) from None
+
+
+def _source(node: Node, fields: Mapping[str, Node], name: str) -> str:
+    if "source" not in fields:
+        raise node.error(f"{name} has no source: say where its figures are from")
+    return fields["source"].text(f"source of {name}")
+
+
+def _number(node: Node, what: str) -> float:
+    text = node.text(what)
+    try:
+        return float(text)
+    except ValueError:
+        raise node.error(f"{what} is {text!r}: write a number such as 2.5e-6") from None

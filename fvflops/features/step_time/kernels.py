@@ -1,0 +1,117 @@
+"""The kernels of a recorded pass: matrix products, attention, and kernels bound by memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from fvflops.counting.compute_dtype import find_dtype
+from fvflops.counting.cost_models import TableCostModel
+from fvflops.counting.signature_cache import SignatureCache
+from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
+from fvflops.formulas import load_table
+from fvflops.trace import Event, Signature, TensorSpec, Trace
+
+# Kinds of kernels, each with an efficiency of its own.
+KINDS = ("matmul", "attention", "attention backward", "memory")
+
+
+class Kernel(NamedTuple):
+    """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
+
+    A product is `batch` times (`rows`, `inner`) by (`inner`, `columns`); all four are 0 where the shape is unknown, as
+    for attention.
+    """
+
+    kind: str
+    macs: int
+    nbytes: int
+    dtype: str
+    batch: int = 0
+    rows: int = 0
+    columns: int = 0
+    inner: int = 0
+
+
+_KNOWN: SignatureCache[dict[bool | None, Kernel | None]] = SignatureCache()
+# They move data on the host or for bookkeeping, without a kernel of their own.
+_NO_KERNEL = frozenset({"aten::lift_fresh", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::detach"})
+_COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
+
+
+def kernel_of(signature: Signature, moved: bool | None = None) -> Kernel | None:
+    """Return the kernel that a call launches, None for views, allocations and collectives.
+
+    `moved` says whether its results are in new storages, None where that is unknown: `reshape` may copy or not.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> a, b, c = (TensorSpec(shape, "bfloat16") for shape in ((64, 32), (32, 16), (64, 16)))
+    >>> kernel = kernel_of(Signature("aten::mm", ("self", "mat2"), (a, b), (c,)))
+    >>> kernel.kind, kernel.macs, kernel.rows, kernel.columns, kernel.inner
+    ('matmul', 32768, 64, 16, 32)
+    """
+    known = _KNOWN.get(signature)
+    if known is None:
+        known = _KNOWN.put(signature, {})
+    if moved not in known:
+        known[moved] = _read_kernel(signature, moved)
+    return known[moved]
+
+
+def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
+    packet = signature.packet
+    if packet in _NO_KERNEL or packet.startswith(_COLLECTIVES):
+        return None
+    traffic = op_traffic(signature, StorageInfo(moved))
+    nbytes = 0 if traffic is None else sum(traffic)
+    macs = sum(cost.macs for cost in TableCostModel(load_table("exact"), "flops").op_cost(signature))
+    if not nbytes and not macs:
+        return None
+    dtype = find_dtype(signature.op, signature.names, signature.inputs, signature.outputs)
+    if "attention" in packet and macs:
+        # Fused kernels skip the masked half of causal attention.
+        macs = macs // 2 if _is_causal(signature) else macs
+        return Kernel("attention backward" if "backward" in packet else "attention", macs, nbytes, dtype)
+    # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
+    if macs < nbytes:
+        return Kernel("memory", macs, nbytes, dtype)
+    return Kernel("matmul", macs, nbytes, dtype, *_product_shape(signature, macs))
+
+
+def _is_causal(signature: Signature) -> bool:
+    return any(name == "is_causal" and value is True for name, value in zip(signature.names, signature.inputs, strict=True))
+
+
+def _product_shape(signature: Signature, macs: int) -> tuple[int, int, int, int]:
+    """Return batch, rows, columns and inner size of a product from its result's shape and its multiply-adds."""
+    results = [value for value in signature.outputs if isinstance(value, TensorSpec)]
+    if len(results) != 1 or len(results[0].shape) < 2 or not results[0].numel or macs % results[0].numel:
+        return 0, 0, 0, 0
+    shape, inner = results[0].shape, macs // results[0].numel
+    if "convolution" in signature.packet:
+        return 1, results[0].numel // shape[1], shape[1], inner
+    if signature.packet in ("aten::bmm", "aten::baddbmm"):
+        return shape[0], shape[1], shape[2], inner
+    return 1, math.prod(shape[:-1]), shape[-1], inner
+
+
+class FusedKernels:
+    """Which ops of a Trace run in one kernel: those inside one call of a module of some classes.
+
+    Products and collectives inside stay kernels of their own.
+    """
+
+    def __init__(self, trace: Trace, classes: Collection[str]) -> None:
+        wanted = frozenset(classes)
+        modules = trace.modules.by_name.items() if wanted else ()
+        self._names = {name for name, module in modules if not wanted.isdisjoint(module.classes)}
+        self._scopes = trace.scopes()
+        self._by_stack: dict[int, str | None] = {}
+
+    def module_of(self, event: Event) -> str | None:
+        """Return the fused module that an op ran in, None outside of one."""
+        stack = event.stack
+        if stack not in self._by_stack:
+            self._by_stack[stack] = next((name for name in self._scopes[stack] if name in self._names), None)
+        return self._by_stack[stack]

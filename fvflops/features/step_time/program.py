@@ -1,0 +1,190 @@
+"""A recorded pass as a program for the simulation: runs of kernels, collectives, and waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fvflops.features.communication.compute import CollectiveCall, collective_of
+from fvflops.features.step_time.kernels import FusedKernels, Kernel, kernel_of
+from fvflops.trace import Event, Trace, TraceError
+from fvflops.trace.module_tree import innermost
+
+# What optimizers create their state with, in their first step only.
+_FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
+# They fill the buffer of an all-gather, on the stream on which it runs.
+_ON_STREAM_OF_GATHER = frozenset({"fsdp::all_gather_copy_in"})
+
+
+class Launch(NamedTuple):
+    """A kernel with the phase and the module that launch it; `ops` is the number of ops that the host dispatched."""
+
+    kernel: Kernel
+    phase: str
+    module: str
+    op: str
+
+
+class Run(NamedTuple):
+    """Kernels that run one after the other on the compute stream; `items` are indexes of the program's launches."""
+
+    items: tuple[int, ...]
+
+
+class Collective(NamedTuple):
+    """A collective; `number` identifies it in the program, `gate` is the one whose end of waiting it waits for.
+
+    Collectives of one group run one after the other. Without a gate it starts when all kernels launched before it have
+    ended, since they write what it sends.
+    """
+
+    number: int
+    call: CollectiveCall
+    phase: str
+    module: str
+    gate: int | None
+
+
+class Wait(NamedTuple):
+    """The next kernel reads what a collective writes."""
+
+    number: int
+
+
+Item = Run | Collective | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a pass does on the host's queue, in order; `launches` are its distinct kernels."""
+
+    items: tuple[Item, ...]
+    launches: tuple[Launch, ...]
+
+
+def read_program(trace: Trace, begin: int = 0, end: int | None = None, *, fused: Collection[str] = ()) -> Program:
+    """Return the program of the events `begin` to `end` of a Trace.
+
+    `fused` are qualified names of module classes, such as "torch.nn.modules.normalization.RMSNorm": the ops in one call
+    of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
+    and writes what is left of its results. A Trace without ordered events raises TraceError.
+    """
+    if trace.events is None:
+        raise TraceError("this Trace has no ordered events, which the simulation of a step needs")
+    return _Compiler(trace, fused).compile(trace.events[begin:end])
+
+
+class _Compiler:
+    def __init__(self, trace: Trace, fused: Collection[str]) -> None:
+        self._trace = trace
+        self._fused = FusedKernels(trace, fused)
+        self._owners = [innermost(scope) for scope in trace.scopes()]
+        self._launches: dict[Launch, int] = {}
+        self._items: list[Item] = []
+        self._run: list[int] = []
+        self._writers: dict[int, int] = {}  # storage → outstanding collective
+        self._collectives = 0
+        self._last_gather: dict[str, int] = {}
+        self._group: _Group | None = None
+        self._position = 0  # of the event among those of the pass
+        self._last_read: dict[int, int] = {}
+
+    def compile(self, events: Sequence[Event]) -> Program:
+        for position, event in enumerate(events):
+            if event.kind == "op":
+                self._last_read.update(dict.fromkeys(event.reads, position))
+        for self._position, event in enumerate(events):
+            if event.kind == "op":
+                self._add_op(event)
+        self._end_group()
+        self._end_run()
+        return Program(tuple(self._items), tuple(self._launches))
+
+    def _add_op(self, event: Event) -> None:
+        signature = self._trace.signatures[event.item]
+        call = collective_of(signature)
+        if call is not None:
+            self._end_group()
+            self._add_collective(event, call)
+            return
+        moved = any(storage not in event.reads for storage in event.writes) if event.writes else None
+        kernel = kernel_of(signature, moved)
+        if kernel is None or signature.packet in _ON_STREAM_OF_GATHER:
+            return
+        if event.phase == "optimizer" and signature.packet in _FIRST_STEP:
+            return
+        self._wait_for(event)
+        module = self._fused.module_of(event) if kernel.kind == "memory" else None
+        if self._group is not None and (module != self._group.module or event.phase != self._group.phase):
+            self._end_group()
+        if module is None:
+            self._launch(Launch(kernel, event.phase, self._owners[event.stack], signature.packet))
+            return
+        if self._group is None:
+            self._group = _Group(module, event.phase, kernel.dtype, self._trace)
+        self._group.add(event, self._position)
+
+    def _launch(self, launch: Launch) -> None:
+        self._run.append(self._launches.setdefault(launch, len(self._launches)))
+
+    def _end_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            kernel = Kernel("memory", 0, group.nbytes(self._last_read), group.dtype)
+            self._launch(Launch(kernel, group.phase, group.module, "fused"))
+
+    def _end_run(self) -> None:
+        if self._run:
+            self._items.append(Run(tuple(self._run)))
+            self._run = []
+
+    def _wait_for(self, event: Event) -> None:
+        if not self._writers:
+            return
+        for storage in (*event.reads, *event.writes):
+            number = self._writers.get(storage)
+            if number is not None:
+                self._end_group()
+                self._end_run()
+                self._items.append(Wait(number))
+                self._writers = {key: value for key, value in self._writers.items() if value != number}
+
+    def _add_collective(self, event: Event, call: CollectiveCall) -> None:
+        self._wait_for(event)
+        self._end_run()
+        number = self._collectives
+        self._collectives += 1
+        gate = None
+        if call.collective == "all_gather" and self._is_gather_of_parameters(event):
+            gate = self._last_gather.get(str(call.group), -1)
+            self._last_gather[str(call.group)] = number
+        self._items.append(Collective(number, call, event.phase, self._owners[event.stack], gate))
+        for storage in event.writes or event.reads:
+            self._writers[storage] = number
+
+    def _is_gather_of_parameters(self, event: Event) -> bool:
+        """FSDP2 gathers with the op whose buffer it fills itself; other gathers send what kernels have written."""
+        return self._trace.signatures[event.item].packet == "c10d::_allgather_base_"
+
+
+class _Group:
+    """Ops of one call of a fused module."""
+
+    def __init__(self, module: str, phase: str, dtype: str, trace: Trace) -> None:
+        self.module, self.phase, self.dtype = module, phase, dtype
+        self._storages = trace.storages
+        self._read: dict[int, None] = {}
+        self._written: dict[int, None] = {}
+        self._end = 0
+
+    def add(self, event: Event, position: int) -> None:
+        """Add an op, at its position among the events of the pass."""
+        self._read.update((storage, None) for storage in event.reads if storage not in self._written)
+        self._written.update(dict.fromkeys(event.writes))
+        self._end = position
+
+    def nbytes(self, last_read: Mapping[int, int]) -> int:
+        """Return the bytes that one kernel reads, and writes for ops after it."""
+        written = [storage for storage in self._written if last_read.get(storage, -1) > self._end]
+        return sum(self._storages[storage].nbytes for storage in (*self._read, *written))

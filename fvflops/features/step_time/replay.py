@@ -1,0 +1,140 @@
+"""Replay programs on a rank's host, compute stream and communication streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fvflops.features.step_time.efficiency import KernelTimer
+from fvflops.features.step_time.network import Network
+from fvflops.features.step_time.program import Collective, Program, Run
+
+
+@dataclass(slots=True)
+class Clocks:
+    """When the host, the compute stream and the stream of each process group are free, in seconds.
+
+    `exposed` is by group how long the compute stream has waited for its collectives, `busy` how long these took,
+    `starved` how long the compute stream has waited for the host, and `idle` for other pipeline stages.
+    """
+
+    host: float = 0.0
+    compute: float = 0.0
+    streams: dict[str, float] = field(default_factory=dict)
+    exposed: dict[str, float] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+    starved: float = 0.0
+    idle: float = 0.0
+
+    def end(self) -> float:
+        """Return when all streams are free."""
+        return max(self.compute, *self.streams.values()) if self.streams else self.compute
+
+    def wait(self, until: float) -> None:
+        """Let the compute stream wait for another stage."""
+        self.idle += max(0.0, until - self.compute)
+        self.compute = max(self.compute, until)
+
+
+class _TimedRun(NamedTuple):
+    """A run of kernels: the time that they take, that from the host's start to their end, and the host's time."""
+
+    device: float
+    with_host: float
+    host: float
+
+
+class _TimedCollective(NamedTuple):
+    number: int
+    stream: str
+    seconds: float
+    gate: int | None
+
+
+class _TimedWait(NamedTuple):
+    number: int
+    stream: str
+
+
+_TimedItem = _TimedRun | _TimedCollective | _TimedWait
+
+
+@dataclass(frozen=True, slots=True)
+class TimedProgram:
+    """A program with the times of its kernels and collectives; `launch` is the host's time for a collective."""
+
+    items: tuple[_TimedItem, ...]
+    launch: float
+    device_seconds: float = 0.0
+
+    def replay(self, clocks: Clocks) -> None:
+        """Advance the clocks by one execution of the program."""
+        ends: dict[int, float] = {}
+        waited: dict[int, float] = {}
+        for item in self.items:
+            if isinstance(item, _TimedRun):
+                free = clocks.compute + item.device
+                launched = clocks.host + item.with_host
+                clocks.starved += max(0.0, launched - free)
+                clocks.compute = max(free, launched)
+                clocks.host += item.host
+            elif isinstance(item, _TimedCollective):
+                clocks.host += self.launch
+                ready = clocks.compute if item.gate is None else waited.get(item.gate, 0.0)
+                begin = max(ready, clocks.host, clocks.streams.get(item.stream, 0.0))
+                clocks.streams[item.stream] = ends[item.number] = begin + item.seconds
+                clocks.busy[item.stream] = clocks.busy.get(item.stream, 0.0) + item.seconds
+            else:
+                delay = max(0.0, ends[item.number] - clocks.compute)
+                clocks.exposed[item.stream] = clocks.exposed.get(item.stream, 0.0) + delay
+                clocks.compute += delay
+                waited[item.number] = clocks.compute
+
+
+def time_program(program: Program, timer: KernelTimer, network: Network | None) -> TimedProgram:
+    """Return a program with its times; a collective without a network raises ValueError."""
+    efficiency = timer.efficiency
+    seconds = [timer.seconds(launch.kernel) for launch in program.launches]
+    hosts = [
+        efficiency.launch if launch.phase in _FORWARD else efficiency.launch_backward for launch in program.launches
+    ]
+    runs: dict[tuple[int, ...], _TimedRun] = {}
+    streams: dict[int, str] = {}
+    items: list[_TimedItem] = []
+    for item in program.items:
+        if isinstance(item, Run):
+            timed = runs.get(item.items)
+            if timed is None:
+                timed = runs[item.items] = _time_run(item.items, seconds, hosts)
+            items.append(timed)
+        elif isinstance(item, Collective):
+            streams[item.number] = str(item.call.group)
+            items.append(
+                _TimedCollective(item.number, streams[item.number], _time_collective(item, timer, network), item.gate)
+            )
+        else:
+            items.append(_TimedWait(item.number, streams[item.number]))
+    device = sum(item.device for item in items if isinstance(item, _TimedRun))
+    return TimedProgram(tuple(items), efficiency.launch_collective, device)
+
+
+_FORWARD = ("forward", "recompute")
+
+
+def _time_run(items: tuple[int, ...], seconds: list[float], hosts: list[float]) -> _TimedRun:
+    host = device = with_host = 0.0
+    for item in items:
+        host += hosts[item]
+        # The kernel starts when it is launched and the one before it has ended.
+        with_host = max(with_host, host) + seconds[item]
+        device += seconds[item]
+    return _TimedRun(device, with_host, host)
+
+
+def _time_collective(item: Collective, timer: KernelTimer, network: Network | None) -> float:
+    call = item.call
+    if call.group is None or call.group.size < 2:
+        return 0.0
+    if network is None:
+        raise ValueError(f"{call.collective} over {call.group} needs a network: pass network= (--network)")
+    return timer.efficiency.kernel + network.seconds(call.collective, call.payload, call.group)

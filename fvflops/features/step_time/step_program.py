@@ -1,0 +1,102 @@
+"""The programs of all ranks of a planned step, as plain data, and their simulation on a device and a network."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fvflops.features.communication.compute import collective_of
+from fvflops.features.planning.plan import RankPlan
+from fvflops.features.planning.rank_step import Action, Call, Pass
+from fvflops.features.step_time.efficiency import KernelTimer
+from fvflops.features.step_time.kernels import kernel_of
+from fvflops.features.step_time.network import Network
+from fvflops.features.step_time.program import Collective, Item, Launch, Program, Run, Wait, read_program
+from fvflops.features.step_time.replay import time_program
+from fvflops.features.step_time.schedule import Simulation, TimedAction, simulate
+from fvflops.trace.process_group import ProcessGroupSpec
+
+_POINT_TO_POINT = ("send", "receive")
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """The actions of each rank of a pipeline, in order, each with the index of its program in `programs`.
+
+    `places` is stage → the rank that has it, `sent` is stage → bytes of the hidden state of one microbatch.
+    """
+
+    ranks: tuple[tuple[tuple[Action, int], ...], ...]
+    programs: tuple[Program, ...]
+    places: Mapping[int, int]
+    sent: Mapping[int, int]
+
+    def simulate(self, timer: KernelTimer, network: Network | None, *, host_waits: bool = False) -> Simulation:
+        """Return when each rank runs its actions; ranks that communicate without a network raise ValueError."""
+        timed = [time_program(program, timer, network) for program in self.programs]
+        ranks = [[TimedAction(*action, timed[index]) for action, index in actions] for actions in self.ranks]
+
+        def transfer(sender: int, receiver: int) -> float:
+            return self._transfer(network, sender, receiver)
+
+        return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits)
+
+    def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
+        first, last = sorted((self.places[sender], self.places[receiver]))
+        if first == last:
+            return 0.0
+        if network is None:
+            raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
+        link = ProcessGroupSpec("", 2, "pp", first, last - first)
+        return network.seconds("send", self.sent[min(sender, receiver)], link)
+
+
+def read_step(ranks: Sequence[RankPlan], *, fused: Collection[str] = ()) -> StepProgram:
+    """Return the programs of the ranks of a pipeline; `fused` is that of `read_program`."""
+    programs: list[Program] = []
+    numbers: dict[tuple[int, int, int, tuple[Call, ...]], int] = {}
+    orders = []
+    for plan in ranks:
+        order = []
+        for action in plan.step.actions:
+            recorded = plan.step.pass_of(action)
+            # Ranks with equal stages have traces of their own, which differ in the names of groups only.
+            key = id(recorded.trace.events), recorded.begin, recorded.end, recorded.added
+            if key not in numbers:
+                numbers[key] = len(programs)
+                programs.append(_with_added(recorded, fused))
+            order.append((action, numbers[key]))
+        orders.append(tuple(order))
+    return StepProgram(
+        tuple(orders),
+        tuple(programs),
+        {stage: plan.rank for plan in ranks for stage in plan.step.stages},
+        {
+            stage: 0 if links.sent is None else links.sent.nbytes
+            for plan in ranks
+            for stage, links in plan.step.links.items()
+        },
+    )
+
+
+def _with_added(recorded: Pass, fused: Collection[str]) -> Program:
+    """Return the program of what was recorded, then of the calls that were not run."""
+    program = read_program(recorded.trace, recorded.begin, recorded.end, fused=fused)
+    launches, items = list(program.launches), list[Item](program.items)
+    kernels: list[int] = []
+    number = sum(isinstance(item, Collective) for item in items)
+    for signature, phase, times in recorded.added:
+        call = collective_of(signature)
+        if call is None:
+            kernel = kernel_of(signature)
+            if kernel is not None:
+                kernels += [len(launches)] * times
+                launches.append(Launch(kernel, phase, "", signature.packet))
+        elif call.collective not in _POINT_TO_POINT:  # the simulation of the schedule sends
+            items += [Run(tuple(kernels))] if kernels else []
+            kernels = []
+            for _ in range(times):
+                items += [Collective(number, call, phase, "", None), Wait(number)]
+                number += 1
+    items += [Run(tuple(kernels))] if kernels else []
+    return Program(tuple(items), tuple(launches))
