@@ -110,7 +110,7 @@ def test_the_first_and_the_last_stage_reduce_the_gradient_of_their_embeddings(na
     embedding = VOCABULARY * HIDDEN // 2
     assert first.parameters + last.parameters == whole + embedding
     for stage in (first, last):
-        assert sum("the first and the last stage have a copy" in line for line in stage.derived) == 1
+        assert sum("the first and the last stage share" in line for line in stage.derived) == 1
         (volume,) = [
             volume
             for key, volume in stage.communication().by_collective_and_group().items()
