@@ -182,6 +182,14 @@ def test_a_stage_holds_the_activations_of_microbatches_in_flight():
     ]
 
 
+def test_a_sharded_stage_accumulates_whole_gradients():
+    planned = plan({"pp": 2, "fsdp": 2}, microbatches=3, precision="bf16-mixed")
+    gradients = planned.memory().curve("gradient")
+    whole = FLOAT * (2 * BLOCK + EMBEDDING)  # accumulated in the data type of the reduction
+    assert gradients[planned.step.pass_of(Action("reduce", 0)).begin] == whole
+    assert gradients[-1] == whole // 2
+
+
 def test_stages_that_share_a_parameter_sum_its_gradient():
     with torch.device("meta"):
         model = Llama(replace(CONFIG, tie_embeddings=True))
