@@ -186,6 +186,8 @@ def _bytes_if_training(name: str) -> _Bytes:
 
 
 _ALL = TrafficRule()
+
+
 def _unless_ignored(signature: Signature) -> int:
     """Bytes of the added tensor, which these ops ignore where beta is 0 (torch's documentation of `torch.addmm`)."""
     ignored = argument_of(signature, "beta") == 0

@@ -31,13 +31,15 @@ class EstimatedMemory:
 
     `buckets`: DistributedDataParallel's buckets, one copy of all gradients (gradient_as_bucket_view=False, the
     default). `held`: activations of more microbatches than were recorded at once, of which the schedule has at most
-    `in_flight`.
+    `in_flight`. `backward` are the slices of backward passes: what one leaves for later, such as unsharded gradients
+    that FSDP2 accumulates, are gradients.
     """
 
     buckets: bool = False
     in_flight: int = 1
     held: tuple[Held, ...] = ()
     schedule: str = ""
+    backward: tuple[tuple[int, int], ...] = ()
 
     def describe(self) -> Iterator[str]:
         """Yield one line for each part that is added."""
@@ -67,7 +69,13 @@ class EstimatedMemory:
                             storage=None, nbytes=held.copies * block.nbytes, begin=held.since, end=held.until
                         )
                     )
-        return replace(timeline, blocks=(*timeline.blocks, *estimated))
+        return replace(timeline, blocks=(*map(self._name_gradient, timeline.blocks), *estimated))
+
+    def _name_gradient(self, block: Block) -> Block:
+        if block.kind != "temporary" or block.end is None:
+            return block
+        leaves = any(begin <= block.begin < end < block.end for begin, end in self.backward)
+        return block._replace(kind="gradient") if leaves else block
 
 
 def estimate_memory(step: RankStep, run: Sequence[tuple[int, Action]], *, buckets: bool) -> EstimatedMemory:
@@ -88,7 +96,11 @@ def estimate_memory(step: RankStep, run: Sequence[tuple[int, Action]], *, bucket
         for at, missing in most.items()
         for stage, copies in missing.items()
     ]
-    return EstimatedMemory(buckets, max(counts.total() for counts in in_flight), tuple(held), step.schedule)
+    slices = {
+        (item.begin, item.end) for action, item in step.passes.items() if action.kind in ("backward", "weight_backward")
+    }
+    most_in_flight = max(counts.total() for counts in in_flight)
+    return EstimatedMemory(buckets, most_in_flight, tuple(held), step.schedule, tuple(sorted(slices)))
 
 
 def _in_flight(actions: Iterable[Action]) -> list[Counter[int]]:

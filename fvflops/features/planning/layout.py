@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fvflops.capture.recorder.signature import tensors_of
 from fvflops.features.planning.fully_sharded import Precision
 from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
@@ -100,6 +101,21 @@ def check_layout(layout: Layout, rank: int, microbatches: int, device: str | tor
         raise PlanError(f"this mesh has no pipeline stages (got {', '.join(mesh)}): add pp to it")
     if layout.is_fully_sharded and device is not None and torch.device(device).type not in ("cpu", "cuda"):
         raise PlanError(f"FSDP2 is planned with the kernels of cpu or cuda, not with those of {device}")
+
+
+def check_sequence(layout: Layout, inputs: Any) -> None:
+    """Raise PlanError where sequence parallelism cannot divide the sequence of the token ids among the inputs."""
+    ranks = layout.size("tp")
+    if not layout.sequence_parallel or ranks == 1:
+        return
+    for tensor in tensors_of(inputs):
+        if tensor.ndim == 2 and not tensor.is_floating_point() and tensor.shape[1] % ranks:
+            length = tensor.shape[1]
+            fitting = [str(number) for number in range(2, min(length, 64) + 1) if length % number == 0]
+            raise PlanError(
+                f"with sequence_parallel tp={ranks} must divide the sequence of {length} tokens: "
+                f"try {', '.join(fitting) or 'another length'}"
+            )
 
 
 def order_step(

@@ -144,6 +144,8 @@ def make_stage_inputs(
     model: nn.Module, inputs: Inputs, stages: PipelineStages, hidden: TensorSpec | None, *, is_last: bool
 ) -> Inputs:
     """Return the inputs of a stage that receives `hidden`, without the hidden state itself; None for the first."""
+    if hidden is None and (is_last or not stages.last_arguments):
+        return inputs
     args, kwargs = inputs
     names = list(inspect.signature(model.forward).parameters)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -31,6 +31,7 @@ from fvflops.features.planning.layout import (
     Layout,
     Shard,
     check_layout,
+    check_sequence,
     join_axes,
     make_device_mesh,
     order_step,
@@ -274,6 +275,7 @@ def _plan(
         find_precision(precision),
     )
     check_layout(layout, rank, microbatches, device)
+    check_sequence(layout, inputs)
     recipe = Recipe(
         stops_at=resolve_table(table).stops_at,
         pipelined=layout.size("pp") > 1,

@@ -237,6 +237,8 @@ class _ActionRecorder:
     def _key(self, action: Action, state: _State) -> tuple[Any, ...]:
         if action.kind in ("backward", "weight_backward"):
             return action.kind, action.stage, state, self._reduces(action)
+        if action.kind == "forward":
+            return action.kind, action.stage, state
         return action.kind, action.stage, state.gathered
 
     def _reduces(self, action: Action) -> bool:
@@ -260,7 +262,9 @@ class _ActionRecorder:
         module: Any = self._stages[index].module
         # In the state of this action others of its kind were not run again.
         if not self._forwarded[index] and not (kind == "weight_backward" and self._half_done[index]):
-            self._forwarded[index].append(self._run_forward(index))
+            forward = Action("forward", index)
+            step = self._record(forward, state)
+            self._recorded.setdefault(self._key(forward, state), step)
         if kind == "weight_backward" and not self._half_done[index]:
             self._run_backward("input_backward", index)
         if self._sharded[index] and self._recipe.pipelined:

@@ -80,7 +80,9 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
 
 
 def _is_causal(signature: Signature) -> bool:
-    return any(name == "is_causal" and value is True for name, value in zip(signature.names, signature.inputs, strict=True))
+    return any(
+        name == "is_causal" and value is True for name, value in zip(signature.names, signature.inputs, strict=True)
+    )
 
 
 def _product_shape(signature: Signature, macs: int) -> tuple[int, int, int, int]:

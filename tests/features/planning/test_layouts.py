@@ -97,7 +97,7 @@ def test_gradients_are_reduced_in_each_microbatch_or_once():
     each, once = (plan({"fsdp": 2}, microbatches=3, reduce_each_microbatch=each) for each in (True, False))
     assert by_axis(each)["reduce_scatter", "fsdp"] == 3 * FLOAT * ALL
     assert by_axis(once)["reduce_scatter", "fsdp"] == FLOAT * ALL
-    assert not each.derived and len(set(map(id, each.step.passes.values()))) == 3  # the second and third are equal
+    assert not each.derived and len(set(map(id, each.step.passes.values()))) == 4  # the second and third are equal
     kept = plan({"fsdp": 2}, microbatches=3, reshard_after_forward=False)
     assert by_axis(kept)["all_gather", "fsdp"] == 3 * FLOAT * ALL
     # The root's parameters stay after its forward.
@@ -182,6 +182,14 @@ def test_a_stage_holds_the_activations_of_microbatches_in_flight():
     ]
 
 
+def test_a_sharded_stage_accumulates_whole_gradients():
+    planned = plan({"pp": 2, "fsdp": 2}, microbatches=3, precision="bf16-mixed")
+    gradients = planned.memory().curve("gradient")
+    whole = FLOAT * (2 * BLOCK + EMBEDDING)  # accumulated in the data type of the reduction
+    assert gradients[planned.step.pass_of(Action("reduce", 0)).begin] == whole
+    assert gradients[-1] == whole // 2
+
+
 def test_stages_that_share_a_parameter_sum_its_gradient():
     with torch.device("meta"):
         model = Llama(replace(CONFIG, tie_embeddings=True))
@@ -263,9 +271,15 @@ def test_a_precision_has_its_types():
         ({"pp": 2}, {"stage_layers": [3, 2]}, ShardingError, r"stage_layers gives \[3, 2\], a sum of 5"),
         ({"dp": 2}, {"stages_per_rank": 2}, PlanError, "no pipeline stages .*: add pp to it"),
         ({"dp": 2}, {"schedule": "zbv"}, PlanError, "no pipeline stages .*: add pp to it"),
+        (
+            {"tp": 3},
+            {"sequence_parallel": True},
+            PlanError,
+            "tp=3 must divide the sequence of 16 tokens: try 2, 4, 8, 16",
+        ),
         ({"fsdp": 2}, {"precision": "bf16mixed"}, ValueError, "no precision 'bf16mixed': did you mean 'bf16-mixed'"),
     ],
-    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "precision"],
+    ids=["schedule", "stages", "layers", "no pp", "no pp for a schedule", "sequence", "precision"],
 )
 def test_a_layout_that_does_not_fit_raises(mesh, options, error, message):
     with pytest.raises(error, match=message):
