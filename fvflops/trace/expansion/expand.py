@@ -1,0 +1,90 @@
+"""Expand the Trace of a shortened model to that of the full model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fvflops.trace.expansion.expanded_events import ExpandedEvents
+from fvflops.trace.expansion.expanded_modules import expand_modules
+from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
+from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Row
+from fvflops.trace.expansion.repetitions import find_repetitions
+from fvflops.trace.lazy_records import LazyRecords
+from fvflops.trace.records import Event, Storage
+from fvflops.trace.trace import Trace
+
+
+def expand_layers(trace: Trace, run: LayerRun) -> Trace:
+    """Return the Trace of the full model from one that was recorded with a shortened model.
+
+    In every phase, the events between the start of period 1 and that of period 2 must be equal to those between 2 and
+    3 but for names and storages, and refer to storages of the same or the neighbouring period in the same way; they
+    are repeated for the periods that the shortened model lacks. Everything else remains, with the names and storages
+    of the full model: events, storages, regions, counts of calls, the module tree and the lists of foreach ops.
+
+    A Trace without ordered events, or with times or source lines, and layers that did not run equally, raise
+    UnequalLayersError.
+    """
+    if trace.events is None or trace.lines:
+        raise UnequalLayersError("only a trace with ordered events and without source lines can be expanded")
+    rows = RecordedRows(trace, run)
+    repetitions, lists = find_repetitions(rows)
+    storages, tables = ExpandedStorages(rows), ExpandedTables(rows)
+    events = ExpandedEvents(rows, repetitions, lists, storages, tables).rows
+    _check_uses(events, rows, storages)
+    calls = Counter([row[1:4] for row in events if row[0] == "op"])
+    region_calls = Counter([row[1:4] for row in events if row[0] == "exit" and not row[7]])
+    active = {stack for _, stack, _ in calls} | _expand_active(trace, rows, tables)
+    return replace(
+        trace,
+        modules=expand_modules(trace.modules, run),
+        regions=tuple(tables.regions),
+        stacks=tuple(tables.stacks),
+        signatures=tuple(tables.signatures),
+        region_signatures=tuple(tables.region_signatures),
+        calls=dict(calls),
+        region_calls=dict(region_calls),
+        events=LazyRecords(Event, events),
+        storages=LazyRecords(Storage, storages.storages),
+        active=frozenset(active),
+    )
+
+
+def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> set[int]:
+    """Return the active stacks of the full model, also those without an op of their own."""
+    active = set()
+    for stack in trace.active:
+        period = rows.stack_periods[stack]
+        added = rows.run.added
+        if period in (FIRST, SECOND):
+            active |= {tables.stack(stack, move) for move in range(FIRST - period, added + SECOND - period + 1)}
+        else:
+            active.add(tables.stack(stack, rows.run.place(period, high=False)))
+    return active
+
+
+def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedStorages) -> None:
+    """Raise UnequalLayersError unless each period's storages are read, written and freed equally often.
+
+    A repetition that was not found, or that refers to another layer's storage, would show here.
+    """
+    calls, frees = [0] * len(storages.storages), [0] * len(storages.storages)
+    for row in events:
+        if row[0] == "free":
+            frees[row[1]] += 1
+        elif row[0] == "op":
+            for index in row[5]:
+                calls[index] += 1
+            for index in row[6]:
+                calls[index] += 1
+    for repetition, begin in zip(rows.repetitions, storages.begins, strict=True):
+        length = repetition.length
+        for uses in (calls, frees):
+            expected = uses[begin : begin + length]
+            for period in range(1, rows.run.added + SECOND):
+                at = begin + period * length
+                if uses[at : at + length] != expected:
+                    raise UnequalLayersError(f"layers of {rows.run.path!r} use their tensors unequally")
