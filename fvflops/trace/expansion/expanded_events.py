@@ -70,7 +70,9 @@ class ExpandedEvents:
             item = tables.region(item, place(rows.region_periods[item], high=high))
         elif kind == "exit":
             item = tables.exit(item, place(rows.region_periods[rows.region_signatures[item].region], high=high))
-        elif kind == "free":
+        elif kind == "op":
+            item = tables.call(item, place(rows.signature_periods[item], high=high))
+        else:
             item = self._storage(item, high=high)
         stack = tables.stack(stack, place(rows.stack_periods[stack], high=high))
         if reads:
@@ -98,12 +100,14 @@ class ExpandedEvents:
     def _copy_row(self, first: Row, second: Row, step: int, moves: range) -> Iterator[Row]:
         kind, item, stack, phase, thread, reads, writes, raised = second
         rows, tables = self._rows, self._tables
-        items: Iterable[int] = repeat(item)
+        items: Iterable[int]
         if kind == "enter":
             items = _indexes(tables.region, item, rows.region_periods[item], moves)
         elif kind == "exit":
             items = _indexes(tables.exit, item, rows.region_periods[rows.region_signatures[item].region], moves)
-        elif kind == "free":
+        elif kind == "op":
+            items = _indexes(tables.call, item, rows.signature_periods[item], moves)
+        else:
             items = self._copy_storage(first[1], item, step, moves)
         stacks = _indexes(tables.stack, stack, rows.stack_periods[stack], moves)
         copied_reads = self._copy_storages(first[5], reads, step, moves)

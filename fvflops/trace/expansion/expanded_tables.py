@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import repeat
 
 from fvflops.trace.expansion.layer_run import FIRST
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, rename_signature
 from fvflops.trace.records import Region, Storage
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Value
@@ -87,7 +87,8 @@ class ExpandedTables:
         self.regions: dict[Region, int] = {}
         self.stacks: dict[tuple[int, ...], int] = {(): 0}
         self.region_signatures: dict[RegionSignature, int] = {}
-        self.signatures: list[Signature] = list(rows.trace.signatures)
+        self.signatures: list[Signature] = []
+        self._by_op: dict[str, list[int]] = {}
         self._known: dict[tuple[str, int, int], int] = {}
 
     def region(self, index: int, periods: int) -> int:
@@ -118,6 +119,17 @@ class ExpandedTables:
             known = self._known[key] = self.region_signatures.setdefault(signature, len(self.region_signatures))
         return known
 
+    def call(self, index: int, periods: int) -> int:
+        """Return the index of an op call's signature."""
+        key = "call", index, periods
+        known = self._known.get(key)
+        if known is None:
+            signature = self._rows.trace.signatures[index]
+            known = self._known[key] = self._intern(
+                rename_signature(signature, self._rows.run, periods) if periods else signature
+            )
+        return known
+
     def list_call(self, index: int, elements: Sequence[Repetition]) -> int:
         """Return the index of a new signature, whose lists have elements for the added periods too."""
         signature = self._rows.trace.signatures[index]
@@ -131,9 +143,16 @@ class ExpandedTables:
             inputs=tuple([expand(value) for value in signature.inputs]),
             outputs=tuple([expand(value) for value in signature.outputs]),
         )
-        if expanded not in self.signatures:
-            self.signatures.append(expanded)
-        return self.signatures.index(expanded)
+        return self._intern(expanded)
+
+    def _intern(self, signature: Signature) -> int:
+        # By equality, since hashing a signature is slow.
+        for index in self._by_op.setdefault(signature.op, []):
+            if self.signatures[index] == signature:
+                return index
+        self._by_op[signature.op].append(len(self.signatures))
+        self.signatures.append(signature)
+        return len(self.signatures) - 1
 
 
 def repeat_elements(values: Sequence[Value], repetitions: Sequence[Repetition], added: int) -> Iterator[Value]:

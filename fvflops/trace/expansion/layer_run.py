@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fvflops.trace.records import TraceError
@@ -56,6 +57,21 @@ class LayerRun:
         prefix, _, rest = name[len(self.path) + bool(self.path) :].partition(".")
         moved = str(int(prefix) + periods * self.period)
         return ".".join(part for part in (self.path, moved, rest) if part)
+
+    def periods_in(self, text: str) -> list[int | None]:
+        """Return the periods of the layers that a text names."""
+        return [self.period_of(name) for name in self._names_in().findall(text)] if self.path in text else []
+
+    def rename_in(self, text: str, periods: int) -> str:
+        """Return a text with the layers that it names moved by a number of periods.
+
+        >>> LayerRun("h", 0, 1, 12).rename_in("FSDP::pre_forward (h.2)", 8)
+        'FSDP::pre_forward (h.10)'
+        """
+        return self._names_in().sub(lambda match: self.rename(match[0], periods), text) if self.path in text else text
+
+    def _names_in(self) -> re.Pattern[str]:
+        return re.compile(rf"(?<![\w.]){re.escape(self.path)}\.\d+(?!\w)")
 
     def place(self, period: int | None, *, high: bool) -> int:
         """Return by how many periods a name moves from the shortened model to the full one.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
 from fvflops.trace.records import Event, Storage
+from fvflops.trace.signature import Signature
 from fvflops.trace.trace import Trace
 
 # Kind, item, stack, phase, thread, reads, writes, raised: the columns of an event that shape execution fills.
@@ -66,6 +68,8 @@ class RecordedRows:
         ]
         self.region_periods = region_periods
         self.stack_periods = [_only({region_periods[index] for index in stack}) for stack in trace.stacks]
+        # Those of an op call that names a layer in a text, such as a marker for a profiler.
+        self.signature_periods = [_only(_periods_in(signature, run)) for signature in trace.signatures]
         self.storages_before = self._count_storages()
         self._equal_stacks: dict[tuple[int, int, int], bool] = {}
         self._equal_exits: dict[tuple[int, int, int], bool] = {}
@@ -121,7 +125,7 @@ class RecordedRows:
         if len(first[5]) != len(reads) or len(first[6]) != len(writes):
             return False
         if kind == "op":
-            is_equal = first[1] == item
+            is_equal = self.is_equal_call(first[1], item, repetition.step)
         elif kind == "enter":
             is_equal = self._is_equal_region(first[1], item, repetition.step)
         elif kind == "exit":
@@ -143,7 +147,7 @@ class RecordedRows:
             return self._is_equal_region(first[1], second[1], step)
         if first[0] == "exit":
             return self.is_equal_exit(first[1], second[1], step)
-        return first[0] == "free" or first[1] == second[1]
+        return first[0] == "free" or self.is_equal_call(first[1], second[1], step)
 
     def follows_storage(self, first: int, second: int, repetition: Repetition) -> bool:
         """Return whether the first range refers to a storage as the second one does to another.
@@ -181,6 +185,15 @@ class RecordedRows:
             self._equal_stacks[key] = known
         return known
 
+    def is_equal_call(self, first: int, second: int, step: int) -> bool:
+        """Return whether an op call's signature is equal to another but for the layer that it names."""
+        signatures = self.trace.signatures
+        if first == second:
+            return self.signature_periods[first] is None
+        if self.signature_periods[first] is None:
+            return False
+        return rename_signature(signatures[first], self.run, step) == signatures[second]
+
     def is_equal_exit(self, first: int, second: int, step: int) -> bool:
         """Return whether a region's signature is equal to another but for the layer."""
         key = first, second, step
@@ -207,19 +220,24 @@ class RecordedRows:
     def _count_storages(self) -> list[int]:
         """Return the number of storages that exist before each event, and after the last one.
 
-        Indexes are given in the order of creation: those below the index of a later storage exist before it.
+        Indexes are in the order of creation: those below a storage that was read or written existed then. One that no
+        event has named yet counts as created later, in each period alike.
         """
-        existing = count_registered(self.storages)
-        seen: set[int] = set()
-        created = []
+        counts = [count_registered(self.storages)]
         for row in self.events:
-            new = {index for index in _storages_of(row) if index >= existing and index not in seen}
-            seen |= new
-            created.append(min(new, default=len(self.storages)))
-        counts = [len(self.storages)]
-        for first in reversed(created):
-            counts.append(min(first, counts[-1]))
-        return counts[::-1]
+            counts.append(max(counts[-1], 1 + max(_storages_of(row), default=-1)))
+        counts[-1] = len(self.storages)
+        return counts
+
+
+def rename_signature(signature: Signature, run: LayerRun, periods: int) -> Signature:
+    """Return a signature with the layers moved that its texts name."""
+    inputs = [run.rename_in(value, periods) if isinstance(value, str) else value for value in signature.inputs]
+    return replace(signature, inputs=tuple(inputs))
+
+
+def _periods_in(signature: Signature, run: LayerRun) -> set[int | None]:
+    return {period for value in signature.inputs if isinstance(value, str) for period in run.periods_in(value)}
 
 
 def count_registered(storages: Iterable[Storage]) -> int:
@@ -245,5 +263,5 @@ def _read_row(event: Event) -> Row:
 def _only(periods: set[int | None]) -> int | None:
     found = periods - {None}
     if len(found) > 1:
-        raise UnequalLayersError(f"a module is called inside several layers, {sorted(map(str, found))}")
+        raise UnequalLayersError("a call is inside several layers at once")
     return found.pop() if found else None

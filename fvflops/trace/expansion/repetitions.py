@@ -156,13 +156,12 @@ class _Finder:
         return positions[index] if index < len(positions) else None
 
     def _calls_at(self, first: int) -> Repetition | None:
-        """Return the repetition that begins at an event: its periods begin with their first call."""
+        """Return the repetition that begins at an event: each of its periods begins with its first call."""
         step = 1 if self._periods[first] == FIRST else -1
-        own_second = SECOND if step > 0 else FIRST
-        second = self._next(own_second, first)
-        end = None if second is None else self._next(own_second + step, second)
-        if second is None or end is None or end - second != second - first:
+        second = self._next(SECOND if step > 0 else FIRST, first)
+        if second is None or 2 * second - first > len(self._events):
             return None
+        end = 2 * second - first
         repetition = Repetition(first, second, end, step)
         counts = self._rows.storages_before
         created = Repetition(counts[first], counts[second], counts[end], step)
