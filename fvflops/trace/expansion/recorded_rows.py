@@ -140,14 +140,17 @@ class RecordedRows:
         )
 
     def looks_like(self, first: Row, second: Row, step: int) -> bool:
-        """Return whether an event is the same as an earlier one, a period further, whatever its storages."""
+        """Return whether an event is the same as an earlier one, a period further, as far as its storages are known."""
         if first[0] != second[0] or not self.is_equal_stack(first[2], second[2], step):
             return False
         if first[0] == "enter":
             return self._is_equal_region(first[1], second[1], step)
         if first[0] == "exit":
             return self.is_equal_exit(first[1], second[1], step)
-        return first[0] == "free" or self.is_equal_call(first[1], second[1], step)
+        periods = self.period_of_event(first), self.period_of_event(second)
+        return (first[0] == "free" or self.is_equal_call(first[1], second[1], step)) and (
+            periods[1] is None or (periods[0] is not None and periods[1] == periods[0] + step)
+        )
 
     def follows_storage(self, first: int, second: int, repetition: Repetition) -> bool:
         """Return whether the first range refers to a storage as the second one does to another.
