@@ -28,6 +28,7 @@ class ExpandedEvents:
         self._tables = tables
         self._lists = lists
         self.rows: list[Row] = []
+        self._known_indexes: dict[tuple[str, int, int], list[int]] = {}
         position = 0
         high = False  # whether the last repetition ended at the end of the run
         for repetition in repetitions:
@@ -49,7 +50,9 @@ class ExpandedEvents:
         if high_before != high_after:
             outermost = SECOND + 1 if high_after else FIRST - 1
             events, rows = self._rows.events, self._rows
-            periods = (position for position in range(begin, end) if rows.period_of_event(events[position]) == outermost)
+            periods = (
+                position for position in range(begin, end) if rows.period_of_event(events[position]) == outermost
+            )
             middle = next(periods, end)
         self._move(begin, middle, high=high_before)
         self._move(middle, end, high=high_after)
@@ -102,14 +105,14 @@ class ExpandedEvents:
         rows, tables = self._rows, self._tables
         items: Iterable[int]
         if kind == "enter":
-            items = _indexes(tables.region, item, rows.region_periods[item], moves)
+            items = self._indexes(tables.region, item, rows.region_periods[item], moves)
         elif kind == "exit":
-            items = _indexes(tables.exit, item, rows.region_periods[rows.region_signatures[item].region], moves)
+            items = self._indexes(tables.exit, item, rows.region_periods[rows.region_signatures[item].region], moves)
         elif kind == "op":
-            items = _indexes(tables.call, item, rows.signature_periods[item], moves)
+            items = self._indexes(tables.call, item, rows.signature_periods[item], moves)
         else:
             items = self._copy_storage(first[1], item, step, moves)
-        stacks = _indexes(tables.stack, stack, rows.stack_periods[stack], moves)
+        stacks = self._indexes(tables.stack, stack, rows.stack_periods[stack], moves)
         copied_reads = self._copy_storages(first[5], reads, step, moves)
         copied_writes = self._copy_storages(first[6], writes, step, moves)
         columns = items, stacks, repeat(phase), repeat(thread), copied_reads, copied_writes, repeat(raised)
@@ -159,9 +162,13 @@ class ExpandedEvents:
             high, position = not starts_high, repetition.end
         yield from (self._storage(index, high=high) for index in storages[position:])
 
-
-def _indexes(
-    find: Callable[[int, int], int], index: int, period: int | None, moves: Sequence[int]
-) -> Iterable[int]:
-    """Return the index in a table of the full model for each copy."""
-    return repeat(find(index, 0)) if period is None else [find(index, periods) for periods in moves]
+    def _indexes(
+        self, find: Callable[[int, int], int], index: int, period: int | None, moves: range
+    ) -> Iterable[int]:
+        """Return the index in a table of the full model for each copy."""
+        if period is None:
+            return repeat(find(index, 0))
+        key = find.__name__, index, moves.step
+        if key not in self._known_indexes:
+            self._known_indexes[key] = [find(index, periods) for periods in moves]
+        return self._known_indexes[key]

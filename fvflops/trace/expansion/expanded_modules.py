@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
 
-from fvflops.trace.expansion.layer_run import SECOND, LayerRun
+from fvflops.trace.expansion.layer_run import LayerRun
+from fvflops.trace.expansion.repeated_items import with_added
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.spec import Value
-
-T = TypeVar("T")
 
 
 def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
@@ -43,27 +41,15 @@ def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
             children=tuple(_expand_children(module, run, periods)),
         )
 
-    moved = (move(*item) for item in _expand(modules.by_name.values(), lambda module: run.period_of(module.name), run))
+    moved = (move(*item) for item in with_added(modules.by_name.values(), lambda module: module.name, run))
     return ModuleTree({module.name: module for module in moved})
-
-
-def _expand(items: Iterable[T], period_of: Callable[[T], int | None], run: LayerRun) -> Iterator[tuple[T, int]]:
-    """Yield each item of the full model as one of the shortened model, and by how many periods it is further."""
-    ordered = [(item, period_of(item)) for item in items]
-    copied = False
-    for item, period in ordered:
-        if period == SECOND and not copied:
-            for periods in range(run.added):
-                yield from ((copy, periods) for copy, other in ordered if other == SECOND)
-            copied = True
-        yield item, run.place(period, high=period == SECOND)
 
 
 def _expand_children(module: ModuleInfo, run: LayerRun, periods: int) -> Iterator[tuple[str, str | None]]:
     if module.name != run.path:
         yield from ((key, None if path is None else run.rename(path, periods)) for key, path in module.children)
         return
-    for (_, path), moved_by in _expand(module.children, lambda child: run.period_of(child[1] or ""), run):
+    for (_, path), moved_by in with_added(module.children, lambda child: child[1] or "", run):
         name = run.rename(path or "", moved_by)
         yield name.rpartition(".")[2], name
 

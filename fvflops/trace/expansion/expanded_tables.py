@@ -36,8 +36,7 @@ class ExpandedStorages:
             for copy in range(1, added + 1):
                 periods = (first + copy if repetition.step > 0 else second + 1 + added - copy) - second
                 self.storages += [
-                    self._rename(storage, periods)
-                    for storage in rows.storages[repetition.second : repetition.end]
+                    self._rename(storage, periods) for storage in rows.storages[repetition.second : repetition.end]
                 ]
             self._copy(repetition.second, repetition.end, 0 if repetition.step < 0 else added, None)
             position = repetition.end
@@ -93,10 +92,14 @@ class ExpandedTables:
 
     def region(self, index: int, periods: int) -> int:
         """Return the index of a region."""
-        region = self._rows.regions[index]
-        if periods and self._rows.region_periods[index] is not None:
-            region = region._replace(name=self._rows.run.rename(region.name, periods))
-        return self.regions.setdefault(region, len(self.regions))
+        key = "region", index, periods
+        known = self._known.get(key)
+        if known is None:
+            region = self._rows.regions[index]
+            if periods and self._rows.region_periods[index] is not None:
+                region = region._replace(name=self._rows.run.rename(region.name, periods))
+            known = self._known[key] = self.regions.setdefault(region, len(self.regions))
+        return known
 
     def stack(self, index: int, periods: int) -> int:
         """Return the index of a stack."""

@@ -54,13 +54,15 @@ class LayerRun:
         index = self._index_in(name)
         if index is None or index < self.start or not periods:
             return name
-        prefix, _, rest = name[len(self.path) + bool(self.path) :].partition(".")
-        moved = str(int(prefix) + periods * self.period)
-        return ".".join(part for part in (self.path, moved, rest) if part)
+        begin = len(self.path) + 1 if self.path else 0
+        rest = name[begin:].partition(".")
+        return f"{name[:begin]}{index + periods * self.period}{rest[1]}{rest[2]}"
 
     def periods_in(self, text: str) -> list[int | None]:
         """Return the periods of the layers that a text names."""
-        return [self.period_of(name) for name in self._names_in().findall(text)] if self.path in text else []
+        return (
+            [self.period_of(name) for name in self._names_in().findall(text)] if self.path and self.path in text else []
+        )
 
     def rename_in(self, text: str, periods: int) -> str:
         """Return a text with the layers that it names moved by a number of periods.
@@ -68,7 +70,11 @@ class LayerRun:
         >>> LayerRun("h", 0, 1, 12).rename_in("FSDP::pre_forward (h.2)", 8)
         'FSDP::pre_forward (h.10)'
         """
-        return self._names_in().sub(lambda match: self.rename(match[0], periods), text) if self.path in text else text
+        return (
+            self._names_in().sub(lambda match: self.rename(match[0], periods), text)
+            if self.path and self.path in text
+            else text
+        )
 
     def _names_in(self) -> re.Pattern[str]:
         return re.compile(rf"(?<![\w.]){re.escape(self.path)}\.\d+(?!\w)")

@@ -63,9 +63,7 @@ class RecordedRows:
         self.repetitions: list[Repetition] = []
         self.places: list[Place | None] = [None] * len(self.storages)
         self.named_periods = [run.period_of(storage.name) if storage.name else None for storage in self.storages]
-        region_periods = [
-            run.period_of(region.name) if region.kind == "module" else None for region in trace.regions
-        ]
+        region_periods = [run.period_of(region.name) if region.kind == "module" else None for region in trace.regions]
         self.region_periods = region_periods
         self.stack_periods = [_only({region_periods[index] for index in stack}) for stack in trace.stacks]
         # Those of an op call that names a layer in a text, such as a marker for a profiler.

@@ -1,4 +1,4 @@
-"""Find where a Trace repeats: the ranges of its events, storages and lists that belong to two equal periods of layers."""
+"""Find where a Trace repeats: ranges of its events, storages and lists that belong to two equal periods of layers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class ListCall:
         self.length = len(lists[0]) if lists else 0
         self.reads = repetitions_in(rows, row[5])
         self.elements = [item for item in self.reads if item.end <= self.length]
-        is_list_call = self.length > 1 and len(row[5]) >= self.length and all(
-            isinstance(value, tuple) and len(value) == self.length for value in (*lists, *signature.outputs)
+        is_list_call = (
+            self.length > 1
+            and len(row[5]) >= self.length
+            and all(isinstance(value, tuple) and len(value) == self.length for value in (*lists, *signature.outputs))
         )
         if not is_list_call or not self.elements:
             raise UnequalLayersError(f"{signature.op} reads tensors of several layers")
@@ -92,7 +94,9 @@ def _add_registered(rows: RecordedRows) -> None:
             second = periods.index(SECOND, first)
             end = periods.index(SECOND + 1, second)
         except ValueError:
-            raise UnequalLayersError(f"the parameters of {rows.run.path!r} are not in the order of its layers") from None
+            raise UnequalLayersError(
+                f"the parameters of {rows.run.path!r} are not in the order of its layers"
+            ) from None
         repetition = Repetition(first, second, end, 1)
         if not rows.are_equal_storages(repetition):
             raise UnequalLayersError(f"layers of {rows.run.path!r} hold different parameters or buffers")
