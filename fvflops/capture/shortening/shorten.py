@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from fvflops.capture.shortening.layer_runs import find_layer_runs
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
 from fvflops.trace.expansion.comparison import are_equal_runs
-from fvflops.trace.expansion.expand import expand_layers
+from fvflops.trace.expansion.expand import Expansion, expand_layers
 from fvflops.trace.expansion.layer_run import KEPT, LayerRun, UnequalLayersError
 from fvflops.trace.expansion.repeated_items import repeat_periods
 
@@ -35,19 +35,24 @@ class Shortened:
     _children: tuple[tuple[nn.Module, dict[str, nn.Module | None]], ...] = field(repr=False)
     _attributes: tuple[tuple[nn.Module, str, int], ...] = field(repr=False)
 
-    def expand(self, trace: Trace) -> Trace | None:
+    def expand(self, trace: Trace, *, below: str = "") -> Expansion | None:
         """Return the Trace of the full model from one recorded with the shortened model.
 
-        It is None where equal layers did not run equally, so that the full model must be recorded: call `restore`.
+        `below` is the name of the model in the recorded one, if that contains it. The result is None where equal layers
+        did not run equally, so that the full model must be recorded: call `restore`.
         """
+        expansion = Expansion(trace, range(len(trace.events or ()) + 1))
         try:
             with gc_paused():
                 for run in reversed(self.runs):
-                    trace = expand_layers(trace, run)
+                    path = ".".join(filter(None, (below, run.path)))
+                    further = expand_layers(expansion.trace, replace(run, path=path))
+                    positions = [further.positions[position] for position in expansion.positions]
+                    expansion = Expansion(further.trace, positions)
         except UnequalLayersError as error:
             _LOGGER.debug("the full model is recorded: %s", error)
             return None
-        return trace
+        return expansion
 
     def repeat(self, named: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
         """Return what belongs to the full model's names from (name, item) pairs of the shortened model, in order.
@@ -90,8 +95,9 @@ def shorten(
     >>> layers = [nn.Linear(4, 4) for _ in range(9)]
     >>> model = nn.Sequential(*layers)
     >>> shortened = shorten(model, (torch.ones(1, 4),))
-    >>> len(model), model[3] is layers[8], sum(shortened.expand(record_call(model, (torch.ones(1, 4),))).calls.values())
-    (4, True, 18)
+    >>> expansion = shortened.expand(record_call(model, (torch.ones(1, 4),)))
+    >>> len(model), model[3] is layers[8], len(expansion.trace.modules.by_name)
+    (4, True, 10)
     """
     runs = find_layer_runs(model, {id(module) for module in marked})
     if not runs:
@@ -114,8 +120,8 @@ def shorten(
     shortened = _shorten(model, runs)
     is_equal = False
     try:
-        expanded = shortened.expand(record())
-        is_equal = expanded is not None and are_equal_runs(expanded, full)
+        expansion = shortened.expand(record())
+        is_equal = expansion is not None and are_equal_runs(expansion.trace, full)
     except Exception as error:
         if is_interrupt(error):
             raise

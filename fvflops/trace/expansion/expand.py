@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fvflops.trace.expansion.expanded_events import ExpandedEvents
 from fvflops.trace.expansion.expanded_modules import expand_modules
@@ -17,7 +17,18 @@ from fvflops.trace.records import Event, Storage
 from fvflops.trace.trace import Trace
 
 
-def expand_layers(trace: Trace, run: LayerRun) -> Trace:
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A Trace of a full model.
+
+    `positions` is the index of each event of the recording among its events; one more is the number of all events.
+    """
+
+    trace: Trace
+    positions: Sequence[int]
+
+
+def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     """Return the Trace of the full model from one that was recorded with a shortened model.
 
     In every phase, the events between the start of period 1 and that of period 2 must be equal to those between 2 and
@@ -33,12 +44,13 @@ def expand_layers(trace: Trace, run: LayerRun) -> Trace:
     rows = RecordedRows(trace, run)
     repetitions, lists = find_repetitions(rows)
     storages, tables = ExpandedStorages(rows), ExpandedTables(rows)
-    events = ExpandedEvents(rows, repetitions, lists, storages, tables).rows
+    expanded = ExpandedEvents(rows, repetitions, lists, storages, tables)
+    events = expanded.rows
     _check_uses(events, rows, storages)
     calls = Counter([row[1:4] for row in events if row[0] == "op"])
     region_calls = Counter([row[1:4] for row in events if row[0] == "exit" and not row[7]])
     active = {stack for _, stack, _ in calls} | _expand_active(trace, rows, tables)
-    return replace(
+    full = replace(
         trace,
         modules=expand_modules(trace.modules, run),
         regions=tuple(tables.regions),
@@ -51,6 +63,7 @@ def expand_layers(trace: Trace, run: LayerRun) -> Trace:
         storages=LazyRecords(Storage, storages.storages),
         active=frozenset(active),
     )
+    return Expansion(full, expanded.positions)
 
 
 def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> set[int]:

@@ -13,7 +13,10 @@ from fvflops.trace.expansion.repetitions import ListCall
 
 
 class ExpandedEvents:
-    """The events of the full model, as rows of a Trace's columns."""
+    """The events of the full model, as rows of a Trace's columns.
+
+    `positions` are those of the recorded events among them, and the number of all.
+    """
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class ExpandedEvents:
         self._tables = tables
         self._lists = lists
         self.rows: list[Row] = []
+        self.positions: list[int] = []
         self._known_indexes: dict[tuple[str, int, int], list[int]] = {}
         position = 0
         high = False  # whether the last repetition ended at the end of the run
@@ -40,6 +44,7 @@ class ExpandedEvents:
             self._move(repetition.second, repetition.end, high=high)
             position = repetition.end
         self._move_between(position, len(rows.events), high, high)
+        self.positions.append(len(self.rows))
 
     def _move_between(self, begin: int, end: int, high_before: bool, high_after: bool) -> None:
         """Append the events between two repetitions: at first they are next to the period with which the former ended.
@@ -61,6 +66,7 @@ class ExpandedEvents:
         """Append events of the recording."""
         for position in range(begin, end):
             row = self._rows.events[position]
+            self.positions.append(len(self.rows))
             if position in self._lists:
                 self.rows.append(self._expand_list_call(row, self._lists[position], high=high))
             else:
@@ -162,9 +168,7 @@ class ExpandedEvents:
             high, position = not starts_high, repetition.end
         yield from (self._storage(index, high=high) for index in storages[position:])
 
-    def _indexes(
-        self, find: Callable[[int, int], int], index: int, period: int | None, moves: range
-    ) -> Iterable[int]:
+    def _indexes(self, find: Callable[[int, int], int], index: int, period: int | None, moves: range) -> Iterable[int]:
         """Return the index in a table of the full model for each copy."""
         if period is None:
             return repeat(find(index, 0))
