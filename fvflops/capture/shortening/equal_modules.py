@@ -57,6 +57,8 @@ def find_index_attributes(
             return None
         for key, value in one.__dict__.items():
             second_value = other.__dict__[key]
+            if "hooks" in key and isinstance(value, Mapping):  # their keys number the hooks of all modules
+                value, second_value = list(value.values()), list(second_value.values())
             if key in _OWN or _are_equal(value, second_value, partners, 0):
                 continue
             if type(value) is not int or type(second_value) is not int or second_value - value != distance:

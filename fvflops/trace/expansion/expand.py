@@ -10,7 +10,7 @@ from fvflops.trace.expansion.expanded_events import ExpandedEvents
 from fvflops.trace.expansion.expanded_modules import expand_modules
 from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Row
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Row, storages_of
 from fvflops.trace.expansion.repetitions import find_repetitions
 from fvflops.trace.lazy_records import LazyRecords
 from fvflops.trace.records import Event, Storage
@@ -43,6 +43,8 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
         raise UnequalLayersError("only a trace with ordered events and without source lines can be expanded")
     rows = RecordedRows(trace, run)
     repetitions, lists = find_repetitions(rows)
+    if repetitions:
+        _check_unused(rows, rows.storages_before[repetitions[0].first])
     storages, tables = ExpandedStorages(rows), ExpandedTables(rows)
     expanded = ExpandedEvents(rows, repetitions, lists, storages, tables)
     events = expanded.rows
@@ -77,6 +79,17 @@ def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> 
         else:
             active.add(tables.stack(stack, rows.run.place(period, high=False)))
     return active
+
+
+def _check_unused(rows: RecordedRows, count: int) -> None:
+    """Raise UnequalLayersError if a storage among the first is used by no event: each layer may have one.
+
+    An example is an optimizer's state for frozen parameters.
+    """
+    used = {index for row in rows.events for index in storages_of(row)}
+    for index, storage in enumerate(rows.storages[:count]):
+        if storage.nbytes and not storage.name and rows.places[index] is None and index not in used:
+            raise UnequalLayersError(f"{storage.nbytes:,} bytes were allocated before the run that it does not use")
 
 
 def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedStorages) -> None:

@@ -115,7 +115,9 @@ class RecordedRows:
             for index in range(repetition.first, repetition.second)
         )
 
-    def follows(self, first: Row, second: Row, repetition: Repetition) -> bool:
+    def follows(
+        self, first: Row, second: Row, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None
+    ) -> bool:
         """Return whether an event of the first range is equal to one of the second, with all that belongs to it."""
         kind, item, stack, phase, thread, reads, writes, raised = second
         if first[0] != kind or first[3] != phase or first[4] != thread or first[7] != raised:
@@ -129,12 +131,12 @@ class RecordedRows:
         elif kind == "exit":
             is_equal = self.is_equal_exit(first[1], item, repetition.step)
         else:
-            is_equal = self.follows_storage(first[1], item, repetition)
+            is_equal = self.follows_storage(first[1], item, repetition, unplaced)
         return (
             is_equal
             and self.is_equal_stack(first[2], stack, repetition.step)
-            and all(self.follows_storage(*pair, repetition) for pair in zip(first[5], reads, strict=True))
-            and all(self.follows_storage(*pair, repetition) for pair in zip(first[6], writes, strict=True))
+            and all(self.follows_storage(*pair, repetition, unplaced) for pair in zip(first[5], reads, strict=True))
+            and all(self.follows_storage(*pair, repetition, unplaced) for pair in zip(first[6], writes, strict=True))
         )
 
     def looks_like(self, first: Row, second: Row, step: int) -> bool:
@@ -150,11 +152,14 @@ class RecordedRows:
             periods[1] is None or (periods[0] is not None and periods[1] == periods[0] + step)
         )
 
-    def follows_storage(self, first: int, second: int, repetition: Repetition) -> bool:
+    def follows_storage(
+        self, first: int, second: int, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None
+    ) -> bool:
         """Return whether the first range refers to a storage as the second one does to another.
 
         Both refer to one storage that is of no layer, or to the same storage of their own period or of a neighbour. At
         the start and the end of the run, the neighbour's storages have no place: they are compared by size and name.
+        Two storages without a place are added to `unplaced`, if given.
         """
         places = self.places[first], self.places[second]
         if first == second:
@@ -163,6 +168,9 @@ class RecordedRows:
             return places[0][:2] == places[1][:2] and places[1].period - places[0].period == repetition.step
         if self._rename(self.storages[first], repetition.step) != self.storages[second]:
             return False
+        if places == (None, None) and unplaced is not None and not self.storages[first].name:
+            unplaced.append((first, second))
+            return True
         own_first, own_second = repetition.periods
         if places[1] is not None:  # the first range refers to the period before its own
             return places[1].period == own_first and self.named_periods[first] in (None, own_first - repetition.step)
@@ -226,7 +234,7 @@ class RecordedRows:
         """
         counts = [count_registered(self.storages)]
         for row in self.events:
-            counts.append(max(counts[-1], 1 + max(_storages_of(row), default=-1)))
+            counts.append(max(counts[-1], 1 + max(storages_of(row), default=-1)))
         counts[-1] = len(self.storages)
         return counts
 
@@ -251,7 +259,8 @@ def count_registered(storages: Iterable[Storage]) -> int:
     return count
 
 
-def _storages_of(row: Row) -> tuple[int, ...]:
+def storages_of(row: Row) -> tuple[int, ...]:
+    """Return the storages that an event reads, writes or frees."""
     return (row[1],) if row[0] == "free" else (*row[5], *row[6])
 
 

@@ -172,10 +172,33 @@ class _Finder:
         if not self._rows.are_equal_storages(created):
             return None
         self._rows.add_repetition(created)
-        if self._is_equal(repetition):
+        unplaced: list[tuple[int, int]] = []
+        if self._is_equal(repetition, unplaced) and self._place(unplaced, step):
             return repetition
         self._rows.remove_repetition()
         return None
+
+    def _place(self, pairs: Sequence[tuple[int, int]], step: int) -> bool:
+        """Give storages places that were created for all layers at once, such as an optimizer's state.
+
+        Those of two periods are equally far from each other. Return whether they are.
+        """
+        if not pairs:
+            return True
+        length = abs(pairs[0][1] - pairs[0][0])
+        ahead = step if pairs[0][1] > pairs[0][0] else -step
+        begin = min(map(min, pairs))
+        repetition = Repetition(begin, begin + length, begin + 2 * length, ahead)
+        is_regular = all(
+            second - first == pairs[0][1] - pairs[0][0] and min(first, second) < begin + length
+            for first, second in pairs
+        )
+        if not is_regular or repetition.end > len(self._rows.storages):
+            return False
+        if not self._rows.are_equal_storages(repetition):
+            return False
+        self._rows.add_repetition(repetition)
+        return True
 
     def _frees_at(self, first: int) -> Repetition | None:
         """Return the repetition that begins at an event within a sequence of freed storages."""
@@ -190,12 +213,13 @@ class _Finder:
         repetition = Repetition(first, first + found.second, first + found.end, found.step)
         return repetition if self._is_equal(repetition) else None
 
-    def _is_equal(self, repetition: Repetition) -> bool:
+    def _is_equal(self, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None) -> bool:
+        """Return whether two ranges of events are equal; pairs of storages without places are added to `unplaced`."""
         events, follows = self._events, self._rows.follows
         pairs = zip(
             events[repetition.first : repetition.second], events[repetition.second : repetition.end], strict=True
         )
-        return all(follows(*pair, repetition) for pair in pairs)
+        return all(follows(*pair, repetition, unplaced) for pair in pairs)
 
     def _end_of(self, repetition: Repetition) -> int:
         """Return where events end to look like those a period earlier; none of them begins another repetition."""
