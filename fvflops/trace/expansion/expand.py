@@ -10,7 +10,7 @@ from fvflops.trace.expansion.expanded_events import ExpandedEvents
 from fvflops.trace.expansion.expanded_modules import expand_modules
 from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Row, storages_of
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Row, periods_in, storages_of
 from fvflops.trace.expansion.repetitions import find_repetitions
 from fvflops.trace.lazy_records import LazyRecords
 from fvflops.trace.records import Event, Storage
@@ -43,12 +43,12 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
         raise UnequalLayersError("only a trace with ordered events and without source lines can be expanded")
     rows = RecordedRows(trace, run)
     repetitions, lists = find_repetitions(rows)
-    if repetitions:
-        _check_unused(rows, rows.storages_before[repetitions[0].first])
+    _check_unused(rows)
     storages, tables = ExpandedStorages(rows), ExpandedTables(rows)
     expanded = ExpandedEvents(rows, repetitions, lists, storages, tables)
     events = expanded.rows
     _check_uses(events, rows, storages)
+    _check_calls(events, tables, run)
     calls = Counter([row[1:4] for row in events if row[0] == "op"])
     region_calls = Counter([row[1:4] for row in events if row[0] == "exit" and not row[7]])
     active = {stack for _, stack, _ in calls} | _expand_active(trace, rows, tables)
@@ -81,15 +81,12 @@ def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> 
     return active
 
 
-def _check_unused(rows: RecordedRows, count: int) -> None:
-    """Raise UnequalLayersError if a storage among the first is used by no event: each layer may have one.
-
-    An example is an optimizer's state for frozen parameters.
-    """
+def _check_unused(rows: RecordedRows) -> None:
+    """Raise UnequalLayersError if no event uses a storage, such as state of a frozen parameter: layers may have one."""
     used = {index for row in rows.events for index in storages_of(row)}
-    for index, storage in enumerate(rows.storages[:count]):
+    for index, storage in enumerate(rows.storages):
         if storage.nbytes and not storage.name and rows.places[index] is None and index not in used:
-            raise UnequalLayersError(f"{storage.nbytes:,} bytes were allocated before the run that it does not use")
+            raise UnequalLayersError(f"{storage.nbytes:,} bytes were allocated that no call uses")
 
 
 def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedStorages) -> None:
@@ -114,3 +111,21 @@ def _check_uses(events: Sequence[Row], rows: RecordedRows, storages: ExpandedSto
                 at = begin + period * length
                 if uses[at : at + length] != expected:
                     raise UnequalLayersError(f"layers of {rows.run.path!r} use their tensors unequally")
+
+
+def _check_calls(events: Sequence[Row], tables: ExpandedTables, run: LayerRun) -> None:
+    """Raise UnequalLayersError unless equally many calls belong to each period."""
+    regions = [run.period_of(region.name) if region.kind == "module" else None for region in tables.regions]
+    stacks = [next((regions[index] for index in stack if regions[index] is not None), None) for stack in tables.stacks]
+    texts = [next(iter(periods_in(signature, run)), None) for signature in tables.signatures]
+    exits = [regions[signature.region] for signature in tables.region_signatures]
+    by_item = {"op": texts, "enter": regions, "exit": exits}
+    calls = Counter([(row[0], stacks[row[2]], by_item[row[0]][row[1]]) for row in events if row[0] != "free"])
+    by_period: dict[int, Counter[tuple[str, bool]]] = {}
+    for (kind, period, named), count in calls.items():
+        for is_named, of_period in ((False, period), (True, named)):
+            if of_period is not None:
+                by_period.setdefault(of_period, Counter())[kind, is_named] += count
+    expected = by_period.get(FIRST)
+    if any(by_period.get(period) != expected for period in range(FIRST, run.added + SECOND + 1)):
+        raise UnequalLayersError(f"layers of {run.path!r} make unequal numbers of calls")

@@ -67,7 +67,7 @@ class RecordedRows:
         self.region_periods = region_periods
         self.stack_periods = [_only({region_periods[index] for index in stack}) for stack in trace.stacks]
         # Those of an op call that names a layer in a text, such as a marker for a profiler.
-        self.signature_periods = [_only(_periods_in(signature, run)) for signature in trace.signatures]
+        self.signature_periods = [_only(periods_in(signature, run)) for signature in trace.signatures]
         self.storages_before = self._count_storages()
         self._equal_stacks: dict[tuple[int, int, int], bool] = {}
         self._equal_exits: dict[tuple[int, int, int], bool] = {}
@@ -88,7 +88,8 @@ class RecordedRows:
         elif period is None and kind == "exit":
             period = self.region_periods[self.region_signatures[item].region]
         elif period is None and kind == "op":
-            periods = {self.period_of_storage(index) for index in (*row[5], *row[6])} - {None}
+            periods = {self.period_of_storage(index) for index in (*row[5], *row[6])}
+            periods = (periods | {self.signature_periods[item]}) - {None}
             period = periods.pop() if len(periods) == 1 else None
         return period
 
@@ -245,7 +246,8 @@ def rename_signature(signature: Signature, run: LayerRun, periods: int) -> Signa
     return replace(signature, inputs=tuple(inputs))
 
 
-def _periods_in(signature: Signature, run: LayerRun) -> set[int | None]:
+def periods_in(signature: Signature, run: LayerRun) -> set[int | None]:
+    """Return the periods of the layers that the texts of a signature name."""
     return {period for value in signature.inputs if isinstance(value, str) for period in run.periods_in(value)}
 
 
