@@ -41,14 +41,12 @@ class Shortened:
         `below` is the name of the model in the recorded one, if that contains it. The result is None where equal layers
         did not run equally, so that the full model must be recorded: call `restore`.
         """
-        expansion = Expansion(trace, range(len(trace.events or ()) + 1))
+        expansion = Expansion.unchanged(trace)
         try:
             with gc_paused():
                 for run in reversed(self.runs):
                     path = ".".join(filter(None, (below, run.path)))
-                    further = expand_layers(expansion.trace, replace(run, path=path))
-                    positions = [further.positions[position] for position in expansion.positions]
-                    expansion = Expansion(further.trace, positions)
+                    expansion = expansion.then(expand_layers(expansion.trace, replace(run, path=path)))
         except UnequalLayersError as error:
             _LOGGER.debug("the full model is recorded: %s", error)
             return None

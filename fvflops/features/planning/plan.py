@@ -302,12 +302,14 @@ def _plan_equal_ranks(
     recipe: Recipe,
     orders: Sequence[tuple[Action, ...]],
     ranks: Sequence[int],
+    *,
+    shortened: bool = True,
 ) -> list[RankPlan]:
-    """Return the plans of ranks with equal stages, of which the first is run."""
+    """Return the plans of ranks with equal stages, of which the first is run, with few equal layers if `shortened`."""
     with deferred(), torch_warnings_ignored(), fake_process_group(layout.world, ranks[0]), model_runs():
         device_mesh = make_device_mesh(layout.mesh)
         hidden = rank_model.find_hidden(device_mesh)
-        stages = rank_model.make_stages(ranks[0], device_mesh, hidden)
+        stages = rank_model.make_stages(ranks[0], device_mesh, hidden, recipe, shortened=shortened)
         around_forward = rank_model.around_forward(device_mesh)
         recipe = replace(
             recipe,
@@ -315,10 +317,13 @@ def _plan_equal_ranks(
             # A recomputation runs in autograd, outside this context.
             checkpoint_options={"context_fn": lambda: (nullcontext(), around_forward())},
         )
-        specs = [local_spec(parameter) for stage in stages for parameter in stage.module.parameters()]
+        specs = [local_spec(parameter) for stage in stages for parameter in stage.parameters()]
         own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
         numbers = [rank_model.stages_of(rank) for rank in ranks]
-        recorded, passes = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        run = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        if run is None:
+            return _plan_equal_ranks(rank_model, layout, recipe, orders, ranks, shortened=False)
+        recorded, passes = run
         added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
         tied, tied_derived = _estimate_tied(recorded, stages, layout, rank_model, ranks[0])
         added, derived = {**added, **tied}, (*derived, *tied_derived)
@@ -377,7 +382,9 @@ def _estimate_reductions(
         return {}, ()
     group = describe(replicas.get_group())
     added = {
-        Action("allreduce", index): tuple(gradient_allreduce(recorded, stage.module, group, replicas.size()))
+        Action("allreduce", index): tuple(
+            gradient_allreduce(recorded, stage.parameters(), stage.buffers(), group, replicas.size())
+        )
         for index, stage in enumerate(stages)
     }
     description = (

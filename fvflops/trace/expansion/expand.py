@@ -27,6 +27,15 @@ class Expansion:
     trace: Trace
     positions: Sequence[int]
 
+    @classmethod
+    def unchanged(cls, trace: Trace) -> Expansion:
+        """Return a Trace as its own expansion."""
+        return cls(trace, range(len(trace.events or ()) + 1))
+
+    def then(self, further: Expansion) -> Expansion:
+        """Return this expansion followed by another, of its Trace."""
+        return Expansion(further.trace, [further.positions[position] for position in self.positions])
+
 
 def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
     """Return the Trace of the full model from one that was recorded with a shortened model.
