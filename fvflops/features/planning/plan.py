@@ -292,7 +292,12 @@ def _plan(
     alike: dict[Any, list[int]] = {}
     for item in ranks:
         alike.setdefault(rank_model.describe_stages(item), []).append(item)
-    plans = [plan for equal in alike.values() for plan in _plan_equal_ranks(rank_model, layout, recipe, orders, equal)]
+    plans = []
+    for equal in alike.values():
+        arguments = rank_model, layout, recipe, orders, equal
+        # Where equal layers do not run equally, all of them are recorded.
+        of_equal = _plan_equal_ranks(*arguments, shortened=True) or _plan_equal_ranks(*arguments, shortened=False)
+        plans += of_equal
     return sorted(plans, key=lambda plan: plan.rank)
 
 
@@ -303,9 +308,12 @@ def _plan_equal_ranks(
     orders: Sequence[tuple[Action, ...]],
     ranks: Sequence[int],
     *,
-    shortened: bool = True,
+    shortened: bool,
 ) -> list[RankPlan]:
-    """Return the plans of ranks with equal stages, of which the first is run, with few equal layers if `shortened`."""
+    """Return the plans of ranks with equal stages, of which the first is run.
+
+    If `shortened`, few of its equal layers run; [] if these did not run equally.
+    """
     with deferred(), torch_warnings_ignored(), fake_process_group(layout.world, ranks[0]), model_runs():
         device_mesh = make_device_mesh(layout.mesh)
         hidden = rank_model.find_hidden(device_mesh)
@@ -322,7 +330,7 @@ def _plan_equal_ranks(
         numbers = [rank_model.stages_of(rank) for rank in ranks]
         run = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
         if run is None:
-            return _plan_equal_ranks(rank_model, layout, recipe, orders, ranks, shortened=False)
+            return []
         recorded, passes = run
         added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
         tied, tied_derived = _estimate_tied(recorded, stages, layout, rank_model, ranks[0])
