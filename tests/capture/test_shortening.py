@@ -16,7 +16,7 @@ from fvflops.trace.expansion.comparison import are_equal_runs
 from fvflops.trace.expansion.expand import expand_layers
 from fvflops.trace.expansion.layer_run import LayerRun, UnequalLayersError
 
-WIDTH, LAYERS = 8, 10
+WIDTH, LAYERS = 8, 16
 INPUTS = torch.ones(2, 3, WIDTH)
 
 
@@ -82,7 +82,7 @@ class Twice(Net):
 class TwoLists(Net):
     def __init__(self):
         super().__init__()
-        self.more = nn.Sequential(*(Layer() for _ in range(6)))
+        self.more = nn.Sequential(*(Layer() for _ in range(8)))
 
     def run(self, x):
         return self.more(super().run(x))
@@ -116,15 +116,25 @@ SHORTENED = {
     Glued: [("layers", 0, 1, LAYERS)],
     Summed: [("layers", 0, 1, LAYERS)],
     Twice: [("layers", 0, 1, LAYERS)],
-    TwoLists: [("layers", 0, 1, LAYERS), ("more", 0, 1, 6)],
+    TwoLists: [("layers", 0, 1, LAYERS), ("more", 0, 1, 8)],
     Numbered: [("layers", 0, 1, LAYERS)],
-    freeze_half: [("layers", 0, 1, 5), ("layers", 4, 1, 5)],
-    alternate: [("layers", 0, 2, 5)],
+    freeze_half: [("layers", 0, 1, 8), ("layers", 4, 1, 8)],
+    alternate: [("layers", 0, 2, 8)],
     make_sequential: [("", 0, 1, LAYERS)],
 }
+
+
+class Clipped(torch.optim.AdamW):
+    """Clips the norm of all gradients, of which it makes a vector with an element for each."""
+
+    def step(self, closure=None):
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0, foreach=True)
+        return super().step(closure)
+
+
 STEPS = {
     "checkpointed": {"micro_batches": 2, "checkpointed": [nn.Linear], "optimizers": [torch.optim.AdamW]},
-    "foreach": {"optimizers": [partial(torch.optim.AdamW, foreach=True)]},
+    "foreach, clipped": {"optimizers": [partial(Clipped, foreach=True)]},
     "state before": {"optimizers": [partial(torch.optim.Adagrad, lr=0.1)]},
 }
 
@@ -297,7 +307,7 @@ def test_tied_layers_end_a_run():
 def test_marked_layers_differ_from_others():
     model = Net()
     marked = {id(layer) for layer in model.layers[::2]}
-    assert [(run.period, run.count) for run in find_layer_runs(model, marked)] == [(2, 5)]
+    assert [(run.period, run.count) for run in find_layer_runs(model, marked)] == [(2, 8)]
 
 
 @pytest.mark.parametrize(

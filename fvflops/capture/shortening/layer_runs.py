@@ -14,12 +14,15 @@ from fvflops.trace.expansion.layer_run import KEPT, LayerRun
 # How many successive layers may differ before they repeat, as in models with local and global attention by turns.
 _MAX_PERIOD = 8
 
+# Of a shorter run more would be lost by comparing and expanding than is gained.
+_LEAST = 2 * KEPT
+
 # A layer's kind, numbered, and the attributes that count layers.
 _Kind = tuple[int, frozenset[tuple[str, str]]]
 
 
 def find_layer_runs(model: nn.Module, marked: Collection[int] = ()) -> list[LayerRun]:
-    """Return the runs of equal layers in a model's outermost lists that have any, as in a model of `KEPT` periods.
+    """Return the runs of equal layers, of at least `_LEAST` periods, in a model's outermost lists that have any.
 
     Layers that share a module or a tensor with another part of the model belong to none. The runs of one list are in
     order, and named as after all of them are shortened.
@@ -46,13 +49,13 @@ def _find_in_list(
     path: str, layers: nn.ModuleList | nn.Sequential, shared: Collection[int], marked: Collection[int]
 ) -> Iterator[LayerRun]:
     members = list(layers._modules.values())
-    if len(members) <= KEPT or list(layers._modules) != [str(index) for index in range(len(members))]:
+    if len(members) < _LEAST or list(layers._modules) != [str(index) for index in range(len(members))]:
         return
     kinds = _find_kinds(members, shared, marked)
     begin = removed = 0
-    while begin + KEPT < len(kinds):
+    while begin + _LEAST <= len(kinds):
         period, count = _longest_run(kinds[begin:])
-        if count <= KEPT:
+        if count < _LEAST:
             begin += 1
             continue
         attributes = frozenset().union(*(kind[1] for kind in kinds[begin : begin + period * count]))

@@ -79,6 +79,8 @@ class ExpandedEvents:
             item = tables.region(item, place(rows.region_periods[item], high=high))
         elif kind == "exit":
             item = tables.exit(item, place(rows.region_periods[rows.region_signatures[item].region], high=high))
+        elif kind == "op" and rows.vectors and (lengths := next(filter(None, map(rows.vectors.get, reads)), None)):
+            item = tables.grown_call(item, *lengths)
         elif kind == "op":
             item = tables.call(item, place(rows.signature_periods[item], high=high))
         else:
@@ -142,10 +144,11 @@ class ExpandedEvents:
         return range(at, at + stride * len(moves), stride)
 
     def _expand_list_call(self, row: Row, call: ListCall, *, high: bool) -> Row:
+        rows = self._rows
         kind, item, stack, phase, thread, reads, writes, raised = row
         return (
             kind,
-            self._tables.list_call(item, call.elements),
+            self._tables.list_call(item, call.elements, rows.vectors.get(writes[0]) if writes else None),
             self._tables.stack(stack, 0),
             phase,
             thread,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 
+from fvflops.trace.expansion.growth import grow
 from fvflops.trace.expansion.layer_run import FIRST
 from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, rename_signature
 from fvflops.trace.records import Region, Storage
@@ -42,6 +43,9 @@ class ExpandedStorages:
             position = repetition.end
         self._copy(position, len(rows.storages), 0, None)
         self.begins = begins
+        for index, (before, after) in rows.vectors.items():
+            storage = self.storages[self._moved[index]]
+            self.storages[self._moved[index]] = storage._replace(nbytes=storage.nbytes // before * after)
 
     def at(self, index: int, periods: int) -> int:
         """Return the index of a storage, or of the same one of a layer that is some periods further."""
@@ -133,8 +137,15 @@ class ExpandedTables:
             )
         return known
 
-    def list_call(self, index: int, elements: Sequence[Repetition]) -> int:
-        """Return the index of a new signature, whose lists have elements for the added periods too."""
+    def grown_call(self, index: int, before: int, after: int) -> int:
+        """Return the index of the signature of a call on a vector that has an element for each layer."""
+        return self._intern(grow(self._rows.trace.signatures[index], before, after))
+
+    def list_call(self, index: int, elements: Sequence[Repetition], lengths: tuple[int, int] | None) -> int:
+        """Return the index of a new signature, whose lists have elements for the added periods too.
+
+        `lengths` are those of a vector that it returns, in the recording and in the full model.
+        """
         signature = self._rows.trace.signatures[index]
         added = self._rows.run.added
 
@@ -146,7 +157,7 @@ class ExpandedTables:
             inputs=tuple([expand(value) for value in signature.inputs]),
             outputs=tuple([expand(value) for value in signature.outputs]),
         )
-        return self._intern(expanded)
+        return self._intern(expanded if lengths is None else grow(expanded, *lengths))
 
     def _intern(self, signature: Signature) -> int:
         # By equality, since hashing a signature is slow.

@@ -50,7 +50,8 @@ class RecordedRows:
     """A Trace's events and storages as rows.
 
     `storages_before[i]` is the number of storages that exist before event i. `places` are those of the storages that
-    are in one of `repetitions`, None for the others.
+    are in one of `repetitions`, None for the others. `vectors` are the storages of vectors that have an element for
+    each layer, with their lengths in the recording and in the full model.
     """
 
     def __init__(self, trace: Trace, run: LayerRun) -> None:
@@ -61,6 +62,7 @@ class RecordedRows:
         self.regions = trace.regions
         self.region_signatures = list(trace.region_signatures)
         self.repetitions: list[Repetition] = []
+        self.vectors: dict[int, tuple[int, int]] = {}
         self.places: list[Place | None] = [None] * len(self.storages)
         self.named_periods = [run.period_of(storage.name) if storage.name else None for storage in self.storages]
         region_periods = [run.period_of(region.name) if region.kind == "module" else None for region in trace.regions]
@@ -164,7 +166,7 @@ class RecordedRows:
         """
         places = self.places[first], self.places[second]
         if first == second:
-            return places[0] is None
+            return places[0] is None and first not in self.vectors
         if places[0] is not None and places[1] is not None:
             return places[0][:2] == places[1][:2] and places[1].period - places[0].period == repetition.step
         if self._rename(self.storages[first], repetition.step) != self.storages[second]:

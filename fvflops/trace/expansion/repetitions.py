@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from fvflops.trace.expansion.growth import replace_shape
 from fvflops.trace.expansion.layer_run import FIRST, KEPT, SECOND, UnequalLayersError
 from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, Row, count_registered
+from fvflops.trace.spec import tensors_in
 
 
 def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, ListCall]]:
@@ -19,9 +21,10 @@ def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, Li
 
 
 class ListCall:
-    """An op call on lists of tensors that has an element for each layer, such as an optimizer's foreach op.
+    """An op call on lists of tensors that have an element for each layer, such as an optimizer's foreach op.
 
-    `reads` and `writes` are the repetitions in the event's storages, `elements` those in each list.
+    `reads` and `writes` are the repetitions in the event's storages, `elements` those in each list. The result of
+    aten::stack is no list, but a vector: it grows with its input.
     """
 
     def __init__(self, rows: RecordedRows, position: int) -> None:
@@ -31,19 +34,25 @@ class ListCall:
         self.length = len(lists[0]) if lists else 0
         self.reads = repetitions_in(rows, row[5])
         self.elements = [item for item in self.reads if item.end <= self.length]
+        outputs = signature.outputs
+        is_stack = signature.op == "aten::stack" and outputs == (replace_shape(lists[0][0], (self.length,)),)
+        if is_stack:
+            outputs = ()
+            copied = sum(item.length for item in self.elements)
+            rows.vectors[row[6][0]] = self.length, self.length + rows.run.added * copied
         is_list_call = (
             self.length > 1
             and len(row[5]) >= self.length
-            and all(isinstance(value, tuple) and len(value) == self.length for value in (*lists, *signature.outputs))
+            and all(isinstance(value, tuple) and len(value) == self.length for value in (*lists, *outputs))
         )
         if not is_list_call or not self.elements:
             raise UnequalLayersError(f"{signature.op} reads tensors of several layers")
-        for value in (*lists, *signature.outputs):
+        for value in (*lists, *outputs):
             assert isinstance(value, tuple)
             if any(value[item.first : item.second] != value[item.second : item.end] for item in self.elements):
                 raise UnequalLayersError(f"{signature.op} has lists whose elements differ between equal layers")
         begin, end = rows.storages_before[position], rows.storages_before[position + 1]
-        if end > begin:
+        if end > begin and not is_stack:
             if list(row[6]) != list(range(begin, begin + self.length)) or end != begin + self.length:
                 raise UnequalLayersError(f"{signature.op} does not return one tensor for each element of its lists")
             for item in self.elements:
@@ -52,6 +61,17 @@ class ListCall:
                     raise UnequalLayersError(f"{signature.op} returns tensors that differ between equal layers")
                 rows.add_repetition(created)
         self.writes = repetitions_in(rows, row[6])
+
+
+def grow_results(rows: RecordedRows, row: Row) -> None:
+    """Add the results of a call on a vector with an element for each layer that grow with it."""
+    signature = rows.trace.signatures[row[1]]
+    lengths = {rows.vectors[index] for index in row[5] if index in rows.vectors}
+    shapes = {spec.shape for spec in tensors_in((*signature.inputs, *signature.outputs))}
+    if len(lengths) > 1 or not shapes <= {(), *((length,) for length, _ in lengths)}:
+        raise UnequalLayersError(f"{signature.op} combines a tensor with an element for each layer with others")
+    if any(spec.shape for spec in tensors_in(signature.outputs)):
+        rows.vectors.update(dict.fromkeys(row[6], lengths.pop()))
 
 
 def repetitions_in(rows: RecordedRows, storages: Sequence[int]) -> list[Repetition]:
@@ -130,6 +150,8 @@ class _Finder:
             if row[0] == "op" and self._periods[position] is None and self._reads_both(row):
                 lists[position] = ListCall(rows, position)
                 self._index_periods(position)
+            elif row[0] == "op" and not rows.vectors.keys().isdisjoint(row[5]):
+                grow_results(rows, row)
             repetition = None
             if self._periods[position] in (FIRST, SECOND):
                 repetition = self._frees_at(position) if row[0] == "free" else self._calls_at(position)
