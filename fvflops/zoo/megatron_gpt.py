@@ -80,6 +80,26 @@ class MaskedSoftmax(nn.Module):
         return scores.softmax(-1)
 
 
+class UnfusedMaskedSoftmax(nn.Module):
+    """The same in float32 by separate ops, for scores that Megatron's kernel does not take (see `has_softmax_kernel`)."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        n = scores.shape[-1]
+        future = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu_(1)
+        return scores.float().masked_fill(future, -10_000.0).softmax(-1).to(scores.dtype)
+
+
+def has_softmax_kernel(n: int, matrices: int) -> bool:
+    """Return whether Megatron's fused softmax takes `matrices` causal score matrices of n rows.
+
+    Source: FusedScaleMaskSoftmax.is_kernel_available in Megatron-LM's fused_softmax.py, for n above 128.
+
+    >>> has_softmax_kernel(1024, 16), has_softmax_kernel(1024, 2), has_softmax_kernel(4096, 16)
+    (True, False, False)
+    """
+    return 16 < n <= 2048 and n % 4 == 0 and matrices % 4 == 0
+
+
 class BiasGelu(nn.Module):
     """A bias, then GELU in its tanh form: (..., size) to (..., size)."""
 
@@ -116,6 +136,7 @@ class CoreAttention(nn.Module):
     def __init__(self, config: MegatronGPTConfig) -> None:
         super().__init__()
         self.softmax = MaskedSoftmax()
+        self.unfused_softmax = UnfusedMaskedSoftmax()
         self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -123,7 +144,8 @@ class CoreAttention(nn.Module):
         q, k, v = (x.reshape(n, b * heads, head_size).transpose(0, 1) for x in (q, k, v))
         scores = torch.empty(b * heads, n, n, dtype=q.dtype, device=q.device)
         scores = torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=head_size**-0.5)
-        out = torch.bmm(self.dropout(self.softmax(scores)), v)
+        softmax = self.softmax if has_softmax_kernel(n, b * heads) else self.unfused_softmax
+        out = torch.bmm(self.dropout(softmax(scores)), v)
         return out.unflatten(0, (b, heads)).permute(2, 0, 1, 3).flatten(2)
 
 

@@ -15,7 +15,9 @@ from fvflops.features.planning.rank_step import Call, RankStep, StageLinks
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 
 
-def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int) -> list[Call]:
+def gradient_allreduce(
+    trace: Trace, parameters: Iterable[nn.Parameter], buffers: Iterable[torch.Tensor], group: Value, ranks: int
+) -> list[Call]:
     """Return the calls of DistributedDataParallel: each gradient scaled, then an all-reduce of each dtype's gradients.
 
     Buffers are broadcast before the forward pass, as DDP does by default (broadcast_buffers=True).
@@ -23,16 +25,16 @@ def gradient_allreduce(trace: Trace, model: nn.Module, group: Value, ranks: int)
     device = trace.info.device
     gradients = Counter[str]()
     added: list[Call] = []
-    for spec in _trainable_specs(trace, model):
+    for spec in _trainable_specs(trace, parameters):
         added.append(
             (_make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / ranks, out=spec), "backward", 1)
         )
         gradients[spec.dtype] += spec.numel
-    buffers = Counter[str]()
-    for buffer in model.buffers():
-        buffers[describe_tensor(buffer).dtype] += buffer.numel()
+    broadcasts = Counter[str]()
+    for buffer in buffers:
+        broadcasts[describe_tensor(buffer).dtype] += buffer.numel()
     c10d = torch.ops.c10d
-    for dtype, size in buffers.items():
+    for dtype, size in broadcasts.items():
         tensors = (TensorSpec((size,), dtype, device),)
         broadcast = _make_signature(c10d.broadcast_.default, tensors=tensors, process_group=group, root_rank=0)
         added.append((broadcast, "forward", 1))
@@ -66,9 +68,9 @@ def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches
     return added
 
 
-def _trainable_specs(trace: Trace, model: nn.Module) -> list[TensorSpec]:
+def _trainable_specs(trace: Trace, parameters: Iterable[nn.Parameter]) -> list[TensorSpec]:
     """Return the spec of each trainable parameter's local shard, on the Trace's device."""
-    specs = [local_spec(parameter) for parameter in model.parameters() if parameter.requires_grad]
+    specs = [local_spec(parameter) for parameter in parameters if parameter.requires_grad]
     return [replace(spec, device=trace.info.device) for spec in specs]
 
 

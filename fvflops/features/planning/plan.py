@@ -292,7 +292,12 @@ def _plan(
     alike: dict[Any, list[int]] = {}
     for item in ranks:
         alike.setdefault(rank_model.describe_stages(item), []).append(item)
-    plans = [plan for equal in alike.values() for plan in _plan_equal_ranks(rank_model, layout, recipe, orders, equal)]
+    plans = []
+    for equal in alike.values():
+        arguments = rank_model, layout, recipe, orders, equal
+        # Where equal layers do not run equally, all of them are recorded.
+        of_equal = _plan_equal_ranks(*arguments, shortened=True) or _plan_equal_ranks(*arguments, shortened=False)
+        plans += of_equal
     return sorted(plans, key=lambda plan: plan.rank)
 
 
@@ -302,12 +307,17 @@ def _plan_equal_ranks(
     recipe: Recipe,
     orders: Sequence[tuple[Action, ...]],
     ranks: Sequence[int],
+    *,
+    shortened: bool,
 ) -> list[RankPlan]:
-    """Return the plans of ranks with equal stages, of which the first is run."""
+    """Return the plans of ranks with equal stages, of which the first is run.
+
+    If `shortened`, few of its equal layers run; [] if these did not run equally.
+    """
     with deferred(), torch_warnings_ignored(), fake_process_group(layout.world, ranks[0]), model_runs():
         device_mesh = make_device_mesh(layout.mesh)
         hidden = rank_model.find_hidden(device_mesh)
-        stages = rank_model.make_stages(ranks[0], device_mesh, hidden)
+        stages = rank_model.make_stages(ranks[0], device_mesh, hidden, recipe, shortened=shortened)
         around_forward = rank_model.around_forward(device_mesh)
         recipe = replace(
             recipe,
@@ -315,10 +325,12 @@ def _plan_equal_ranks(
             # A recomputation runs in autograd, outside this context.
             checkpoint_options={"context_fn": lambda: (nullcontext(), around_forward())},
         )
-        specs = [local_spec(parameter) for stage in stages for parameter in stage.module.parameters()]
+        specs = [local_spec(parameter) for stage in stages for parameter in stage.parameters()]
         own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
         numbers = [rank_model.stages_of(rank) for rank in ranks]
         recording = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        if recording is None:
+            return []
         recorded = recording.trace
         added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
         tied = _estimate_tied(rank_model, layout, recorded, stages, ranks[0])
@@ -397,7 +409,9 @@ def _estimate_reductions(
         return {}, ()
     group = describe(replicas.get_group())
     added = {
-        Action("allreduce", index): tuple(gradient_allreduce(recorded, stage.module, group, replicas.size()))
+        Action("allreduce", index): tuple(
+            gradient_allreduce(recorded, stage.parameters(), stage.buffers(), group, replicas.size())
+        )
         for index, stage in enumerate(stages)
     }
     description = (

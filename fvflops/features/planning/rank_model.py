@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.run import Loss
+from fvflops.capture.shortening.shorten import shorten
+from fvflops.capture.training_step import checkpointed_modules
 from fvflops.features.planning.context_parallel import ShardedSequence
 from fvflops.features.planning.fully_sharded import autocast, materialise, shard_fully
 from fvflops.features.planning.layout import Layout, join_axes
@@ -25,7 +29,7 @@ from fvflops.features.planning.pipeline import (
     split_stage,
 )
 from fvflops.features.planning.rank_step import StageLinks
-from fvflops.features.planning.recording import StageModule
+from fvflops.features.planning.recording import Recipe, StageModule
 from fvflops.features.planning.schedules import rank_of_stage, stages_of_rank
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.trace import TensorSpec
@@ -76,21 +80,60 @@ class RankModel:
             return ()
         return tuple((stage == 0, stage == len(self.layers) - 1, self.layers[stage]) for stage in self.stages_of(rank))
 
-    def make_stages(self, rank: int, device_mesh: Any, hidden: TensorSpec | None) -> list[StageModule]:
-        """Return the stages of a rank with its shards of their parameters; without pp the whole model."""
+    def make_stages(
+        self, rank: int, device_mesh: Any, hidden: TensorSpec | None, recipe: Recipe, *, shortened: bool
+    ) -> list[StageModule]:
+        """Return the stages of a rank with its shards of their parameters; without pp the whole model.
+
+        With `shortened` they have a few of their equal layers, if they have any.
+        """
         if self._stages is None:
-            return [StageModule(self._shard(self._copy(), device_mesh), *self._inputs, loss=self._loss)]
+            stage = StageModule(self._copy(), *self._inputs, loss=self._loss)
+            return [self._finish_stage(stage, device_mesh, recipe, shortened)]
         stages = []
-        for stage in self.stages_of(rank):
+        for number in self.stages_of(rank):
             model = self._copy()
-            split_stage(model, self._stages, stage, self.layers)
-            model = self._shard(model, device_mesh)
+            split_stage(model, self._stages, number, self.layers)
             last = len(self.layers) - 1
-            received = hidden if stage > 0 else None
-            args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=stage == last)
-            loss = self._loss if stage == last else None
-            stages.append(StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss))
+            received = hidden if number > 0 else None
+            args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=number == last)
+            loss = self._loss if number == last else None
+            stage = StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss)
+            stages.append(self._finish_stage(stage, device_mesh, recipe, shortened))
         return stages
+
+    def _finish_stage(self, stage: StageModule, device_mesh: Any, recipe: Recipe, shortened: bool) -> StageModule:
+        """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
+        layout = self._layout
+        # Of known plans the names are patterns for all layers; other functions may name each.
+        names_all = layout.shard_by is not None
+        if names_all:
+            stage = replace(stage, module=self._split(stage.module, device_mesh))
+        stage = replace(stage, checkpointed=checkpointed_modules(stage.module, recipe.checkpoint))
+        if shortened:
+            kwargs = dict(stage.kwargs)
+            if stage.received is not None:
+                kwargs[stage.hidden_argument] = self._make_hidden(stage.received, whole=not names_all)
+            stage = replace(
+                stage,
+                shortened=shorten(
+                    *(stage.module, stage.args, kwargs),
+                    marked=stage.checkpointed,
+                    assume=recipe.assume,
+                ),
+            )
+            if stage.shortened is not None:
+                left = {id(module) for module in stage.module.modules()}
+                stage = replace(stage, checkpointed=[item for item in stage.checkpointed if id(item) in left])
+        module = stage.module if names_all else self._split(stage.module, device_mesh)
+        return replace(stage, module=self._shard(module, device_mesh))
+
+    def _make_hidden(self, spec: TensorSpec, *, whole: bool) -> torch.Tensor:
+        """Return a hidden state without values; `whole`: as a stage that is not split gets it."""
+        shape = list(spec.shape)
+        if whole and self._layout.sequence_parallel:
+            shape[1] *= self._layout.size("tp")
+        return torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
 
     def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
         """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
@@ -143,7 +186,6 @@ class RankModel:
 
     def _shard(self, model: nn.Module, device_mesh: Any) -> nn.Module:
         layout = self._layout
-        model = self._split(model, device_mesh)
         if layout.is_fully_sharded:
             mesh = join_axes(device_mesh, layout.mesh, "fsdp", "cp")
             if layout.size("dp") > 1:

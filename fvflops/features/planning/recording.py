@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -15,11 +15,11 @@ from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
+from fvflops.capture.shortening.shorten import Shortened
 from fvflops.capture.training_step import (
     Checkpointed,
     OptimizerMaker,
     checkpointed_calls,
-    checkpointed_modules,
     loss_of,
     make_optimizer,
     record_run,
@@ -36,6 +36,9 @@ from fvflops.features.planning.fully_sharded import (
 from fvflops.features.planning.rank_step import Action, Pass
 from fvflops.features.planning.trace_changes import assign_backward, relabel_devices
 from fvflops.trace import StopsAt, TensorSpec, Trace
+from fvflops.trace.expansion.expand import Expansion
+
+Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
 # Recorded after all others, since they end the step of a stage.
 _FINAL = ("reduce", "allreduce", "tied_allreduce", "optimizer")
@@ -48,7 +51,8 @@ class StageModule:
     """A pipeline stage of a rank: its module and inputs, and the hidden states of a microbatch.
 
     A stage that receives gets `received` as `hidden_argument`. The last stage has a `loss`. Without pp the whole model
-    is the only stage.
+    is the only stage. `checkpointed` are the modules whose activations are recomputed. Of equal layers a `shortened`
+    module has a few.
     """
 
     module: nn.Module
@@ -57,6 +61,19 @@ class StageModule:
     hidden_argument: str = ""
     received: TensorSpec | None = None
     loss: Loss | None = None
+    checkpointed: Sequence[nn.Module] = ()
+    shortened: Shortened | None = None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the full stage, as shards of the rank; equal layers may have the same."""
+        return self._of_all_layers(self.module.named_parameters())
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the buffers of the full stage; equal layers may have the same."""
+        return self._of_all_layers(self.module.named_buffers())
+
+    def _of_all_layers(self, named: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
+        return [tensor for _, tensor in (named if self.shortened is None else self.shortened.repeat(named))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +130,13 @@ class Recording(NamedTuple):
     run: list[tuple[int, Action]]
 
 
-def record_actions(stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe) -> Recording:
+def record_actions(stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe) -> Recording | None:
     """Record the actions of a rank in some orders.
 
     `stage` of an action is an index of `stages`. The orders are those of ranks whose stages are equal. An action in a
     state in which its like was recorded before (the same parameters are gathered, and gradients exist or not) is not
-    run again. The order in the Trace is that of the first occurrences, with a forward pass for each backward pass.
+    run again. The order in the Trace is that of the first occurrences, with a forward pass for each backward pass. It
+    is the Trace of the full stages; None if equal layers of a shortened stage did not run equally.
     """
     first = stages[0]
     root = first.module
@@ -129,7 +147,7 @@ def record_actions(stages: Sequence[StageModule], orders: Sequence[Sequence[Acti
 
     def run(session: Session) -> None:
         recorder = _ActionRecorder(session, stages, recipe, root, all_run)
-        checkpointed = [item for stage in stages for item in checkpointed_modules(stage.module, recipe.checkpoint)]
+        checkpointed = [item for stage in stages for item in stage.checkpointed]
         checkpoints = checkpointed_calls(checkpointed, dict(recipe.checkpoint_options))
         with checkpoints, torch.enable_grad(), model_runs():
             walks.extend(recorder.walk(order) for order in orders)
@@ -152,8 +170,15 @@ def record_actions(stages: Sequence[StageModule], orders: Sequence[Sequence[Acti
         trace = relabel_devices(trace, choose_device(recipe.device, ()))
     outside = [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
     trace = assign_backward(trace, {(step.begin, step.end) for step in outside})
-    passes = [{action: Pass(trace, step.begin, step.end) for action, step in walk.items()} for walk in walks]
-    return Recording(trace, passes, all_run)
+    expansion = _expand(trace, stages)
+    if expansion is None:
+        return None
+    trace, positions = expansion.trace, expansion.positions
+    passes = [
+        {action: Pass(trace, positions[step.begin], positions[step.end]) for action, step in walk.items()}
+        for walk in walks
+    ]
+    return Recording(trace, passes, [(positions[begin], action) for begin, action in all_run])
 
 
 def _describe_hidden(stage: StageModule) -> dict[str, torch.Tensor]:
@@ -162,6 +187,16 @@ def _describe_hidden(stage: StageModule) -> dict[str, torch.Tensor]:
         return {}
     dtype = getattr(torch, stage.received.dtype)
     return {stage.hidden_argument: torch.empty(stage.received.shape, dtype=dtype, device="meta")}
+
+
+def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
+    """Return the Trace of the full stages."""
+    expansion: Expansion | None = Expansion.unchanged(trace)
+    for index, stage in enumerate(stages):
+        if expansion is not None and stage.shortened is not None:
+            further = stage.shortened.expand(expansion.trace, below=f"stage{index}" if len(stages) > 1 else "")
+            expansion = None if further is None else expansion.then(further)
+    return expansion
 
 
 class _ActionRecorder:

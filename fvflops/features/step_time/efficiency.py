@@ -63,12 +63,15 @@ class KernelTimer:
     device: Device
     efficiency: Efficiency
     _peaks: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, kernel: Kernel) -> float:
-        """Return the longer of computing and moving, and at least the shortest kernel's time."""
-        efficiency = self.efficiency
-        moving = kernel.nbytes / (self._bandwidth() * efficiency.bandwidth)
-        return efficiency.kernel + max(moving, self._computing(kernel))
+        """Return the longer of computing and moving, besides the shortest kernel's time."""
+        known = self._known.get(kernel)
+        if known is None:
+            moving = kernel.nbytes / (self._bandwidth() * self.efficiency.bandwidth)
+            known = self._known[kernel] = self.efficiency.kernel + max(moving, self._computing(kernel))
+        return known
 
     def _computing(self, kernel: Kernel) -> float:
         efficiency = self.efficiency

@@ -1,0 +1,184 @@
+"""Interned tables of an expanded Trace: storages, regions, stacks, region signatures and signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+
+from fvflops.trace.expansion.growth import grow
+from fvflops.trace.expansion.layer_run import FIRST
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, rename_signature
+from fvflops.trace.records import Region, Storage
+from fvflops.trace.signature import RegionSignature, Signature
+from fvflops.trace.spec import Value
+
+# The part of a Trace that an expansion turns into one of the full model: names are moved by a number of periods.
+
+
+class ExpandedStorages:
+    """The storages of the full model in the order of their creation, with those of added periods among them."""
+
+    def __init__(self, rows: RecordedRows) -> None:
+        self._rows = rows
+        added = rows.run.added
+        self.storages: list[Storage] = []
+        self._moved: list[int] = []  # by index in the recording, where a storage has no place
+        # By repetition: the index of its first storage, and how far the same storage of the next period is from it.
+        self.begins: list[int] = []
+        order = sorted(range(len(rows.repetitions)), key=lambda number: rows.repetitions[number])
+        begins = [0] * len(order)
+        position = 0
+        for number in order:
+            repetition = rows.repetitions[number]
+            self._copy(position, repetition.second, added if repetition.step < 0 else 0, repetition)
+            begins[number] = len(self.storages) - repetition.length
+            first, second = repetition.periods
+            for copy in range(1, added + 1):
+                periods = (first + copy if repetition.step > 0 else second + 1 + added - copy) - second
+                self.storages += [
+                    self._rename(storage, periods) for storage in rows.storages[repetition.second : repetition.end]
+                ]
+            self._copy(repetition.second, repetition.end, 0 if repetition.step < 0 else added, None)
+            position = repetition.end
+        self._copy(position, len(rows.storages), 0, None)
+        self.begins = begins
+        for index, (before, after) in rows.vectors.items():
+            storage = self.storages[self._moved[index]]
+            self.storages[self._moved[index]] = storage._replace(nbytes=storage.nbytes // before * after)
+
+    def at(self, index: int, periods: int) -> int:
+        """Return the index of a storage, or of the same one of a layer that is some periods further."""
+        place = self._rows.places[index]
+        if place is None:
+            return self._moved[index]
+        repetition = self._rows.repetitions[place.repetition]
+        period = place.period + periods
+        ahead = period - FIRST if repetition.step > 0 else self._rows.run.added + 2 - period
+        return self.begins[place.repetition] + place.offset + ahead * repetition.length
+
+    def stride(self, index: int) -> int:
+        """Return how far the storages of successive periods are from each other, 0 for a storage without a place."""
+        place = self._rows.places[index]
+        if place is None:
+            return 0
+        repetition = self._rows.repetitions[place.repetition]
+        return repetition.step * repetition.length
+
+    def _copy(self, begin: int, end: int, moved_by: int, repetition: Repetition | None) -> None:
+        """Append storages of the recording; those of the last range of `repetition` are moved by some periods."""
+        run = self._rows.run
+        for index in range(begin, end):
+            self._moved.append(len(self.storages))
+            storage, place = self._rows.storages[index], self._rows.places[index]
+            in_range = place is not None and (repetition is None or index >= repetition.first)
+            periods = moved_by if in_range else run.place(self._rows.named_periods[index], high=False)
+            self.storages.append(self._rename(storage, periods))
+
+    def _rename(self, storage: Storage, periods: int) -> Storage:
+        return storage._replace(name=self._rows.run.rename(storage.name, periods)) if storage.name else storage
+
+
+class ExpandedTables:
+    """Regions, stacks and signatures of the full model, interned; each method takes the indexes of the recording.
+
+    `periods` is by how many periods the layer moves, if there is one.
+    """
+
+    def __init__(self, rows: RecordedRows) -> None:
+        self._rows = rows
+        self.regions: dict[Region, int] = {}
+        self.stacks: dict[tuple[int, ...], int] = {(): 0}
+        self.region_signatures: dict[RegionSignature, int] = {}
+        self.signatures: list[Signature] = []
+        self._by_op: dict[str, list[int]] = {}
+        self._known: dict[tuple[str, int, int], int] = {}
+
+    def region(self, index: int, periods: int) -> int:
+        """Return the index of a region."""
+        key = "region", index, periods
+        known = self._known.get(key)
+        if known is None:
+            region = self._rows.regions[index]
+            if periods and self._rows.region_periods[index] is not None:
+                region = region._replace(name=self._rows.run.rename(region.name, periods))
+            known = self._known[key] = self.regions.setdefault(region, len(self.regions))
+        return known
+
+    def stack(self, index: int, periods: int) -> int:
+        """Return the index of a stack."""
+        key = "stack", index, periods
+        known = self._known.get(key)
+        if known is None:
+            path = tuple([self.region(region, periods) for region in self._rows.trace.stacks[index]])
+            for depth in range(1, len(path)):
+                self.stacks.setdefault(path[:depth], len(self.stacks))
+            known = self._known[key] = self.stacks.setdefault(path, len(self.stacks))
+        return known
+
+    def exit(self, index: int, periods: int) -> int:
+        """Return the index of a region's signature."""
+        key = "exit", index, periods
+        known = self._known.get(key)
+        if known is None:
+            signature = self._rows.region_signatures[index]
+            signature = replace(signature, region=self.region(signature.region, periods))
+            known = self._known[key] = self.region_signatures.setdefault(signature, len(self.region_signatures))
+        return known
+
+    def call(self, index: int, periods: int) -> int:
+        """Return the index of an op call's signature."""
+        key = "call", index, periods
+        known = self._known.get(key)
+        if known is None:
+            signature = self._rows.trace.signatures[index]
+            known = self._known[key] = self._intern(
+                rename_signature(signature, self._rows.run, periods) if periods else signature
+            )
+        return known
+
+    def grown_call(self, index: int, before: int, after: int) -> int:
+        """Return the index of the signature of a call on a vector that has an element for each layer."""
+        return self._intern(grow(self._rows.trace.signatures[index], before, after))
+
+    def list_call(self, index: int, elements: Sequence[Repetition], lengths: tuple[int, int] | None) -> int:
+        """Return the index of a new signature, whose lists have elements for the added periods too.
+
+        `lengths` are those of a vector that it returns, in the recording and in the full model.
+        """
+        signature = self._rows.trace.signatures[index]
+        added = self._rows.run.added
+
+        def expand(value: Value) -> Value:
+            return tuple(repeat_elements(value, elements, added)) if isinstance(value, tuple) and value else value
+
+        expanded = replace(
+            signature,
+            inputs=tuple([expand(value) for value in signature.inputs]),
+            outputs=tuple([expand(value) for value in signature.outputs]),
+        )
+        return self._intern(expanded if lengths is None else grow(expanded, *lengths))
+
+    def _intern(self, signature: Signature) -> int:
+        # By equality, since hashing a signature is slow.
+        for index in self._by_op.setdefault(signature.op, []):
+            if self.signatures[index] == signature:
+                return index
+        self._by_op[signature.op].append(len(self.signatures))
+        self.signatures.append(signature)
+        return len(self.signatures) - 1
+
+
+def repeat_elements(values: Sequence[Value], repetitions: Sequence[Repetition], added: int) -> Iterator[Value]:
+    """Yield a list's elements, with those of the second range of each repetition repeated.
+
+    >>> list(repeat_elements("abcxyxyd", [Repetition(3, 5, 7, 1)], 1))
+    ['a', 'b', 'c', 'x', 'y', 'x', 'y', 'x', 'y', 'd']
+    """
+    position = 0
+    for repetition in repetitions:
+        yield from values[position : repetition.second]
+        for copy in repeat(values[repetition.second : repetition.end], added):
+            yield from copy
+        position = repetition.second
+    yield from values[position:]

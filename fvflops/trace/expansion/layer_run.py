@@ -1,0 +1,102 @@
+"""A run of equal layers of a model, of which a shortened model has four periods, and their names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fvflops.trace.records import TraceError
+
+# Periods in a shortened model: the first, two that must run equally, and the last. What precedes the first and follows
+# the last may have an effect on them, such as a gathered parameter or a gradient without a predecessor.
+KEPT = 4
+FIRST, SECOND = 1, 2  # numbers of the periods that must run equally
+
+
+class UnequalLayersError(TraceError):
+    """A trace in which layers that look equal did not run equally, so that it cannot be expanded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Equal layers of one module list.
+
+    `path` names the list, `start` is the index of the first layer. `period` successive layers repeat, `count` times in
+    the full model and `KEPT` times in the shortened one. `index_attributes` are (name below the layer, attribute) of
+    attributes that count the layers. Periods are numbered from 0.
+
+    >>> run = LayerRun("layers", 0, 1, 12)
+    >>> run.period_of("layers.2.mlp"), run.period_of("norm"), run.rename("layers.2.mlp", run.added)
+    (2, None, 'layers.10.mlp')
+    """
+
+    path: str
+    start: int
+    period: int
+    count: int
+    index_attributes: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def added(self) -> int:
+        """The number of periods that the shortened model lacks."""
+        return self.count - KEPT
+
+    def period_of(self, name: str) -> int | None:
+        """Return the period of a module, parameter or buffer of the shortened model by its name.
+
+        That of a layer behind the run is `KEPT` or more. Other names have none.
+        """
+        index = self._index_in(name)
+        return None if index is None or index < self.start else (index - self.start) // self.period
+
+    def rename(self, name: str, periods: int) -> str:
+        """Return a name with the index of its layer moved by a number of periods; other names are returned as is."""
+        index = self._index_in(name)
+        if index is None or index < self.start or not periods:
+            return name
+        begin = len(self.path) + 1 if self.path else 0
+        rest = name[begin:].partition(".")
+        return f"{name[:begin]}{index + periods * self.period}{rest[1]}{rest[2]}"
+
+    def periods_in(self, text: str) -> list[int | None]:
+        """Return the periods of the layers that a text names."""
+        return (
+            [self.period_of(name) for name in self._names_in().findall(text)] if self.path and self.path in text else []
+        )
+
+    def rename_in(self, text: str, periods: int) -> str:
+        """Return a text with the layers that it names moved by a number of periods.
+
+        >>> LayerRun("h", 0, 1, 12).rename_in("FSDP::pre_forward (h.2)", 8)
+        'FSDP::pre_forward (h.10)'
+        """
+        return (
+            self._names_in().sub(lambda match: self.rename(match[0], periods), text)
+            if self.path and self.path in text
+            else text
+        )
+
+    def _names_in(self) -> re.Pattern[str]:
+        return re.compile(rf"(?<![\w.]){re.escape(self.path)}\.\d+(?!\w)")
+
+    def place(self, period: int | None, *, high: bool) -> int:
+        """Return by how many periods a name moves from the shortened model to the full one.
+
+        Periods before the added ones remain, those after them move. `FIRST` and `SECOND` are meant relative to where
+        they are named: next to the start of the run or, where that is `high`, to its end.
+
+        >>> run = LayerRun("layers", 0, 1, 12)
+        >>> [run.place(period, high=False) for period in (None, 0, 1, 2, 3)]
+        [0, 0, 0, 0, 8]
+        >>> [run.place(period, high=True) for period in (None, 0, 1, 2, 3)]
+        [0, 0, 8, 8, 8]
+        """
+        return self.added if period is not None and period >= (FIRST if high else SECOND + 1) else 0
+
+    def _index_in(self, name: str) -> int | None:
+        if self.path:
+            if not name.startswith(self.path + "."):
+                return None
+            name = name[len(self.path) + 1 :]
+        index = name.partition(".")[0]
+        return int(index) if index.isdecimal() else None

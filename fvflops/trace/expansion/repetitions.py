@@ -1,0 +1,253 @@
+"""Find where a Trace repeats: ranges of its events, storages and lists that belong to two equal periods of layers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from fvflops.trace.expansion.growth import replace_shape
+from fvflops.trace.expansion.layer_run import FIRST, KEPT, SECOND, UnequalLayersError
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, Row, count_registered
+from fvflops.trace.spec import tensors_in
+
+
+def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, ListCall]]:
+    """Return the repetitions of the events, in order, and the list calls: event → how its lists repeat.
+
+    The repetitions of storages are added to `rows`.
+    """
+    _add_registered(rows)
+    return _Finder(rows).find()
+
+
+class ListCall:
+    """An op call on lists of tensors that have an element for each layer, such as an optimizer's foreach op.
+
+    `reads` and `writes` are the repetitions in the event's storages, `elements` those in each list. The result of
+    aten::stack is no list, but a vector: it grows with its input.
+    """
+
+    def __init__(self, rows: RecordedRows, position: int) -> None:
+        row = rows.events[position]
+        signature = rows.trace.signatures[row[1]]
+        lists = [value for value in signature.inputs if isinstance(value, tuple) and value]
+        self.length = len(lists[0]) if lists else 0
+        self.reads = repetitions_in(rows, row[5])
+        self.elements = [item for item in self.reads if item.end <= self.length]
+        outputs = signature.outputs
+        is_stack = signature.op == "aten::stack" and outputs == (replace_shape(lists[0][0], (self.length,)),)
+        if is_stack:
+            outputs = ()
+            copied = sum(item.length for item in self.elements)
+            rows.vectors[row[6][0]] = self.length, self.length + rows.run.added * copied
+        is_list_call = (
+            self.length > 1
+            and len(row[5]) >= self.length
+            and all(isinstance(value, tuple) and len(value) == self.length for value in (*lists, *outputs))
+        )
+        if not is_list_call or not self.elements:
+            raise UnequalLayersError(f"{signature.op} reads tensors of several layers")
+        for value in (*lists, *outputs):
+            assert isinstance(value, tuple)
+            if any(value[item.first : item.second] != value[item.second : item.end] for item in self.elements):
+                raise UnequalLayersError(f"{signature.op} has lists whose elements differ between equal layers")
+        begin, end = rows.storages_before[position], rows.storages_before[position + 1]
+        if end > begin and not is_stack:
+            if list(row[6]) != list(range(begin, begin + self.length)) or end != begin + self.length:
+                raise UnequalLayersError(f"{signature.op} does not return one tensor for each element of its lists")
+            for item in self.elements:
+                created = Repetition(begin + item.first, begin + item.second, begin + item.end, item.step)
+                if not rows.are_equal_storages(created):
+                    raise UnequalLayersError(f"{signature.op} returns tensors that differ between equal layers")
+                rows.add_repetition(created)
+        self.writes = repetitions_in(rows, row[6])
+
+
+def grow_results(rows: RecordedRows, row: Row) -> None:
+    """Add the results of a call on a vector with an element for each layer that grow with it."""
+    signature = rows.trace.signatures[row[1]]
+    lengths = {rows.vectors[index] for index in row[5] if index in rows.vectors}
+    shapes = {spec.shape for spec in tensors_in((*signature.inputs, *signature.outputs))}
+    if len(lengths) > 1 or not shapes <= {(), *((length,) for length, _ in lengths)}:
+        raise UnequalLayersError(f"{signature.op} combines a tensor with an element for each layer with others")
+    if any(spec.shape for spec in tensors_in(signature.outputs)):
+        rows.vectors.update(dict.fromkeys(row[6], lengths.pop()))
+
+
+def repetitions_in(rows: RecordedRows, storages: Sequence[int]) -> list[Repetition]:
+    """Return the repetitions in a sequence of distinct storages, by their places."""
+    positions = {index: position for position, index in enumerate(storages)}
+    found: list[Repetition] = []
+    position = 0
+    while position < len(storages):
+        repetition = _repetition_at(rows, storages, positions, position)
+        if repetition is not None:
+            found.append(repetition)
+        position = position + 1 if repetition is None else repetition.end
+    return found
+
+
+def _repetition_at(
+    rows: RecordedRows, storages: Sequence[int], positions: dict[int, int], first: int
+) -> Repetition | None:
+    place = rows.places[storages[first]]
+    if place is None:
+        return None
+    step = 1 if place.period == FIRST else -1
+    of_storages = rows.repetitions[place.repetition]
+    begin = of_storages.second if of_storages.step == step else of_storages.first
+    second = positions.get(begin + place.offset, -1)
+    repetition = Repetition(first, second, 2 * second - first, step)
+    if second <= first or repetition.end > len(storages):
+        return None
+    pairs = zip(storages[first:second], storages[second : repetition.end], strict=True)
+    return repetition if all(rows.follows_storage(*pair, repetition) for pair in pairs) else None
+
+
+def _add_registered(rows: RecordedRows) -> None:
+    """Find the repetitions among the storages of parameters and buffers, which are in the order of the modules."""
+    periods = rows.named_periods[: count_registered(rows.storages)]
+    position = 0
+    while FIRST in periods[position:]:
+        first = periods.index(FIRST, position)
+        try:
+            second = periods.index(SECOND, first)
+            end = periods.index(SECOND + 1, second)
+        except ValueError:
+            raise UnequalLayersError(
+                f"the parameters of {rows.run.path!r} are not in the order of its layers"
+            ) from None
+        repetition = Repetition(first, second, end, 1)
+        if not rows.are_equal_storages(repetition):
+            raise UnequalLayersError(f"layers of {rows.run.path!r} hold different parameters or buffers")
+        rows.add_repetition(repetition)
+        position = end
+
+
+class _Finder:
+    """Search of a Trace's events for repetitions, from the first event on."""
+
+    def __init__(self, rows: RecordedRows) -> None:
+        self._rows = rows
+        self._events = rows.events
+        self._periods = [rows.period_of_event(row) for row in self._events]
+        # Events whose period depends on storages.
+        self._by_storage = [
+            position
+            for position, row in enumerate(self._events)
+            if row[0] == "free" or (row[0] == "op" and rows.stack_periods[row[2]] is None)
+        ]
+        self._frees = {row[1]: position for position, row in enumerate(self._events) if row[0] == "free"}
+        self._index_periods(0)
+
+    def find(self) -> tuple[list[Repetition], dict[int, ListCall]]:
+        rows, events = self._rows, self._events
+        found: list[Repetition] = []
+        lists: dict[int, ListCall] = {}
+        position = 0
+        while position < len(events):
+            row = events[position]
+            if row[0] == "op" and self._periods[position] is None and self._reads_both(row):
+                lists[position] = ListCall(rows, position)
+                self._index_periods(position)
+            elif row[0] == "op" and not rows.vectors.keys().isdisjoint(row[5]):
+                grow_results(rows, row)
+            repetition = None
+            if self._periods[position] in (FIRST, SECOND):
+                repetition = self._frees_at(position) if row[0] == "free" else self._calls_at(position)
+            if repetition is None:
+                position += 1
+                continue
+            found.append(repetition)
+            position = repetition.end if row[0] == "free" else self._end_of(repetition)
+            self._index_periods(position)
+        return found, lists
+
+    def _reads_both(self, row: Row) -> bool:
+        return {FIRST, SECOND} <= {self._rows.period_of_storage(index) for index in (*row[5], *row[6])}
+
+    def _index_periods(self, begin: int) -> None:
+        """Update the periods of events from `begin` on, and their positions by period."""
+        for position in self._by_storage[bisect_right(self._by_storage, begin - 1) :]:
+            self._periods[position] = self._rows.period_of_event(self._events[position])
+        self._positions: dict[int, list[int]] = {period: [] for period in range(KEPT)}
+        for position in range(begin, len(self._events)):
+            period = self._periods[position]
+            if period is not None and period < KEPT and self._events[position][0] != "free":
+                self._positions[period].append(position)
+
+    def _next(self, period: int, after: int) -> int | None:
+        positions = self._positions[period]
+        index = bisect_right(positions, after)
+        return positions[index] if index < len(positions) else None
+
+    def _calls_at(self, first: int) -> Repetition | None:
+        """Return the repetition that begins at an event: each of its periods begins with its first call."""
+        step = 1 if self._periods[first] == FIRST else -1
+        second = self._next(SECOND if step > 0 else FIRST, first)
+        if second is None or 2 * second - first > len(self._events):
+            return None
+        end = 2 * second - first
+        repetition = Repetition(first, second, end, step)
+        counts = self._rows.storages_before
+        created = Repetition(counts[first], counts[second], counts[end], step)
+        if not self._rows.are_equal_storages(created):
+            return None
+        self._rows.add_repetition(created)
+        unplaced: list[tuple[int, int]] = []
+        if self._is_equal(repetition, unplaced) and self._place(unplaced, step):
+            return repetition
+        self._rows.remove_repetition()
+        return None
+
+    def _place(self, pairs: Sequence[tuple[int, int]], step: int) -> bool:
+        """Give storages places that were created for all layers at once, such as an optimizer's state.
+
+        Those of two periods are equally far from each other. Return whether they are.
+        """
+        if not pairs:
+            return True
+        length = abs(pairs[0][1] - pairs[0][0])
+        ahead = step if pairs[0][1] > pairs[0][0] else -step
+        begin = min(map(min, pairs))
+        repetition = Repetition(begin, begin + length, begin + 2 * length, ahead)
+        is_regular = all(
+            second - first == pairs[0][1] - pairs[0][0] and min(first, second) < begin + length
+            for first, second in pairs
+        )
+        if not is_regular or repetition.end > len(self._rows.storages):
+            return False
+        if not self._rows.are_equal_storages(repetition):
+            return False
+        self._rows.add_repetition(repetition)
+        return True
+
+    def _frees_at(self, first: int) -> Repetition | None:
+        """Return the repetition that begins at an event within a sequence of freed storages."""
+        end = first
+        while end < len(self._events) and self._events[end][0] == "free":
+            end += 1
+        freed = [row[1] for row in self._events[first:end]]
+        positions = {index: position for position, index in enumerate(freed)}
+        found = _repetition_at(self._rows, freed, positions, 0)
+        if found is None:
+            return None
+        repetition = Repetition(first, first + found.second, first + found.end, found.step)
+        return repetition if self._is_equal(repetition) else None
+
+    def _is_equal(self, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None) -> bool:
+        """Return whether two ranges of events are equal; pairs of storages without places are added to `unplaced`."""
+        events, follows = self._events, self._rows.follows
+        pairs = zip(
+            events[repetition.first : repetition.second], events[repetition.second : repetition.end], strict=True
+        )
+        return all(follows(*pair, repetition, unplaced) for pair in pairs)
+
+    def _end_of(self, repetition: Repetition) -> int:
+        """Return where events end to look like those a period earlier; none of them begins another repetition."""
+        position, events = repetition.end, self._events
+        while position < len(events) and self._rows.looks_like(
+            events[position - repetition.length], events[position], repetition.step
+        ):
+            position += 1
+        return position
