@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def copy_to_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with its parameters on the meta device; its buffers have their values."""
+def copy_to_meta(model: nn.Module, replaced: Mapping[nn.Module, nn.Module] = MappingProxyType({})) -> nn.Module:
+    """Return a copy of a model with its parameters on the meta device; its buffers have their values.
+
+    In place of modules that are keys of `replaced` it has copies of the values.
+    """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().clone()
+    for module, replacement in replaced.items():
+        memo[id(module)] = copy.deepcopy(replacement, memo)
     return copy.deepcopy(model, memo)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.run import record_call
 from fvflops.features.planning.sharding import ShardingError
 from fvflops.trace import TensorSpec, tensors_in
@@ -119,17 +120,16 @@ def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | Non
         )
 
 
-def split_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Sequence[int]) -> None:
-    """Reduce a model, in place, to one stage; `counts` has the number of blocks of each stage."""
-    parent, _, name = stages.blocks.rpartition(".")
+def copy_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Sequence[int]) -> nn.Module:
+    """Return a copy of one stage of a model on the meta device; `counts` has the number of blocks of each stage."""
     module_list: Any = model.get_submodule(stages.blocks)
     start = sum(counts[:stage])
-    blocks = list(module_list)[start : start + counts[stage]]
-    setattr(model.get_submodule(parent), name, nn.ModuleList(blocks))
-    removed = (*(stages.first if stage > 0 else ()), *(stages.last if stage < len(counts) - 1 else ()))
-    for path in removed:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, nn.Identity())
+    replaced: dict[nn.Module, nn.Module] = {
+        module_list: nn.ModuleList(list(module_list)[start : start + counts[stage]])
+    }
+    for path in (*(stages.first if stage > 0 else ()), *(stages.last if stage < len(counts) - 1 else ())):
+        replaced[model.get_submodule(path)] = nn.Identity()
+    return copy_to_meta(model, replaced)
 
 
 def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:

@@ -21,12 +21,12 @@ from fvflops.features.planning.pipeline import (
     Inputs,
     PipelineStages,
     check_layers,
+    copy_stage,
     divide_layers,
     find_hidden_state,
     find_stages,
     find_tied,
     make_stage_inputs,
-    split_stage,
 )
 from fvflops.features.planning.rank_step import StageLinks
 from fvflops.features.planning.recording import Recipe, StageModule
@@ -50,6 +50,7 @@ class RankModel:
         self._layout = layout
         self._loss = loss
         self._stages: PipelineStages | None = None
+        self._hidden: TensorSpec | None = None
         self.layers: tuple[int, ...] = ()
         if layout.size("pp") > 1:
             self._stages = layout.split_by or find_stages(model)
@@ -88,12 +89,11 @@ class RankModel:
         With `shortened` they have a few of their equal layers, if they have any.
         """
         if self._stages is None:
-            stage = StageModule(self._copy(), *self._inputs, loss=self._loss)
+            stage = StageModule(self._with_precision(copy_to_meta(self._model)), *self._inputs, loss=self._loss)
             return [self._finish_stage(stage, device_mesh, recipe, shortened)]
         stages = []
         for number in self.stages_of(rank):
-            model = self._copy()
-            split_stage(model, self._stages, number, self.layers)
+            model = self._with_precision(copy_stage(self._model, self._stages, number, self.layers))
             last = len(self.layers) - 1
             received = hidden if number > 0 else None
             args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=number == last)
@@ -137,17 +137,17 @@ class RankModel:
 
     def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
         """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
-        if self._stages is None:
-            return None
-        first = self._copy()
-        split_stage(first, self._stages, 0, (1, sum(self.layers) - 1))
+        if self._stages is None or self._hidden is not None:
+            return self._hidden
+        first = self._with_precision(copy_stage(self._model, self._stages, 0, (1, sum(self.layers) - 1)))
         precision = self._layout.precision
         if self._layout.is_fully_sharded and precision is not None:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
         first = self._split(first, device_mesh)
         with self.around_forward(device_mesh)():
             inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
-            return find_hidden_state(first, inputs)
+            self._hidden = find_hidden_state(first, inputs)
+        return self._hidden
 
     def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
         """Return stage → what it receives and sends, for the stages of a rank."""
@@ -180,8 +180,7 @@ class RankModel:
 
         return contexts
 
-    def _copy(self) -> nn.Module:
-        model = copy_to_meta(self._model)
+    def _with_precision(self, model: nn.Module) -> nn.Module:
         return model if self._layout.precision is None else model.to(self._layout.precision.parameters)
 
     def _shard(self, model: nn.Module, device_mesh: Any) -> nn.Module:

@@ -11,10 +11,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from fvflops import record
-from fvflops.features.planning.pipeline import divide_layers, find_stages, split_stage
+from fvflops.features.planning.pipeline import divide_layers
 from fvflops.features.planning.schedules import SCHEDULES, stages_of_rank
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.zoo.llama import Llama, LlamaConfig
+from tests.support.processes.rank_worker import keep_stage
 
 RANKS = 4
 BATCH, LENGTH, LAYERS = 2, 16, 4
@@ -92,7 +93,7 @@ def make_pipeline_step(mesh, device_mesh, options, microbatches):
     modules, stages = [], []
     for index in stages_of_rank(name, rank, mesh["pp"], per_rank):
         model = Llama(CONFIG)
-        split_stage(model, find_stages(model), index, options.get("stage_layers") or divide_layers(LAYERS, count))
+        keep_stage(model, index, options.get("stage_layers") or divide_layers(LAYERS, count))
         modules.append(divide(model, mesh, device_mesh, options))
         stages.append(PipelineStage(modules[-1], index, count, torch.device("cpu"), group=device_mesh.get_group("pp")))
     schedule = getattr(schedules, SCHEDULES[name].torch_class)(

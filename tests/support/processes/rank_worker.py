@@ -15,7 +15,6 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from fvflops import load_table, record_call
 from fvflops.features.communication.ranks import gather
 from fvflops.features.planning.context_parallel import ShardedSequence
-from fvflops.features.planning.pipeline import find_stages, split_stage
 from fvflops.features.planning.sharding import find_sharding, shard
 from fvflops.zoo import build
 
@@ -77,10 +76,18 @@ def share_sequence(model):
     return run
 
 
+def keep_stage(model, stage, counts):
+    """Reduce a Llama, in place, to one of its stages."""
+    start = sum(counts[:stage])
+    model.layers = model.layers[start : start + counts[stage]]
+    for name in (*(["embed_tokens"] if stage > 0 else []), *(["norm", "lm_head"] if stage < len(counts) - 1 else [])):
+        setattr(model, name, nn.Identity())
+
+
 def run_stage(model):
     """Return a function that runs two microbatches through this rank's half of a model."""
     stage = dist.get_rank()
-    split_stage(model, find_stages(model), stage, (1, 1))
+    keep_stage(model, stage, (1, 1))
     hidden = torch.empty(1, 16, 64, requires_grad=True)
     place = PipelineStage(
         model,
