@@ -1,12 +1,14 @@
 """Traces of few layers, expanded to all of them: plans of models, compared with plans that ran all layers."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from fvflops.capture.shortening.shorten import Shortened
 from fvflops.features.planning import rank_model
+from fvflops.features.planning.master_weights import MasterWeights
 from fvflops.features.planning.plan import plan_rank
 from fvflops.trace.expansion.comparison import are_equal_runs
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
@@ -37,6 +39,7 @@ CASES = {
     "hybrid": (make_llama, {"dp": 2, "fsdp": 2, "tp": 2}, {"checkpoint": [Block], "optimizer": AdamW}),
     "stages": (make_llama, {"pp": 2, "fsdp": 2}, {"microbatches": 3, "optimizer": AdamW}),
     "GPT-2": (make_gpt2, {"fsdp": 2}, {"microbatches": 2, "reduce_each_microbatch": False}),
+    "master weights": (make_gpt2, {"dp": 2}, {"precision": "bf16", "optimizer": partial(MasterWeights, make=AdamW)}),
     "transformers": (make_transformers_llama, {"fsdp": 2, "tp": 2}, {"optimizer": AdamW}),
 }
 
