@@ -213,7 +213,7 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         required=required,
         metavar="AXIS=N,...",
         help="sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp (context parallel) "
-        "and tp (tensor parallel)",
+        "and tp (tensor parallel); ep (expert parallel) and etp (tensor parallel experts) regroup those ranks",
     )
     group.add_argument("--rank", type=int, default=0, metavar="N", help="rank to plan; default: 0")
     group.add_argument(
