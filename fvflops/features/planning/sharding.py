@@ -215,6 +215,9 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
     ties = _find_ties(model)
     _check_heads(model, sharding, mesh.size())
     if sharding.library == "transformers":
+        for _, *others in ties:  # transformers shards each before it ties them
+            for module, key in others:
+                module.register_parameter(key, nn.Parameter(torch.empty_like(getattr(module, key), device="meta")))
         shard_tensors(model, mesh, expand_plan(model, sharding.styles))
     else:
         _apply_styles(model, mesh, sharding.styles, styles)

@@ -135,6 +135,16 @@ def test_tensor_parallelism_divides_the_products_that_the_models_plan_names(name
     assert half.parameters < single.parameters == single.model_parameters
 
 
+def test_tied_embeddings_of_transformers_stay_tied():
+    options = {"mesh": {"dp": 2, "tp": 2}}
+    tied, untied = (
+        plan_rank(build_small("llama", tie_word_embeddings=tie), (TOKENS,), {"use_cache": False}, **options)
+        for tie in (True, False)
+    )
+    assert untied.parameters - tied.parameters == sizes.VOCABULARY * sizes.WIDTH // 2
+    assert tied.flops().macs() == untied.flops().macs()
+
+
 # --- expert parallelism -----------------------------------------------------------------------------------------------
 
 # The tiny Mixtral: a token's row of the hidden state, its two experts, and the parameters of one expert.
@@ -215,6 +225,12 @@ def test_stages_and_cuda_kernels_and_microbatches_with_experts():
             {"fsdp": 3, "ep": 3},
             {},
             r"ep=3 must divide the 4 experts of layers.0.mlp.experts: use ep=1, 2 or 4",
+        ),
+        (
+            "mixtral_tiny",
+            {"fsdp": 10, "ep": 2},
+            {},
+            "ep leaves 5 ranks of fsdp for each 2 experts .* widths 64 and 96 by 5",
         ),
         ("mixtral_tiny", {"ep": 2}, {}, "ep=2 must divide the 1 rank of fsdp: use ep=1"),
         ("mixtral_tiny", {"fsdp": 2, "tp": 4, "ep": 2}, {}, "and contain cp and tp whole .4.: use ep=1, 4 or 8"),

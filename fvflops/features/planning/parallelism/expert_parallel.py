@@ -259,9 +259,15 @@ def shard_experts_fully(experts: DividedExperts, **options: Any) -> None:
         return
     replicas, sharded, _, _ = experts.mesh.shape
     mesh = experts.mesh["dp", "efsdp"] if replicas > 1 else experts.mesh["efsdp"]
-    for module in experts.modules:
-        each = next(iter(module.parameters())).to_local().shape[0]  # type: ignore[attr-defined]
+    for name, module in zip(experts.numbers, experts.modules, strict=True):
+        each = experts.numbers[name] // experts.mesh["ep"].size()
         placement = (lambda parameter: Shard(1)) if sharded > each else None
+        widths = [parameter.to_local().shape[1] for parameter in module.parameters()]  # type: ignore[attr-defined]
+        if placement is not None and any(width % sharded for width in widths):
+            raise ShardingError(
+                f"ep leaves {sharded} ranks of fsdp for each {each} experts of {name}, and FSDP2 cannot divide their "
+                f"widths {' and '.join(map(str, sorted(set(widths))))} by {sharded}: use another ep or fsdp"
+            )
         wrapped: Any = fully_shard(module, mesh=mesh, shard_placement_fn=placement, **options)
         wrapped.set_gradient_divide_factor(float(experts.data_ranks))
         if sharded > 1:
