@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fvflops import FlopCountAnalysis
+from fvflops.cli import main
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.planning.plan import plan_rank, plan_step
 from fvflops.features.planning.sharding import ShardingError
@@ -194,6 +195,16 @@ def test_a_histogram_decides_how_much_a_rank_computes():
     assert busy.flops().macs() - balanced.flops().macs() == 2 * 3 * expert_rows // 4 * EXPERT_OF_ZOO
     assert busy.flops().macs() + idle.flops().macs() == 2 * balanced.flops().macs()
     assert "routing by the given numbers of tokens of each expert" in busy.derived
+
+
+def test_the_command_line_takes_the_tokens_of_each_expert(capsys):
+    command = ["plan", "zoo:mixtral_tiny", "--mesh", "fsdp=2,ep=2", "--input", "2,16:int64", "--format", "json"]
+    assert main([*command, "--routing", "3,3,1,1"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["macs"] == plan_mixtral({"fsdp": 2, "ep": 2}, routing=[3, 3, 1, 1]).flops().macs()
+    assert written["mesh"] == {"fsdp": 2, "ep": 2} and written["world"] == 2
+    assert main([*command, "--routing", "3,x"]) == 2
+    assert "--routing 3,x: expected the tokens of each expert, such as 3,3,1,1" in capsys.readouterr().err
 
 
 def test_a_loop_over_experts_needs_no_more_than_their_tokens():
