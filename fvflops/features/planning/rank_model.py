@@ -24,6 +24,7 @@ from fvflops.features.planning.parallelism.expert_parallel import (
     divide,
     fix_routing,
     has_router_gradients,
+    loops_over_experts,
     without_experts,
 )
 from fvflops.features.planning.pipeline import (
@@ -133,7 +134,8 @@ class RankModel:
         if names_all:
             stage = replace(stage, module=self._split(stage.module, device_mesh))
         stage = replace(stage, checkpointed=checkpointed_modules(stage.module, recipe.checkpoint))
-        if shortened and not isinstance(layout.routing, Mapping):  # which names each layer's experts
+        # A mapping names each layer's experts.
+        if shortened and not isinstance(layout.routing, Mapping) and not loops_over_experts(stage.module):
             kwargs = dict(stage.kwargs)
             if stage.received is not None:
                 kwargs[stage.hidden_argument] = self._make_hidden(stage.received, whole=not names_all)

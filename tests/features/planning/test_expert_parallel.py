@@ -216,6 +216,19 @@ def test_a_loop_over_experts_needs_no_more_than_their_tokens():
     assert volumes(looped) == volumes(grouped)
 
 
+def test_equal_layers_that_are_left_out_change_nothing():
+    layers = 10
+    mesh, names = {"dp": 4, "ep": 2}, [f"layers.{layer}.mlp.experts" for layer in range(layers)]
+    # A routing by names is planned with all layers.
+    short, full = (
+        plan_rank(build("mixtral_tiny", device="meta", layers=layers), (TOKENS,), mesh=mesh, routing=routing)
+        for routing in ([1, 1, 1, 1], {name: [1, 1, 1, 1] for name in names})
+    )
+    assert short.flops("exact").by_phase() == full.flops("exact").by_phase()
+    assert volumes(short) == volumes(full)
+    assert short.memory().peak == full.memory().peak and short.parameters == full.parameters
+
+
 def test_stages_and_cuda_kernels_and_microbatches_with_experts():
     stages = [plan_mixtral({"pp": 2, "dp": 2, "ep": 2}, rank=rank, microbatches=2) for rank in (0, 2)]
     whole = plan_mixtral({"dp": 2, "ep": 2}, microbatches=2)

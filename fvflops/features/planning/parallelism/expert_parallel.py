@@ -197,6 +197,13 @@ def has_router_gradients(model: nn.Module) -> bool:
     return _class_name(model) in MIXTURES
 
 
+def loops_over_experts(model: nn.Module) -> bool:
+    """Return whether mixtures of transformers run each expert by itself, with the tokens that its router selects."""
+    found = _find_experts(model)
+    modules = () if found is None else found[1].values()
+    return any(getattr(getattr(item, "config", None), "_experts_implementation", "") == "eager" for item in modules)
+
+
 def _mixtures(model: nn.Module) -> dict[str, Any]:
     """Return name of the experts → the mixture of a zoo model."""
     names = MIXTURES[_class_name(model)]
