@@ -292,6 +292,9 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "stage_backward_input": Internal("torch.distributed.pipelining._backward", "stage_backward_input", _PIPELINE),
     "stage_backward_weight": Internal("torch.distributed.pipelining._backward", "stage_backward_weight", _PIPELINE),
+    "all_to_all_with_gradient": Internal(
+        "torch.distributed._functional_collectives", "all_to_all_single_autograd", "plan of expert parallelism"
+    ),
     "work_from_future": Internal("torch._C", "_distributed_c10d._create_work_from_future", _DDP),
     "ddp_forward": Internal("torch.nn.parallel", "DistributedDataParallel._pre_forward", _DDP, "target"),
     "ddp_agreement": Internal("torch.nn.parallel.distributed", "_verify_param_shape_across_processes", _DDP, "target"),

@@ -15,6 +15,7 @@ from fvflops.cli.values import (
     parse_count,
     parse_depth,
     parse_layers,
+    parse_routing,
     parse_sides,
     parse_trace_name,
 )
@@ -213,7 +214,7 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         required=required,
         metavar="AXIS=N,...",
         help="sizes of the axes, outermost first: pp (pipeline parallel), dp (DDP), fsdp (FSDP), cp (context parallel) "
-        "and tp (tensor parallel)",
+        "and tp (tensor parallel); ep (expert parallel) and etp (tensor parallel experts) regroup those ranks",
     )
     group.add_argument("--rank", type=int, default=0, metavar="N", help="rank to plan; default: 0")
     group.add_argument(
@@ -248,6 +249,9 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         help="whether FSDP2 reduces gradients in each microbatch or only in the last; default: in each",
     )
     group.add_argument(
+        "--routing", metavar="N,N,...", help="tokens of each expert of a mixture, in proportion; default: equal"
+    )
+    group.add_argument(
         "--precision",
         choices=tuple(PRECISIONS),
         metavar="NAME",
@@ -268,6 +272,7 @@ def layout_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "reshard_after_forward": arguments.reshard_after_forward,
         "reduce_each_microbatch": arguments.reduce_each_microbatch is not False,
         "precision": arguments.precision,
+        "routing": None if arguments.routing is None else parse_routing(arguments.routing),
     }
 
 

@@ -13,6 +13,8 @@ from fvflops.zoo import megatron_gpt, mpt
 from fvflops.zoo.gpt2 import GPT2, GPT2_124M, GPT2Config
 from fvflops.zoo.lenet5 import LeNet5
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
+from fvflops.zoo.mixtral import CONFIGS as MIXTRAL_CONFIGS
+from fvflops.zoo.mixtral import Mixtral
 from fvflops.zoo.resnet50 import ResNet50
 from fvflops.zoo.vit_b_16 import ViTB16
 
@@ -224,6 +226,19 @@ ZOO: dict[str, ZooEntry] = {
         config=mpt.CONFIGS["mpt_tiny"],
         inputs=(("tokens", (1, 16), "int64"),),
         note="an MPT of 117,504 parameters, for tests; not published",
+    ),
+    "mixtral_8x7b": ZooEntry(
+        model_class=Mixtral,
+        config=MIXTRAL_CONFIGS["mixtral_8x7b"],
+        inputs=(("tokens", (1, 4096), "int64"),),
+        note="Mixtral-8x7B: 46.7 G parameters, arXiv:2401.04088",
+        meta=True,
+    ),
+    "mixtral_tiny": ZooEntry(
+        model_class=Mixtral,
+        config=MIXTRAL_CONFIGS["mixtral_tiny"],
+        inputs=(("tokens", (1, 16), "int64"),),
+        note="a Mixtral of 205,632 parameters, for tests; not published",
     ),
 }
 

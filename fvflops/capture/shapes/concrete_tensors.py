@@ -77,7 +77,7 @@ class ConcreteTensors:
         metadata = self._adapt(real_metadata)
         index = self._recorder.storage_of(tensor, "outside")
         if self._is_invalid(tensor.untyped_storage()):
-            metadata = _unknown(metadata)
+            metadata = without_values(metadata)
         elif not metadata.known and index >= self._preexisting and _may_keep_values(real_metadata):
             # A constant that the model creates, or stores outside its parameters, buffers and inputs.
             metadata = intern(
@@ -126,7 +126,7 @@ class ConcreteTensors:
             self._invalid[id(storage)] = weakref.ref(storage)
             for key, (registered, metadata, index) in list(self.registered.items()):
                 if metadata.known and registered.untyped_storage() is storage:
-                    self.registered[key] = registered, _unknown(metadata), index
+                    self.registered[key] = registered, without_values(metadata), index
 
     def _is_invalid(self, storage: torch.UntypedStorage) -> bool:
         # torch keeps one Python object per storage for its lifetime.
@@ -156,5 +156,6 @@ def _may_keep_values(metadata: Metadata) -> bool:
     return metadata.device.type != "meta" and is_small(metadata)
 
 
-def _unknown(metadata: Metadata) -> Metadata:
+def without_values(metadata: Metadata) -> Metadata:
+    """Return the metadata of a tensor with unknown values."""
     return intern(metadata.shape, metadata.stride, metadata.dtype, metadata.device, False, metadata.bits)

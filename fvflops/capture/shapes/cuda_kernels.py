@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fvflops.capture.instrument.patching import Patch, wrapped
+from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -35,7 +35,23 @@ def cuda_choices(device: torch.device, *, for_cpu: bool = False) -> AbstractCont
     """
     patches = _RECURRENT if is_available(device) and not for_cpu else (*_RECURRENT, *_NON_RECURRENT)
     device_type = "cpu" if for_cpu else "cuda"
-    return wrapped((patch, partial(_with_choice, choice, device_type=device_type)) for patch, choice in patches)
+    wrappers: list[Wrapper] = [
+        (patch, partial(_with_choice, choice, device_type=device_type)) for patch, choice in patches
+    ]
+    if not is_available(device):
+        wrappers.append((_CAPABILITY, _with_capability))
+    return wrapped(wrappers)
+
+
+def _with_capability(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns an H100's compute capability in shape execution, else that of `original`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
+            return 9, 0
+        return original(*args, **kwargs)
+
+    return call
 
 
 def _with_choice(
@@ -231,6 +247,7 @@ _NON_RECURRENT: _Choices = (
     (_patch(torch, "grid_sampler"), _grid_sampler),
     (_patch(F, "scaled_dot_product_attention"), _scaled_dot_product_attention),
 )
+_CAPABILITY = _patch(torch.cuda, "get_device_capability")
 # For programs that have imported the function itself.
 _CHOICE_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_attention: _scaled_dot_product_attention}
 

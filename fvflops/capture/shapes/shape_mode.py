@@ -20,10 +20,10 @@ from fvflops.capture.recorder.signature import (
 )
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.collectives import completed_work, is_work
-from fvflops.capture.shapes.concrete_tensors import ConcreteTensors
+from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, unpack_result
-from fvflops.capture.shapes.metadata import Metadata
+from fvflops.capture.shapes.metadata import Metadata, is_available
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
     CachedResult,
@@ -128,6 +128,13 @@ class ShapeMode(SubclassAwareMode):
         if isinstance(tensor, torch.nn.Parameter):
             shape_copy._is_param = True
         return shape_copy
+
+    def _without_values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a shape tensor for a tensor with known values."""
+        if type(tensor) is ShapeTensor:
+            return tensor
+        _, metadata, index = self.concrete.resolve(tensor)
+        return make_shape_tensor(without_values(metadata), StorageRef(self, index), tensor.requires_grad)
 
     def has_values(self, tensors: list[Any]) -> bool:
         """Return whether tensors have the values of real execution."""
@@ -488,6 +495,13 @@ class ShapeMode(SubclassAwareMode):
         )
         try:
             result = func(*real_args, **real_kwargs)
+        except NotImplementedError:
+            # A kernel of a missing device, such as CUDA's histc of integers, that this machine's lacks.
+            if is_available(self.device) or outcome.written:
+                raise
+            values = substitute((tuple(args), dict(kwargs)), self._without_values, self.concrete.device_for)
+            with self:
+                return func(*values[0], **values[1])
         except RuntimeError:
             moved = _move_to_one_device(op.schema, real_args, real_kwargs)
             if moved is None:

@@ -61,6 +61,7 @@ _OF_A_MESH: Mapping[str, Any] = {
     "reshard_after_forward": None,
     "reduce_each_microbatch": None,
     "precision": None,
+    "routing": None,
 }
 
 

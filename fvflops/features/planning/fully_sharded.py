@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.restore.fsdp_state import parameter_groups
+from fvflops.features.planning.parallelism.expert_parallel import DividedExperts, shard_experts_fully
 from fvflops.text import suggest
 
 
@@ -46,9 +47,17 @@ def find_precision(name: str | None) -> Precision | None:
     return PRECISIONS[name]
 
 
-def shard_fully(model: nn.Module, mesh: Any, *, reshard_after_forward: bool, precision: Precision | None) -> None:
+def shard_fully(
+    model: nn.Module,
+    mesh: Any,
+    *,
+    reshard_after_forward: bool,
+    precision: Precision | None,
+    experts: DividedExperts | None = None,
+) -> None:
     """Apply `fully_shard` to each member of a model's outermost module lists and to the root, in place.
 
+    Divided experts are sharded before, over other ranks.
     With `reshard_after_forward` the parameters of all but the root are gathered again for the backward pass (ZeRO-3),
     without they stay gathered (ZeRO-2).
     """
@@ -59,6 +68,8 @@ def shard_fully(model: nn.Module, mesh: Any, *, reshard_after_forward: bool, pre
         policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.reduce)
     # For the root, None is torch's default, which does not reshard.
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    if experts is not None:
+        shard_experts_fully(experts, reshard_after_forward=reshard_after_forward, mp_policy=policy)
     for block in find_blocks(model):
         fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
     fully_shard(model, reshard_after_forward=None if reshard_after_forward else False, **options)

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,14 +16,16 @@ from torch import nn
 
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.features.planning.fully_sharded import Precision
+from fvflops.features.planning.parallelism.expert_parallel import EXPERT_AXES, check_expert_axes
+from fvflops.features.planning.parallelism.routing import Routing
 from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.planning.schedules import order_actions
 from fvflops.torch_internals import default_process_group
 
 # Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
-# data parallelism (FSDP2), context parallelism, tensor parallelism.
-AXES = ("pp", "dp", "fsdp", "cp", "tp")
+# data parallelism (FSDP2), context parallelism, tensor parallelism; those of the experts regroup the same ranks.
+AXES = ("pp", "dp", "fsdp", "cp", "tp", *EXPERT_AXES)
 Shard = Callable[[nn.Module, Any], nn.Module | None]
 
 
@@ -33,7 +35,10 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model is divided among ranks; the fields are the arguments of `plan_rank`."""
+    """How a model is divided among ranks; the fields are the arguments of `plan_rank`.
+
+    `mesh` has the axes that multiply to the number of ranks, `expert_axes` ep and etp.
+    """
 
     mesh: Mapping[str, int]
     shard_by: Shard | None = None
@@ -44,10 +49,17 @@ class Layout:
     split_by: PipelineStages | None = None
     reshard_after_forward: bool = True
     precision: Precision | None = None
+    expert_axes: Mapping[str, int] = field(default_factory=dict)
+    routing: Routing = None
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along an axis, 1 for one that the mesh lacks."""
-        return self.mesh.get(axis, 1)
+        return self.axes.get(axis, 1)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """All axes, of the experts too."""
+        return {**self.mesh, **self.expert_axes}
 
     @property
     def world(self) -> int:
@@ -86,7 +98,7 @@ class Layout:
 
 def check_layout(layout: Layout, rank: int, microbatches: int, device: str | torch.device | None) -> None:
     """Raise PlanError where a layout has no such rank, axis or number, or its parts exclude each other."""
-    mesh = layout.mesh
+    mesh = layout.axes
     if not mesh or any(axis not in AXES for axis in mesh):
         raise PlanError(f"the axes of a mesh must be among {', '.join(AXES)}; got {', '.join(mesh) or 'none'}")
     for axis, size in mesh.items():
@@ -94,6 +106,9 @@ def check_layout(layout: Layout, rank: int, microbatches: int, device: str | tor
             raise PlanError(f"axis {axis} of the mesh must have at least 1 rank; got {size}")
     if not 0 <= rank < layout.world:
         raise PlanError(f"rank must be from 0 to {layout.world - 1:,} on this mesh; got {rank}")
+    check_expert_axes(mesh)
+    if isinstance(layout.routing, Mapping) and layout.size("pp") > 1:
+        raise PlanError("routing by names of experts is not planned with pp: pass a number for each expert")
     for name, number in (("microbatches", microbatches), ("stages_per_rank", layout.stages_per_rank)):
         if number < 1:
             raise PlanError(f"{name} must be at least 1; got {number}")

@@ -48,6 +48,7 @@ STAGES: Mapping[str, PipelineStages] = {
     "fvflops.zoo.mpt.MPT": PipelineStages(
         ("embedding",), "blocks", ("head",), "tokens", "tokens", last_arguments=("labels",)
     ),
+    "fvflops.zoo.mixtral.Mixtral": PipelineStages(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens"),
 }
 
 

@@ -39,6 +39,12 @@ from fvflops.features.planning.layout import (
 )
 from fvflops.features.planning.layout import PlanError as PlanError
 from fvflops.features.planning.layout import fake_process_group as fake_process_group
+from fvflops.features.planning.parallelism.expert_parallel import (
+    EXPERT_AXES,
+    dense_axes,
+    describe_routing,
+)
+from fvflops.features.planning.parallelism.routing import Routing
 from fvflops.features.planning.pipeline import Inputs, PipelineStages
 from fvflops.features.planning.rank_model import RankModel
 from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal
@@ -87,7 +93,7 @@ class RankPlan(Displayed):
     @property
     def world(self) -> int:
         """The number of ranks."""
-        return math.prod(self.mesh.values())
+        return math.prod(dense_axes(self.mesh).values())
 
     def flops(self, table: str | FormulaTable = "default") -> FlopCountAnalysis:
         """Return the FLOPs of the step in a convention, by module, operator and phase."""
@@ -150,6 +156,7 @@ def plan_rank(
     loss: Loss | None = None,
     optimizer: OptimizerMaker | None = None,
     checkpoint: Checkpointed = (),
+    routing: Routing = None,
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
@@ -166,6 +173,10 @@ def plan_rank(
                 (model, DeviceMesh of tp); `sequence_parallel` shards the sequence between the layers too
         cp      context parallelism: each rank has a part of the sequence, and attention gathers keys and values
         pp      pipeline stages, of models with a known split; their sends and receives are estimated
+        ep      expert parallelism: the experts of a mixture, of the zoo or transformers, are divided among ranks of
+                fsdp (or dp), cp and tp, whose number does not change, and get their tokens by all-to-all; each
+                expert's parameters are sharded by FSDP2 among the ranks that remain
+        etp     with ep, tensor parallelism of each expert: 1, or the size of tp
 
     `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
     whose gradients are accumulated; a tensor is the only argument. The other arguments:
@@ -180,6 +191,9 @@ def plan_rank(
         loss                        function of the model's result: the sum of its first tensor with a gradient
         optimizer                   creates the optimizer from the rank's parameters: no optimizer step
         checkpoint                  modules whose activations are recomputed, as in TrainingStepAnalysis: none
+        routing                     tokens that each expert of a known mixture gets: a number for each expert, a row of
+                                    numbers for each rank of ep, or a mapping from the name of each mixture's experts
+                                    to these: all get as many
         device, assume              kind of device whose kernels are shown, and what `record_call` assumes
         table                       composite ops that it counts are not decomposed
 
@@ -212,6 +226,7 @@ def plan_rank(
         loss=loss,
         optimizer=optimizer,
         checkpoint=checkpoint,
+        routing=routing,
         device=device,
         assume=assume,
         table=table,
@@ -260,6 +275,7 @@ def _plan(
     loss: Loss | None = None,
     optimizer: OptimizerMaker | None = None,
     checkpoint: Checkpointed = (),
+    routing: Routing = None,
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
@@ -267,7 +283,7 @@ def _plan(
 ) -> list[RankPlan]:
     """Return the plan of a rank, or of all ranks along the pipeline axis."""
     layout = Layout(
-        dict(mesh),
+        dense_axes(mesh),
         shard_by,
         sequence_parallel,
         *choose_schedule(schedule, stages_per_rank),
@@ -275,6 +291,8 @@ def _plan(
         split_by,
         mesh.get("pp", 1) == 1 if reshard_after_forward is None else reshard_after_forward,
         find_precision(precision),
+        {axis: size for axis, size in mesh.items() if axis in EXPERT_AXES},
+        routing,
     )
     check_layout(layout, rank, microbatches, device)
     check_sequence(layout, inputs)
@@ -336,6 +354,7 @@ def _plan_equal_ranks(
         recorded = recording.trace
         added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
         tied = _estimate_tied(rank_model, layout, recorded, stages, ranks[0])
+        routed = [describe_routing(layout.routing)] if any(stage.experts is not None for stage in stages) else []
         group = describe(device_mesh.get_group("pp")) if layout.size("pp") > 1 else None
     plans = []
     for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, recording.passes, strict=True):
@@ -358,7 +377,7 @@ def _plan_equal_ranks(
         )
         plans.append(
             RankPlan(
-                mesh=dict(layout.mesh),
+                mesh=layout.axes,
                 rank=rank,
                 coordinates=coordinates,
                 parameters=sum(spec.numel for spec in specs),
@@ -368,8 +387,10 @@ def _plan_equal_ranks(
                 recorded=trace,
                 estimated_memory=estimate_memory(step, run, buckets=bool(added)),
                 step=step,
-                derived=(*([_TRANSFERS] if transfers else []), *derived, *([_TIED] if tied else [])),
-                left_out=() if recipe.optimizer is not None else _list_excluded(layout),
+                derived=(*([_TRANSFERS] if transfers else []), *derived, *([_TIED] if tied else []), *routed),
+                left_out=()
+                if recipe.optimizer is not None
+                else _list_excluded(layout, rank_model.has_router_gradients),
             )
         )
     return plans
@@ -410,12 +431,16 @@ def _estimate_reductions(
     if replicas is None:
         return {}, ()
     group = describe(replicas.get_group())
-    added = {
-        Action("allreduce", index): tuple(
-            gradient_allreduce(recorded, stage.parameters(), stage.buffers(), group, replicas.size())
-        )
-        for index, stage in enumerate(stages)
-    }
+    added = {}
+    for index, stage in enumerate(stages):
+        divided = set() if stage.experts is None else stage.experts.divided_parameters
+        dense = [parameter for parameter in stage.parameters() if id(parameter) not in divided]
+        calls = gradient_allreduce(recorded, dense, stage.buffers(), group, replicas.size())
+        if stage.experts is not None and stage.experts.replicas > 1:
+            experts = [parameter for parameter in stage.parameters() if id(parameter) in divided]
+            others = describe(stage.experts.mesh.get_group("edp"))
+            calls += gradient_allreduce(recorded, experts, (), others, stage.experts.replicas)
+        added[Action("allreduce", index)] = tuple(calls)
     description = (
         f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
         "regardless of bucketing)"
@@ -431,8 +456,11 @@ def sum_of_result(result: Any) -> torch.Tensor:
     raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
 
 
-def _list_excluded(layout: Layout) -> tuple[str, ...]:
+def _list_excluded(layout: Layout, has_router_gradients: bool) -> tuple[str, ...]:
     step = "the optimizer step"
-    if layout.sequence_parallel and layout.size("tp") > 1 and not layout.is_fully_sharded:
-        step += ", in which DTensor reduces the gradients of the norms over tp"
+    reduced = [
+        name for name, partial in (("norms", layout.sequence_parallel), ("routers", has_router_gradients)) if partial
+    ]
+    if reduced and layout.size("tp") > 1 and not layout.is_fully_sharded:
+        step += f", in which DTensor reduces the gradients of the {' and '.join(reduced)} over tp"
     return (step,)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
@@ -16,7 +18,15 @@ from fvflops.capture.shortening.shorten import shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.features.planning.context_parallel import ShardedSequence
 from fvflops.features.planning.fully_sharded import autocast, materialise, shard_fully
-from fvflops.features.planning.layout import Layout, join_axes
+from fvflops.features.planning.layout import Layout, PlanError, join_axes
+from fvflops.features.planning.parallelism.expert_parallel import (
+    DividedExperts,
+    divide,
+    fix_routing,
+    has_router_gradients,
+    loops_over_experts,
+    without_experts,
+)
 from fvflops.features.planning.pipeline import (
     Inputs,
     PipelineStages,
@@ -52,9 +62,11 @@ class RankModel:
         self._stages: PipelineStages | None = None
         self._hidden: TensorSpec | None = None
         self.layers: tuple[int, ...] = ()
+        self._shapes: list[tuple[torch.Size, ...]] = []  # of the parameters of each layer
         if layout.size("pp") > 1:
             self._stages = layout.split_by or find_stages(model)
             blocks: Any = model.get_submodule(self._stages.blocks)
+            self._shapes = [tuple(parameter.shape for parameter in block.parameters()) for block in blocks]
             given = layout.stage_layers
             check_layers(self._stages.blocks, len(blocks), layout.stages, given)
             self.layers = divide_layers(len(blocks), layout.stages) if given is None else tuple(given)
@@ -69,17 +81,29 @@ class RankModel:
         """The parameters that the first and the last stage share, as `find_tied`."""
         return () if self._stages is None else find_tied(self._model, self._stages)
 
+    @property
+    def has_router_gradients(self) -> bool:
+        """Whether each rank of tp has a part of the gradients of the model's routers."""
+        return has_router_gradients(self._model)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the pipeline stages of a rank, in the model's order."""
         layout = self._layout
         index = layout.coordinates(rank).get("pp", 0)
         return stages_of_rank(layout.schedule, index, layout.size("pp"), layout.stages_per_rank)
 
-    def describe_stages(self, rank: int) -> tuple[tuple[bool, bool, int], ...]:
-        """Return what tells ranks apart: for each stage whether it is the first, the last, its number of layers."""
+    def describe_stages(self, rank: int) -> tuple[tuple[bool, bool, tuple[Any, ...]], ...]:
+        """Return what tells ranks apart: for each stage whether it is the first, the last, and its layers' shapes.
+
+        The first layers of a mixture of experts may be dense.
+        """
         if self._stages is None:
             return ()
-        return tuple((stage == 0, stage == len(self.layers) - 1, self.layers[stage]) for stage in self.stages_of(rank))
+        starts = [0, *accumulate(self.layers)]
+        return tuple(
+            (stage == 0, stage == len(self.layers) - 1, tuple(self._shapes[starts[stage] : starts[stage + 1]]))
+            for stage in self.stages_of(rank)
+        )
 
     def make_stages(
         self, rank: int, device_mesh: Any, hidden: TensorSpec | None, recipe: Recipe, *, shortened: bool
@@ -110,7 +134,8 @@ class RankModel:
         if names_all:
             stage = replace(stage, module=self._split(stage.module, device_mesh))
         stage = replace(stage, checkpointed=checkpointed_modules(stage.module, recipe.checkpoint))
-        if shortened:
+        # A mapping names each layer's experts.
+        if shortened and not isinstance(layout.routing, Mapping) and not loops_over_experts(stage.module):
             kwargs = dict(stage.kwargs)
             if stage.received is not None:
                 kwargs[stage.hidden_argument] = self._make_hidden(stage.received, whole=not names_all)
@@ -126,7 +151,8 @@ class RankModel:
                 left = {id(module) for module in stage.module.modules()}
                 stage = replace(stage, checkpointed=[item for item in stage.checkpointed if id(item) in left])
         module = stage.module if names_all else self._split(stage.module, device_mesh)
-        return replace(stage, module=self._shard(module, device_mesh))
+        experts = self._divide_experts(module, device_mesh)
+        return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
 
     def _make_hidden(self, spec: TensorSpec, *, whole: bool) -> torch.Tensor:
         """Return a hidden state without values; `whole`: as a stage that is not split gets it."""
@@ -144,6 +170,7 @@ class RankModel:
         if self._layout.is_fully_sharded and precision is not None:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
         first = self._split(first, device_mesh)
+        self._divide_experts(first, device_mesh)
         with self.around_forward(device_mesh)():
             inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
             self._hidden = find_hidden_state(first, inputs)
@@ -183,13 +210,19 @@ class RankModel:
     def _with_precision(self, model: nn.Module) -> nn.Module:
         return model if self._layout.precision is None else model.to(self._layout.precision.parameters)
 
-    def _shard(self, model: nn.Module, device_mesh: Any) -> nn.Module:
+    def _shard(self, model: nn.Module, device_mesh: Any, experts: DividedExperts | None) -> nn.Module:
         layout = self._layout
         if layout.is_fully_sharded:
             mesh = join_axes(device_mesh, layout.mesh, "fsdp", "cp")
             if layout.size("dp") > 1:
                 mesh = device_mesh["dp", mesh.mesh_dim_names[0]]
-            shard_fully(model, mesh, reshard_after_forward=layout.reshard_after_forward, precision=layout.precision)
+            shard_fully(
+                model,
+                mesh,
+                reshard_after_forward=layout.reshard_after_forward,
+                precision=layout.precision,
+                experts=experts,
+            )
             materialise(model)
         return model
 
@@ -198,5 +231,16 @@ class RankModel:
         if layout.shard_by is not None:
             return layout.shard_by(model, device_mesh["tp"]) or model
         if layout.size("tp") > 1:
-            shard(model, device_mesh["tp"], find_sharding(model, sequence=layout.sequence_parallel))
+            sharding = find_sharding(model, sequence=layout.sequence_parallel)
+            shard(model, device_mesh["tp"], without_experts(model, sharding, layout.axes))
         return model
+
+    def _divide_experts(self, model: nn.Module, device_mesh: Any) -> DividedExperts | None:
+        """Divide and route the experts of a model's mixtures, in place; return None for a model without known ones."""
+        layout = self._layout
+        experts = divide(model, device_mesh, layout.axes, rank=dist.get_rank())
+        if experts is not None:
+            fix_routing(model, experts, layout.axes, layout.routing)
+        elif layout.routing is not None:
+            raise PlanError(f"no mixtures of experts are known in {type(model).__name__}: plan it without routing")
+        return experts

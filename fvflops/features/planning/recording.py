@@ -33,6 +33,7 @@ from fvflops.features.planning.fully_sharded import (
     set_gathered,
     unshard,
 )
+from fvflops.features.planning.parallelism.expert_parallel import DividedExperts
 from fvflops.features.planning.rank_step import Action, Pass
 from fvflops.features.planning.trace_changes import assign_backward, relabel_devices
 from fvflops.trace import StopsAt, TensorSpec, Trace
@@ -52,7 +53,7 @@ class StageModule:
 
     A stage that receives gets `received` as `hidden_argument`. The last stage has a `loss`. Without pp the whole model
     is the only stage. `checkpointed` are the modules whose activations are recomputed. Of equal layers a `shortened`
-    module has a few.
+    module has a few. `experts` are those of its mixtures, if it has some.
     """
 
     module: nn.Module
@@ -63,6 +64,7 @@ class StageModule:
     loss: Loss | None = None
     checkpointed: Sequence[nn.Module] = ()
     shortened: Shortened | None = None
+    experts: DividedExperts | None = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the full stage, as shards of the rank; equal layers may have the same."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from fvflops.features.planning.parallelism.module_patterns import matches
+from fvflops.features.planning.parallelism.token_dispatch import distribute_parameters
+from fvflops.features.planning.parallelism.transformers_plans import expand_plan, find_styles, shard_tensors
 from fvflops.features.planning.sharding_styles import (
     DividedVocabulary,
     LocalInput,
@@ -24,44 +26,61 @@ from fvflops.features.planning.sharding_styles import (
 class Sharding:
     """Patterns of module names with their sharding styles, as in transformers' tp_plan.
 
-    `divided` are patterns of attributes with a number of heads, which is divided by the number of ranks.
+    `divided` are patterns of attributes with a number of heads, which is divided by the number of ranks. The styles are
+    those of `library`, fvflops or transformers.
     """
 
     styles: Mapping[str, str]
     divided: tuple[str, ...] = field(default=())
+    library: Literal["fvflops", "transformers"] = "fvflops"
 
 
-_LLAMA = Sharding(
-    {
-        "embed_tokens": "embedding_rowwise",
-        # One replicated input for all projections, so that their input gradients are reduced together.
-        "layers.*.self_attn": "replicated_input",
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp": "replicated_input",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-        "lm_head": "colwise_gather_output",
-    }
-)
+_ATTENTION = {
+    "embed_tokens": "embedding_rowwise",
+    # One replicated input for all projections, so that their input gradients are reduced together.
+    "layers.*.self_attn": "replicated_input",
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
+_MLP = {
+    "layers.*.mlp": "replicated_input",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+_HEAD = {"lm_head": "colwise_gather_output"}
+_LLAMA = Sharding({**_ATTENTION, **_MLP, **_HEAD})
 # Korthikanti et al., "Reducing activation recomputation in large transformer models" (arXiv:2205.05198): between
 # attention and MLP the sequence is sharded.
+_ATTENTION_SEQUENCE = {
+    **_ATTENTION,
+    "embed_tokens": "embedding_rowwise_to_sequence",
+    "layers.*.input_layernorm": "sequence_parallel",
+    "layers.*.self_attn": "sequence_input",
+    "layers.*.self_attn.o_proj": "rowwise_to_sequence",
+    "layers.*.post_attention_layernorm": "sequence_parallel",
+    "norm": "sequence_parallel",
+}
+_HEAD_SEQUENCE = {"lm_head": "colwise_of_sequence_gather_output"}
 _LLAMA_SEQUENCE = Sharding(
     {
-        **_LLAMA.styles,
-        "embed_tokens": "embedding_rowwise_to_sequence",
-        "layers.*.input_layernorm": "sequence_parallel",
-        "layers.*.self_attn": "sequence_input",
-        "layers.*.self_attn.o_proj": "rowwise_to_sequence",
-        "layers.*.post_attention_layernorm": "sequence_parallel",
+        **_ATTENTION_SEQUENCE,
+        **_MLP,
         "layers.*.mlp": "sequence_input",
         "layers.*.mlp.down_proj": "rowwise_to_sequence",
-        "norm": "sequence_parallel",
-        "lm_head": "colwise_of_sequence_gather_output",
+        **_HEAD_SEQUENCE,
     }
+)
+# As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.
+_MIXTURE = {
+    "layers.*.mlp.router.gate": "partial_gradient",
+    "layers.*.mlp.experts": "grouped_experts",
+}
+_MIXTRAL = Sharding({**_ATTENTION, "layers.*.mlp": "mixture", **_MIXTURE, **_HEAD})
+_MIXTRAL_SEQUENCE = Sharding(
+    {**_ATTENTION_SEQUENCE, "layers.*.mlp": "mixture_of_sequence", **_MIXTURE, **_HEAD_SEQUENCE}
 )
 _GPT2 = Sharding(
     {
@@ -142,12 +161,16 @@ SHARDINGS: Mapping[str, Sharding] = {
     "fvflops.zoo.gpt2.GPT2": _GPT2,
     "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT,
     "fvflops.zoo.mpt.MPT": _MPT,
+    "fvflops.zoo.mixtral.Mixtral": _MIXTRAL,
 }
 SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {
     "fvflops.zoo.llama.Llama": _LLAMA_SEQUENCE,
     "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT_SEQUENCE,
     "fvflops.zoo.mpt.MPT": _MPT_SEQUENCE,
+    "fvflops.zoo.mixtral.Mixtral": _MIXTRAL_SEQUENCE,
 }
+# Parameters of `fvflops.zoo.mixtral.Experts` → the dimension that tensor parallelism divides.
+EXPERT_DIMENSIONS: Mapping[str, int] = {"gate_proj": 1, "up_proj": 1, "down_proj": 2}
 
 
 class ShardingError(ValueError):
@@ -174,7 +197,7 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
             f"no {kind} plan is known for {name}: pass shard_by (--shard), a function of (model, mesh) that "
             "applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
         )
-    return Sharding(dict(tp_plan))
+    return Sharding(dict(tp_plan), library="transformers" if find_styles("tensor") else "fvflops")
 
 
 def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
@@ -182,24 +205,37 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
 
     An unknown style, and a number of heads that is not divisible by the mesh's size, raise ShardingError.
     """
-    styles = _styles()
-    ties = _find_ties(model)
-    _check_heads(model, sharding, mesh.size())
+    styles = find_styles("tensor") if sharding.library == "transformers" else _styles()
     for pattern, style in sharding.styles.items():
         if style not in styles:
             raise ShardingError(
                 f"the sharding style of {pattern} in {type(model).__name__} must be one of {', '.join(styles)}; got "
                 f"{style!r}: pass shard_by (--shard), a function of (model, mesh) that splits the model"
             )
-        for name, module in list(model.named_modules()):
-            if _matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
-                styles[style]()._apply(module, mesh)
+    ties = _find_ties(model)
+    _check_heads(model, sharding, mesh.size())
+    if sharding.library == "transformers":
+        for _, *others in ties:  # transformers shards each before it ties them
+            for module, key in others:
+                module.register_parameter(key, nn.Parameter(torch.empty_like(getattr(module, key), device="meta")))
+        shard_tensors(model, mesh, expand_plan(model, sharding.styles))
+    else:
+        _apply_styles(model, mesh, sharding.styles, styles)
     for pattern in sharding.divided:
         for name, module in model.named_modules():
             _divide(name, module, pattern, mesh.size())
     for (first_module, first_key), *others in ties:
         for module, key in others:
             module._parameters[key] = first_module._parameters[first_key]
+
+
+def _apply_styles(
+    model: nn.Module, mesh: Any, patterns: Mapping[str, str], styles: Mapping[str, Callable[[], Any]]
+) -> None:
+    for pattern, style in patterns.items():
+        for name, module in list(model.named_modules()):
+            if matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
+                styles[style]()._apply(module, mesh)
 
 
 def _styles() -> Mapping[str, Callable[[], Any]]:
@@ -220,6 +256,10 @@ def _styles() -> Mapping[str, Callable[[], Any]]:
         "replicated_with_grad_allreduce": lambda: tp.SequenceParallel(sequence_dim=2, use_local_output=True),
         "replicated_input": lambda: _FirstInput(Replicate()),
         "sequence_input": lambda: _FirstInput(Shard(1)),
+        "mixture": lambda: _MixtureBoundary(Replicate()),
+        "mixture_of_sequence": lambda: _MixtureBoundary(Shard(1)),
+        "partial_gradient": _PartialGradient,
+        "grouped_experts": _GroupedExperts,
         "embedding_rowwise_to_sequence": lambda: tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "rowwise_to_sequence": lambda: tp.RowwiseParallel(output_layouts=Shard(1)),
         "colwise_of_sequence_gather_output": lambda: tp.ColwiseParallel(
@@ -255,9 +295,64 @@ class _FirstInput:
         return module
 
 
-def _matches(name: str, pattern: str) -> bool:
-    parts, pattern_parts = name.split("."), pattern.split(".")
-    return len(parts) == len(pattern_parts) and all(map(fnmatch, parts, pattern_parts))
+class _MixtureBoundary:
+    """Replicate a mixture's input, and sum the ranks' parts of its result to the layout of the input."""
+
+    def __init__(self, layout: Any) -> None:
+        self._layout = layout
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            x = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
+            return (x.redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),)), *args[1:])
+
+        def finish(_: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+            x = DTensor.from_local(result, mesh, (Partial(),), run_check=False)
+            return x.redistribute(mesh, (self._layout,)).to_local()
+
+        module.register_forward_pre_hook(prepare)
+        module.register_forward_hook(finish)
+        return module
+
+
+class _PartialGradient:
+    """A replicated linear layer whose results get a part of their gradient on each rank, as torchtitan's NoParallel."""
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+
+        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (DTensor.from_local(args[0], mesh, (Replicate(),), run_check=False, grad_placements=(Partial(),)),)
+
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                replicated = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+                module._parameters[name] = nn.Parameter(replicated, parameter.requires_grad)
+        module.register_forward_pre_hook(prepare)
+        module.register_forward_hook(lambda _, args, result: result.to_local(grad_placements=(Partial(),)))
+        return module
+
+
+class _GroupedExperts:
+    """Each expert's columns, then rows, divided among the ranks."""
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import Shard
+
+        check_width(module, "tp", mesh.size())
+        distribute_parameters(module, mesh, lambda name: [Shard(EXPERT_DIMENSIONS[name])])
+        return module
+
+
+def check_width(experts: nn.Module, axis: str, ranks: int) -> None:
+    """Raise ShardingError where a number of ranks does not divide the experts' width."""
+    width = next(
+        parameter.shape[EXPERT_DIMENSIONS[name]] for name, parameter in experts.named_parameters(recurse=False)
+    )
+    if width % ranks:
+        raise ShardingError(f"{axis}={ranks} must divide the experts' width {width}: use {axis}={list_divisors(width)}")
 
 
 def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
@@ -265,7 +360,7 @@ def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
     heads = {}
     for pattern in (pattern for pattern, style in sharding.styles.items() if style == "colwise"):
         for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and _matches(name, pattern):
+            if isinstance(module, nn.Linear) and matches(name, pattern):
                 attention = model.get_submodule(name.rpartition(".")[0])
                 # The name in the zoo, and in transformers.
                 head_size = getattr(attention, "head_size", None) or getattr(attention, "head_dim", None)
@@ -278,11 +373,11 @@ def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
             described = ", ".join(f"{key} {number}" for key, number in counts.items())
             raise ShardingError(
                 f"tp={ranks} must divide the numbers of heads of {attention} ({described}): "
-                f"use tp={_list_divisors(math.gcd(*heads.values()))}"
+                f"use tp={list_divisors(math.gcd(*heads.values()))}"
             )
 
 
-def _list_divisors(number: int) -> str:
+def list_divisors(number: int) -> str:
     """Return the divisors of a number, such as "1, 2 or 4"."""
     *others, last = (str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
     return f"{', '.join(others)} or {last}" if others else last
@@ -290,13 +385,12 @@ def _list_divisors(number: int) -> str:
 
 def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
     path, _, attribute = pattern.rpartition(".")
-    if not _matches(name, path):
+    if not matches(name, path):
         return
     heads = getattr(module, attribute)
     if heads % ranks:
         raise ShardingError(
-            f"tp={ranks} must divide the number of heads ({name}.{attribute} is {heads}): "
-            f"use tp={_list_divisors(heads)}"
+            f"tp={ranks} must divide the number of heads ({name}.{attribute} is {heads}): use tp={list_divisors(heads)}"
         )
     setattr(module, attribute, heads // ranks)
 

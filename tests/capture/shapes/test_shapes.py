@@ -1039,6 +1039,29 @@ def test_device_cuda_is_emulated_without_cuda(name: str):
         record_call(model, args, device="meta")
 
 
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_number_may_be_the_first_operand(device: str | None):
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.add(0.5, x.relu(), alpha=2)
+
+    trace = record_call(run, (torch.ones(3, 4),), execution="shapes", device=device)
+    assert [spec.shape for spec in tensors_in(trace.signatures[-1].outputs)] == [(3, 4)]
+
+
+def test_a_kernel_that_only_a_missing_device_has_gives_unknown_values():
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = torch.arange(6, device=x.device)
+        return x.relu(), torch.histc(numbers.int(), bins=3, min=0, max=5).cumsum(0)
+
+    if torch.cuda.is_available():
+        pytest.skip("CUDA computes it")
+    trace = record_call(run, (torch.ones(3, device="cpu"),), execution="shapes", device="cuda")
+    (histogram,) = (item for item in trace.signatures if item.packet == "aten::histc")
+    assert [spec.shape for spec in tensors_in(histogram.outputs)] == [(3,)]
+    with pytest.raises(ExecutionError, match="histogram_cpu"):
+        record_call(run, (torch.ones(3),), execution="shapes", device="cpu")
+
+
 def test_default_device_is_that_of_the_inputs():
     with torch.device("meta"):
         model = nn.Linear(4, 4)

@@ -408,7 +408,7 @@ def test_a_function_shards_any_model():
     ("mesh", "rank", "message"),
     [
         ({"tp": 8}, 8, "rank must be from 0 to 7 on this mesh; got 8"),
-        ({"ep": 8}, 0, "the axes of a mesh must be among .*; got ep"),
+        ({"sp": 8}, 0, "the axes of a mesh must be among .*; got sp"),
         ({}, 0, "the axes of a mesh must be among .*; got none"),
         ({"dp": 0}, 0, "axis dp of the mesh must have at least 1 rank; got 0"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),

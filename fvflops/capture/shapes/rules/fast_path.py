@@ -72,6 +72,8 @@ def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, 
 
 def binary(self: torch.Tensor, other: Any, *rest: Any, **options: Any) -> Any:
     """Return the result of a binary op with broadcasting."""
+    if not isinstance(self, torch.Tensor):  # torch.add(0.5, x)
+        return NotImplemented
     if isinstance(other, torch.Tensor):
         if self.dtype is not other.dtype or self.dtype not in _FLOATS or not self.dim() or not other.dim():
             return NotImplemented

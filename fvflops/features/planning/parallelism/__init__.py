@@ -1,0 +1,1 @@
+"""Parts of tensor and expert parallelism: names of modules, transformers' own code, dispatch and routing of tokens."""

@@ -1,0 +1,136 @@
+"""How many tokens a mixture's router sends to each expert, which depends on values that a plan does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fvflops.text import suggest
+from fvflops.torch_internals import disable_dispatch_modes
+
+# Tokens per expert: of every rank, or of each rank of an expert-parallel group.
+Histogram = Sequence[int] | Sequence[Sequence[int]]
+# None: every expert gets as many. A mapping has the name of each mixture's experts.
+Routing = Histogram | Mapping[str, Histogram] | None
+
+
+class RoutingError(ValueError):
+    """A histogram of tokens per expert that a mixture cannot have."""
+
+
+def check_routing(routing: Routing, names: Sequence[str]) -> None:
+    """Raise RoutingError where a routing names experts that the model lacks, or lacks some of its `names`."""
+    if not isinstance(routing, Mapping):
+        return
+    for name in routing:
+        if name not in names:
+            raise RoutingError(f"routing has {name!r}, but the model's experts are {', '.join(names) or 'none'}")
+    missing = [name for name in names if name not in routing]
+    if missing:
+        raise RoutingError(f"routing lacks {missing[0]!r}{suggest(missing[0], list(routing))}")
+
+
+def count_tokens(routing: Routing, name: str, *, experts: int, pairs: Sequence[int], top_k: int) -> list[list[int]]:
+    """Return rank → expert → how many of the rank's tokens it gets.
+
+    `pairs` are the pairs of a token and one of its `top_k` experts, by rank. A histogram is scaled to them.
+
+    >>> count_tokens(None, "mlp.experts", experts=4, pairs=[6, 6], top_k=2)
+    [[2, 2, 1, 1], [1, 1, 2, 2]]
+    >>> count_tokens([30, 10, 10, 10], "mlp.experts", experts=4, pairs=[6], top_k=2)
+    [[3, 1, 1, 1]]
+    """
+    histogram = routing[name] if isinstance(routing, Mapping) else routing
+    if histogram is None:
+        # Round-robin over the tokens of all ranks.
+        starts = [sum(pairs[:rank]) for rank in range(len(pairs))]
+        return [
+            [(start + count - 1 - expert) // experts - (start - 1 - expert) // experts for expert in range(experts)]
+            for start, count in zip(starts, pairs, strict=True)
+        ]
+    rows: Sequence[Any] = histogram
+    if not rows or not isinstance(rows[0], Sequence):
+        rows = [histogram] * len(pairs)
+    if len(rows) != len(pairs) or any(len(row) != experts for row in rows):
+        shape = f"{len(rows)} rows of {len(rows[0])}" if isinstance(histogram[0], Sequence) else f"{len(rows[0])}"
+        raise RoutingError(
+            f"routing for {name} must have a number for each of {experts} experts, or {len(pairs)} rows of them, one "
+            f"for each rank of ep; got {shape}"
+        )
+    counts = [_scale(row, count, name) for row, count in zip(rows, pairs, strict=True)]
+    for row, count in zip(counts, pairs, strict=True):
+        if max(row) * top_k > count:
+            raise RoutingError(
+                f"routing for {name} sends {max(row)} of a rank's {count // top_k} tokens to expert "
+                f"{row.index(max(row))}: a token is sent to {top_k} different experts, so an expert gets each at most "
+                "once"
+            )
+    return counts
+
+
+def _scale(shares: Sequence[int], total: int, name: str) -> list[int]:
+    """Return integers in proportion to some shares that sum to a total, by largest remainders."""
+    whole = sum(shares)
+    if whole <= 0 or min(shares) < 0:
+        raise RoutingError(f"routing for {name} must have non-negative numbers, not all zero; got {list(shares)}")
+    scaled = [share * total // whole for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda expert: -(shares[expert] * total % whole))
+    for expert in by_remainder[: total - sum(scaled)]:
+        scaled[expert] += 1
+    return scaled
+
+
+def choose_experts(counts: Sequence[int], top_k: int) -> torch.Tensor:
+    """Return the `top_k` experts of each token, all different, so that each expert gets its number of tokens.
+
+    >>> choose_experts([2, 2, 1, 1], 2).tolist()
+    [[0, 1], [0, 2], [1, 3]]
+    """
+    pairs = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(list(counts)))
+    return pairs.view(top_k, len(pairs) // top_k).t().contiguous()
+
+
+@dataclass(slots=True)
+class RoutedTokens:
+    """The tokens that each expert of one mixture gets from each of the `ranks` of ep, of which this is `rank`.
+
+    `slices` are the ranks of tp that divide a batch's tokens among them, and `batch` is the number of tokens of the
+    last batch and of the experts of a token.
+    """
+
+    name: str
+    routing: Routing
+    experts: int
+    ranks: int
+    rank: int
+    slices: int
+    batch: tuple[int, int] = (0, 1)
+    _counts: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict)
+
+    def counts(self) -> list[list[int]]:
+        """Return rank → expert → tokens."""
+        if self.batch not in self._counts:
+            tokens, top_k = self.batch
+            size = -(-tokens // self.slices)  # as torch.chunk divides them
+            sizes = [max(0, min(size, tokens - size * part)) for part in range(self.slices)]
+            pairs = [sizes[rank % self.slices] * top_k for rank in range(self.ranks)]
+            self._counts[self.batch] = count_tokens(
+                self.routing, self.name, experts=self.experts, pairs=pairs, top_k=top_k
+            )
+        return self._counts[self.batch]
+
+    def chosen(self) -> torch.Tensor:
+        """Return the experts of each token of this rank's batch, (tokens, experts of a token)."""
+        first = self.rank - self.rank % self.slices
+        with disable_dispatch_modes():  # a real run has no such ops
+            parts = self.counts()[first : first + self.slices]
+            return torch.cat([choose_experts(part, self.batch[1]) for part in parts])
+
+    def received(self) -> torch.Tensor:
+        """Return the tokens that this rank's experts get from each rank, (ranks, experts of a rank)."""
+        each = self.experts // self.ranks
+        with disable_dispatch_modes():
+            return torch.tensor(self.counts())[:, self.rank * each : (self.rank + 1) * each].contiguous()
