@@ -13,7 +13,7 @@ from torch import nn
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.run import Loss
 from fvflops.capture.shortening.shorten import shorten
-from fvflops.capture.training_step import checkpointed_modules
+from fvflops.capture.training_step import Checkpointed, checkpointed_modules
 from fvflops.features.planning.context_parallel import ShardedSequence
 from fvflops.features.planning.fully_sharded import autocast, materialise, shard_fully
 from fvflops.features.planning.layout import Layout, join_axes
@@ -109,7 +109,7 @@ class RankModel:
         names_all = layout.shard_by is not None
         if names_all:
             stage = replace(stage, module=self._split(stage.module, device_mesh))
-        stage = replace(stage, checkpointed=checkpointed_modules(stage.module, recipe.checkpoint))
+        stage = replace(stage, checkpointed=_find_checkpointed(stage.module, self._model, recipe.checkpoint))
         if shortened:
             kwargs = dict(stage.kwargs)
             if stage.received is not None:
@@ -201,3 +201,17 @@ class RankModel:
         if layout.size("tp") > 1:
             shard(model, device_mesh["tp"], find_sharding(model, sequence=layout.sequence_parallel))
         return model
+
+
+def _find_checkpointed(stage: nn.Module, model: nn.Module, checkpoint: Checkpointed) -> list[nn.Module]:
+    """Return the modules of a stage to checkpoint; what is in no stage raises ValueError."""
+    if callable(checkpoint) or isinstance(checkpoint, str):
+        return checkpointed_modules(stage, checkpoint)
+    checkpointed_modules(model, checkpoint)
+    found = dict(stage.named_modules())
+    here = [
+        item
+        for item in checkpoint
+        if (item in found if isinstance(item, str) else any(isinstance(module, item) for module in found.values()))
+    ]
+    return checkpointed_modules(stage, here)
