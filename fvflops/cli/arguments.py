@@ -244,7 +244,7 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
     group.add_argument(
         "--reduce-each-microbatch",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=None,
         help="whether FSDP2 reduces gradients in each microbatch or only in the last; default: in each",
     )
     group.add_argument(
@@ -266,7 +266,7 @@ def layout_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "stages_per_rank": arguments.stages_per_rank,
         "stage_layers": None if arguments.stage_layers is None else parse_layers(arguments.stage_layers),
         "reshard_after_forward": arguments.reshard_after_forward,
-        "reduce_each_microbatch": arguments.reduce_each_microbatch,
+        "reduce_each_microbatch": arguments.reduce_each_microbatch is not False,
         "precision": arguments.precision,
     }
 

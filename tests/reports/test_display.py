@@ -77,6 +77,9 @@ def shown():
     plan = fvflops.plan_rank(
         build("llama_tiny", device="meta"), (torch.ones(8, 128, dtype=torch.int64),), mesh={"tp": 2}
     )
+    pipeline = fvflops.plan_step(
+        build("llama_tiny", device="meta"), torch.ones(1, 8, dtype=torch.int64), mesh={"pp": 2, "dp": 2}
+    )
     with fvflops.KernelProfile(net) as kernels:
         net(x)
     kernels.count(partial(net, x))
@@ -109,6 +112,7 @@ def shown():
         "times": profile.times(),
         "roofline": roof,
         "plan": plan,
+        "step plan": pipeline,
         "communication": plan.communication(),
         "difference": difference,
         "comparison": comparison,
@@ -164,6 +168,9 @@ def shown():
         "module tree": flops.module_tree(),
         "profiler": fvflops.FlopsProfiler(net),
         "transfer": plan.communication().transfers[0],
+        "rank step": plan.step,
+        "action": plan.step.actions[0],
+        "pass": plan.step.pass_of(plan.step.actions[0]),
     }
     return tables, lines
 

@@ -59,7 +59,7 @@ _OF_A_MESH: Mapping[str, Any] = {
     "stages_per_rank": None,
     "stage_layers": None,
     "reshard_after_forward": None,
-    "reduce_each_microbatch": True,
+    "reduce_each_microbatch": None,
     "precision": None,
 }
 

@@ -25,7 +25,7 @@ from fvflops.sources.loaded_model import with_input_hint
 EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh dp=8,tp=8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2",
-    "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8 --schedule interleaved",
+    "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
 )
 
 

@@ -118,8 +118,10 @@ class RankPlan(Displayed):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StepPlan:
+class StepPlan(Displayed):
     """A training step of a pipeline: the plans of its ranks, in the order of the pipeline axis."""
+
+    _report = "fvflops.features.planning.report:step_report"
 
     ranks: tuple[RankPlan, ...]
 

@@ -130,7 +130,9 @@ class Recording(NamedTuple):
     run: list[tuple[int, Action]]
 
 
-def record_actions(stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe) -> Recording | None:
+def record_actions(
+    stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe
+) -> Recording | None:
     """Record the actions of a rank in some orders.
 
     `stage` of an action is an index of `stages`. The orders are those of ranks whose stages are equal. An action in a

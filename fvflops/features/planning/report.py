@@ -6,7 +6,7 @@ from typing import Any
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.features.communication.report import communication_parts
-from fvflops.features.planning.plan import RankPlan
+from fvflops.features.planning.plan import RankPlan, StepPlan
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
@@ -35,6 +35,38 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     ]
     title = f"{plain_name(name or plan.trace.modules.root.class_name)} on {mesh}: {rank}"
     return Document("plan", title, parts, main="communication", data=_encode(plan, flops, table.name))
+
+
+def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
+    """Return the costs of each rank of a pipeline by a convention."""
+    table = table or load_table("default")
+    first = plan.ranks[0]
+    mesh = ", ".join(f"{axis}={size}" for axis, size in first.mesh.items())
+    columns = (
+        number_column("rank"),
+        text_column("stages"),
+        number_column("parameters", form=format_thousands),
+        number_column("macs", "MACs", form=format_thousands),
+        number_column("payload", "payload (B)", form=format_thousands),
+        number_column("memory", "peak memory (B)", form=format_thousands),
+    )
+    rows = [
+        (
+            item.rank,
+            ", ".join(map(str, item.step.stages)),
+            item.parameters,
+            item.flops(table).macs(),
+            item.communication().total().payload,
+            item.memory().peak,
+        )
+        for item in plan.ranks
+    ]
+    notes = list(dict.fromkeys(f"Estimated: {rule}." for item in plan.ranks for rule in item.derived))
+    notes += [f"Not included: {part}." for part in first.left_out]
+    schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
+    title = f"{plain_name(name or first.trace.modules.root.class_name)} on {mesh}{schedule}"
+    parts: list[Part] = [Table("ranks", columns, rows, noun="rank"), Items("", notes)]
+    return Document("plan", title, parts, main="ranks")
 
 
 def _list_costs(plan: RankPlan, flops: FlopCountAnalysis, convention: str) -> Table:

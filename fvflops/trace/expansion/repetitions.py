@@ -17,6 +17,7 @@ def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, Li
     The repetitions of storages are added to `rows`.
     """
     _add_registered(rows)
+    _add_copies(rows)
     return _Finder(rows).find()
 
 
@@ -122,6 +123,30 @@ def _add_registered(rows: RecordedRows) -> None:
             raise UnequalLayersError(f"layers of {rows.run.path!r} hold different parameters or buffers")
         rows.add_repetition(repetition)
         position = end
+
+
+def _add_copies(rows: RecordedRows) -> None:
+    """Find the repetitions among copies of all parameters that were made before the run, such as master weights.
+
+    They are the first other storages, and all have as many times the bytes of their parameters.
+    """
+    registered = count_registered(rows.storages)
+    parameters = [
+        index
+        for index, storage in enumerate(rows.storages[:registered])
+        if storage.origin == "parameter" and storage.nbytes
+    ]
+    copies = rows.storages[registered : registered + len(parameters)]
+    pairs = [(rows.storages[index].nbytes, copy.nbytes) for index, copy in zip(parameters, copies, strict=False)]
+    if len(copies) < len(parameters) or any(size * pairs[0][0] != nbytes * pairs[0][1] for nbytes, size in pairs):
+        return
+    positions = {index: registered + position for position, index in enumerate(parameters)}
+    for repetition in list(rows.repetitions):
+        inside = [positions[index] for index in range(repetition.first, repetition.second) if index in positions]
+        if inside:
+            copied = Repetition(inside[0], inside[0] + len(inside), inside[0] + 2 * len(inside), repetition.step)
+            if rows.are_equal_storages(copied):
+                rows.add_repetition(copied)
 
 
 class _Finder:
