@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from training_runs.prepared import PreparedRun
 
+from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
 from fvflops.features.step_time.network import Link, Network
 from fvflops.features.utilisation.devices import find_device
@@ -77,16 +78,21 @@ class Fit:
     def predict(self, runs: Sequence[PreparedRun]) -> np.ndarray:
         """Return the estimated seconds of a step of each run."""
         efficiency = self.efficiency()
-        return np.array([self._seconds(item, efficiency) for item in runs])
+        return np.array(
+            [
+                predict_seconds(item, efficiency, self.network(item.run.gpus_per_node, item.run.node_gbps))
+                for item in runs
+            ]
+        )
 
-    def _seconds(self, item: PreparedRun, efficiency: Efficiency) -> float:
-        run = item.run
-        device = find_device(run.device)
-        if run.memory_bandwidth is not None:
-            device = replace(device, bandwidth=run.memory_bandwidth)
-        network = self.network(run.gpus_per_node, run.node_gbps)
-        simulation = item.step.simulate(KernelTimer(device, efficiency), network, host_waits=item.host_waits)
-        return efficiency.step + simulation.seconds
+
+def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network) -> float:
+    """Return the estimated seconds of a step of a run."""
+    device = find_device(item.run.device)
+    if item.run.memory_bandwidth is not None:
+        device = replace(device, bandwidth=item.run.memory_bandwidth)
+    simulation = item.step.simulate(KernelTimer(device, efficiency), network, host_waits=item.host_waits)
+    return efficiency.step + simulation.seconds
 
 
 def fit(device: str, runs: Sequence[PreparedRun], *, evaluations: int = 12) -> Fit:
@@ -128,3 +134,22 @@ def cross_validate(
         others = [item for item in runs if group_of(item) not in held_out]
         predicted[chosen] = fit(device, others).predict([runs[index] for index in chosen])
     return predicted
+
+
+@dataclass(frozen=True, slots=True)
+class _Shipped:
+    """The efficiency and the network of configs/ for a run."""
+
+    network: Network
+
+    def predict(self, runs: Sequence[PreparedRun]) -> np.ndarray:
+        """Return the estimated seconds of a step of each run."""
+        return np.array([predict_seconds(item, find_efficiency(item.run.device), self.network) for item in runs])
+
+
+def shipped(item: PreparedRun) -> _Shipped:
+    """Return what predicts a run by the shipped files."""
+    run = item.run
+    family = "H100" if run.device == "H200" else run.device.split()[0]
+    network = find_network(f"HGX {family} {8 * run.node_gbps:g}G")
+    return _Shipped(replace(network, gpus_per_node=run.gpus_per_node))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from training_runs.rows import TrainingRun
 
+from fvflops.features.planning.layout import Layout, order_step
 from fvflops.features.planning.master_weights import MasterWeights
 from fvflops.features.planning.plan import plan_step
 from fvflops.features.step_time.step_program import StepProgram, read_step
+from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt, mpt
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.float32, "amp_bf16": torch.float32}
@@ -40,29 +42,96 @@ class PreparedRun:
     host_waits: bool
 
 
-def prepare(run: TrainingRun) -> PreparedRun:
-    """Plan a run: its model, mesh, microbatches, checkpointing and optimizer, in shape execution."""
+def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun:
+    """Plan a run: its model, mesh, microbatches, checkpointing and optimizer, in shape execution.
+
+    Runs that differ in their number of replicas and microbatches only share what is recorded, in `known`.
+    """
     if run.microbatches is None or run.micro_batch is None:
         raise ValueError(f"{run.place}: the micro batch is not known")
+    stages = run.mesh.get("pp", 1)
+    key = key_of(run)
+    if key not in known:
+        known[key] = _plan(_recorded(run))
+    step = known[key]
+    virtual = _virtual_stages(run)
+    layout = Layout(dict(run.mesh), schedule="interleaved" if virtual > 1 else "1f1b", stages_per_rank=virtual)
+    orders = order_step(layout, run.microbatches, has_optimizer=True, has_tied=_has_tied(step))
+    tp = run.mesh.get("tp", 1)
+    replicas = run.mesh.get("dp", 1)
+    step = step.with_orders(orders).with_groups(
+        {
+            "dp": ProcessGroupSpec("", replicas, "dp", 0, tp),
+            **({"pp": ProcessGroupSpec("", 2, "pp", 0, tp * replicas * (stages - 1))} if stages > 1 else {}),
+        },
+        {stage: rank * tp * _replicas(run) for stage, rank in _ranks_of_stages(stages, virtual).items()},
+    )
+    is_megatron = isinstance(run.config, megatron_gpt.MegatronGPTConfig)
+    return PreparedRun(run, step, is_megatron and stages > 1)
+
+
+def _recorded(run: TrainingRun) -> TrainingRun:
+    """Return the run that is planned instead: with few microbatches and replicas."""
+    microbatches = min(run.microbatches or 1, max(3, run.mesh.get("pp", 1)))
+    return replace(
+        run,
+        local_batch=(run.micro_batch or 1) * microbatches,
+        mesh={axis: 2 if axis == "dp" else size for axis, size in run.mesh.items()},
+    )
+
+
+def key_of(run: TrainingRun) -> Hashable:
+    """Return what runs have in common that share a plan."""
+    recorded = _recorded(run)
+    return (*(getattr(recorded, name) for name in _KEYS), recorded.microbatches, tuple(recorded.mesh.items()))
+
+
+_KEYS = ("config", "sequence", "micro_batch", "checkpointing", "sharding", "precision", "gathered_in", "reduced_in")
+
+
+def _replicas(run: TrainingRun) -> int:
+    return run.mesh.get("dp", 1) * run.mesh.get("fsdp", 1)
+
+
+def _virtual_stages(run: TrainingRun) -> int:
+    """Return the stages of each pipeline rank: where the source does not say, the fewest that divide its layers."""
+    per_rank, rest = divmod(run.config.layers, run.mesh.get("pp", 1))
+    if run.virtual_stages is not None or "pp" not in run.mesh:
+        return run.virtual_stages or 1
+    return 2 if rest else next(count for count in range(2, per_rank + 1) if per_rank % count == 0)
+
+
+def _ranks_of_stages(ranks: int, virtual: int) -> dict[int, int]:
+    return {stage: stage % ranks for stage in range(ranks * virtual)}
+
+
+def _has_tied(step: StepProgram) -> bool:
+    return any(action.kind == "tied_allreduce" for actions in step.ranks for action, _ in actions)
+
+
+def _plan(run: TrainingRun) -> StepProgram:
     is_megatron = isinstance(run.config, megatron_gpt.MegatronGPTConfig)
     model = run.build_model().to(_DTYPES[run.precision])
-    tokens = torch.ones(run.micro_batch, run.sequence, dtype=torch.int64)
+    tokens = torch.ones(run.micro_batch or 1, run.sequence, dtype=torch.int64)
     adam = partial(torch.optim.AdamW, fused=True)
+    virtual = _virtual_stages(run)
     plan = plan_step(
         model,
-        (tokens, tokens),
+        (tokens, tokens) if not isinstance(run.config, llama.LlamaConfig) else (tokens,),
         mesh=dict(run.mesh),
-        microbatches=run.microbatches,
+        microbatches=run.microbatches or 1,
+        schedule="interleaved" if virtual > 1 else None,
+        stages_per_rank=virtual if virtual > 1 else None,
         checkpoint=[_BLOCKS[type(run.config)]] if run.checkpointing == "full" else (),
         optimizer=partial(MasterWeights, make=adam) if is_megatron else adam,
+        device="cuda",
         **_options(run),
     )
-    host_waits = is_megatron and run.mesh.get("pp", 1) > 1
-    return PreparedRun(run, read_step(plan.ranks, fused=_FUSED[type(run.config)]), host_waits)
+    return read_step(plan.ranks, fused=_FUSED[type(run.config)])
 
 
 def _options(run: TrainingRun) -> Mapping[str, object]:
     if "fsdp" not in run.mesh:
-        return {"device": "cuda"}
+        return {}
     precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"
-    return {"device": "cuda", "precision": precision, "reshard_after_forward": run.sharding == "FULL_SHARD"}
+    return {"precision": precision, "reshard_after_forward": run.sharding == "FULL_SHARD"}

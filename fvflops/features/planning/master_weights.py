@@ -33,8 +33,9 @@ class MasterWeights(Optimizer):
     ) -> None:
         super().__init__([parameter for parameter in parameters if parameter.requires_grad], {})
         self._parameters: list[torch.Tensor] = self.param_groups[0]["params"]
-        self.copies = [_local(parameter).detach().to(torch.float32, copy=True) for parameter in self._parameters]
-        self._inner = make(self.copies)
+        self.copies: list[torch.Tensor] = []
+        self._make = make
+        self._inner: Optimizer | None = None
         self._max_norm = max_norm
 
     @torch.no_grad()
@@ -42,6 +43,11 @@ class MasterWeights(Optimizer):
         """Update the copies of parameters with gradients, and the parameters from them."""
         if closure is not None:
             raise ValueError("MasterWeights takes no closure: call backward before step()")
+        if self._inner is None:  # as other state, the copies are made in the first step
+            local = [_local(parameter) for parameter in self._parameters]
+            self.copies = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in local]
+            torch._foreach_copy_(self.copies, local)
+            self._inner = self._make(self.copies)
         for parameter, copy in zip(self._parameters, self.copies, strict=True):
             copy.grad = None if parameter.grad is None else _local(parameter.grad, parameter).to(torch.float32)
         torch.nn.utils.clip_grad_norm_(self.copies, self._max_norm, foreach=True)

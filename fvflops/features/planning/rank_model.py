@@ -15,7 +15,7 @@ from torch import nn
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.run import Loss
 from fvflops.capture.shortening.shorten import shorten
-from fvflops.capture.training_step import checkpointed_modules
+from fvflops.capture.training_step import Checkpointed, checkpointed_modules
 from fvflops.features.planning.context_parallel import ShardedSequence
 from fvflops.features.planning.fully_sharded import autocast, materialise, shard_fully
 from fvflops.features.planning.layout import Layout, PlanError, join_axes
@@ -133,7 +133,7 @@ class RankModel:
         names_all = layout.shard_by is not None
         if names_all:
             stage = replace(stage, module=self._split(stage.module, device_mesh))
-        stage = replace(stage, checkpointed=checkpointed_modules(stage.module, recipe.checkpoint))
+        stage = replace(stage, checkpointed=_find_checkpointed(stage.module, self._model, recipe.checkpoint))
         # A mapping names each layer's experts.
         if shortened and not isinstance(layout.routing, Mapping) and not loops_over_experts(stage.module):
             kwargs = dict(stage.kwargs)
@@ -244,3 +244,16 @@ class RankModel:
         elif layout.routing is not None:
             raise PlanError(f"no mixtures of experts are known in {type(model).__name__}: plan it without routing")
         return experts
+
+def _find_checkpointed(stage: nn.Module, model: nn.Module, checkpoint: Checkpointed) -> list[nn.Module]:
+    """Return the modules of a stage to checkpoint; what is in no stage raises ValueError."""
+    if callable(checkpoint) or isinstance(checkpoint, str):
+        return checkpointed_modules(stage, checkpoint)
+    checkpointed_modules(model, checkpoint)
+    found = dict(stage.named_modules())
+    here = [
+        item
+        for item in checkpoint
+        if (item in found if isinstance(item, str) else any(isinstance(module, item) for module in found.values()))
+    ]
+    return checkpointed_modules(stage, here)

@@ -38,7 +38,7 @@ def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
 def find_network(name: str, *, file: str = NETWORKS) -> Network:
     """Return the network of a name; an unknown one raises ValueError with the nearest.
 
-    >>> find_network("HGX H100 400G").gpus_per_node
+    >>> find_network("HGX H100 3200G").gpus_per_node
     8
     """
     networks = load_networks(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fvflops.features.communication.compute import collective_of
 from fvflops.features.planning.plan import RankPlan
@@ -41,6 +41,26 @@ class StepProgram:
 
         return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits)
 
+    def with_orders(self, orders: Sequence[Sequence[Action]]) -> StepProgram:
+        """Return the step with other orders of its actions, such as those of more microbatches.
+
+        The first and the last microbatch of an order have the programs of the first and the last here, the others that
+        of one between: this step needs three microbatches if the orders have more.
+        """
+        ranks = []
+        for known, order in zip(self.ranks, orders, strict=True):
+            programs: dict[tuple[str, int], list[int]] = {}
+            for action, index in sorted(known, key=lambda item: item[0].microbatch):
+                programs.setdefault((action.kind, action.stage), []).append(index)
+            last = max(action.microbatch for action in order)
+            ranks.append(tuple((action, _of_microbatch(programs, action, last)) for action in order))
+        return replace(self, ranks=tuple(ranks))
+
+    def with_groups(self, groups: Mapping[str, ProcessGroupSpec], places: Mapping[int, int]) -> StepProgram:
+        """Return the step with other process groups by mesh axis, and other ranks of its stages."""
+        programs = tuple(replace(program, items=_with_groups(program.items, groups)) for program in self.programs)
+        return replace(self, programs=programs, places=places)
+
     def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
         first, last = sorted((self.places[sender], self.places[receiver]))
         if first == last:
@@ -49,6 +69,23 @@ class StepProgram:
             raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
         link = ProcessGroupSpec("", 2, "pp", first, last - first)
         return network.seconds("send", self.sent[min(sender, receiver)], link)
+
+
+def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
+    found = programs[action.kind, action.stage]
+    if action.microbatch <= 0:
+        return found[0]
+    return found[-1] if action.microbatch == last else found[len(found) // 2]
+
+
+def _with_groups(items: Sequence[Item], groups: Mapping[str, ProcessGroupSpec]) -> tuple[Item, ...]:
+    def change(item: Item) -> Item:
+        group = item.call.group if isinstance(item, Collective) else None
+        if not isinstance(item, Collective) or group is None or group.axis not in groups:
+            return item
+        return item._replace(call=item.call._replace(group=groups[group.axis]))
+
+    return tuple(map(change, items))
 
 
 def read_step(ranks: Sequence[RankPlan], *, fused: Collection[str] = ()) -> StepProgram:
