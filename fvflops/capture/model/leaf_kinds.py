@@ -46,9 +46,10 @@ class LeafKind:
 
     `pick_empty` and `pick_tensors` select, from the values of a module's `__dict__`, the containers that are empty,
     hooks among them, and the mappings of parameters and buffers. `name` is that of the class's `function`.
+    `descriptions` caches what a module tree contains of such modules, by the names of the parameters that are None.
     """
 
-    __slots__ = ("cls", "function", "name", "pick_empty", "pick_tensors")
+    __slots__ = ("cls", "descriptions", "function", "name", "pick_empty", "pick_tensors")
 
     def __init__(self, cls: type[nn.Module], plan: AttributePlan) -> None:
         self.cls = cls
@@ -56,6 +57,7 @@ class LeafKind:
         self.function = _ORIGINALS[cls][-1]
         self.pick_empty = plan.pick_empty
         self.pick_tensors = plan.pick_tensors
+        self.descriptions: dict[tuple[str, ...], tuple[Any, ...]] = {}
 
     def is_original(self) -> bool:
         """Return whether the class and its function are as torch defines them."""
