@@ -398,9 +398,14 @@ class ModelAnalysis:
         raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of FlopCountAnalysis only")
 
     def _record(self, stops_at: StopsAt) -> Trace:
-        return self._run.record(
+        return self._known_run().record(
             stops_at=stops_at, estimate_cost=self._estimate_cost, quiet=self._tracer_warnings == "none"
         )
+
+    def _known_run(self) -> ModelRun:
+        """Return the run, in real execution if its recording fell back to that: the next would fall back again."""
+        fell_back = self._trace is not None and self._trace.info.execution == "real"
+        return replace(self._run, execution="real") if fell_back else self._run
 
     def _load(self, trace: Trace) -> None:
         """Use a Trace instead of a run of the model."""
@@ -501,7 +506,7 @@ def estimate_by(cost_model: CostModel, signature: Signature) -> int:
 
 def model_run(analysis: ModelAnalysis) -> ModelRun | None:
     """Return the model, inputs and settings of an analysis; None for one of a Trace or of `record`."""
-    return None if analysis._is_loaded else analysis._run
+    return None if analysis._is_loaded else analysis._known_run()
 
 
 def record_again(analysis: ModelAnalysis, stops_at: StopsAt) -> Trace:

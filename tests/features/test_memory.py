@@ -636,3 +636,19 @@ def test_a_model_that_needs_values_is_freed_afterwards():
     del model, analysis
     gc.collect()
     assert freed() is None
+
+
+def test_what_needed_values_to_be_counted_runs_once_more_for_its_memory():
+    runs = []
+
+    class Counted(NeedsValues):
+        def forward(self, x):
+            runs.append(x)
+            return super().forward(x)
+
+    analysis = FlopCountAnalysis(Counted(), torch.ones(2, 4), warn=False)
+    expected = predict_memory(analysis).peak
+    assert analysis.trace().info.execution == "real"
+    runs.clear()
+    assert predict_memory(analysis).peak == expected
+    assert len(runs) == 1

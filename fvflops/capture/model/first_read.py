@@ -79,7 +79,37 @@ class FirstRead:
         self.modules.append(module)
         self.first_paths.append(path)
         self.mappings.append(attributes)
-        self.kinds.append(find_kind(type(module), plan, values))
+        kind = find_kind(type(module), plan, values)
+        self.kinds.append(kind)
+        if kind is None:
+            self._read_values(plan, values, inner)
+        else:  # whose containers are empty, and whose tuples contain ints
+            self.empty += kind.pick_empty(values)
+            for mapping in kind.pick_tensors(values):
+                (inner if mapping else self.empty).append(mapping)
+        prefix = path + "." if path else ""
+        parameters, absent = self._index("parameter", prefix, attributes["_parameters"])
+        buffers, _ = self._index("buffer", prefix, attributes["_buffers"])
+        children = attributes["_modules"]
+        description = None if kind is None else kind.descriptions.get(absent)
+        if description is None:
+            description = (module._get_name(), *_describe_class(module, plan, values, absent))
+            if kind is not None:
+                kind.descriptions[absent] = description
+        self._facts[id(module)] = (
+            path,
+            _ModuleFacts(
+                *description,
+                absent,
+                parameters,
+                buffers,
+                tuple([(key, child is not None) for key, child in children.items()]) if children else (),
+            ),
+        )
+        return True
+
+    def _read_values(self, plan: AttributePlan, values: list[Any], inner: list[dict[str, Any]]) -> None:
+        """Sort a module's values by what can change in them."""
         containers = plan.pick_containers(values)
         if any(containers):
             for value in containers:
@@ -96,22 +126,6 @@ class FirstRead:
                 inner.append(values[position])
             else:
                 self.empty.append(values[position])
-        prefix = path + "." if path else ""
-        parameters, absent = self._index("parameter", prefix, attributes["_parameters"])
-        buffers, _ = self._index("buffer", prefix, attributes["_buffers"])
-        children = attributes["_modules"]
-        self._facts[id(module)] = (
-            path,
-            _ModuleFacts(
-                module._get_name(),
-                *_describe_class(module, plan, values, absent),
-                absent,
-                parameters,
-                buffers,
-                tuple([(key, child is not None) for key, child in children.items()]) if children else (),
-            ),
-        )
-        return True
 
     def _index(
         self, kind: str, prefix: str, tensors: dict[str, torch.Tensor | None]

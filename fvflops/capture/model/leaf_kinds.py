@@ -39,6 +39,8 @@ _ORIGINALS: dict[type[nn.Module], list[Any]] = {
 _INTEGERS = frozenset({int})
 _MAX_KINDS = 1 << 14
 _KINDS: dict[tuple[Any, ...], LeafKind] = {}
+# Class name, classes, has_forward, extra_repr, and names and values of public attributes, as in a module tree.
+Description = tuple[str, tuple[str, ...], bool, str, tuple[str, ...], tuple[Any, ...]]
 
 
 class LeafKind:
@@ -46,9 +48,10 @@ class LeafKind:
 
     `pick_empty` and `pick_tensors` select, from the values of a module's `__dict__`, the containers that are empty,
     hooks among them, and the mappings of parameters and buffers. `name` is that of the class's `function`.
+    `descriptions` are those of such modules, by the names of the parameters that are None.
     """
 
-    __slots__ = ("cls", "function", "name", "pick_empty", "pick_tensors")
+    __slots__ = ("cls", "descriptions", "function", "name", "pick_empty", "pick_tensors")
 
     def __init__(self, cls: type[nn.Module], plan: AttributePlan) -> None:
         self.cls = cls
@@ -56,6 +59,7 @@ class LeafKind:
         self.function = _ORIGINALS[cls][-1]
         self.pick_empty = plan.pick_empty
         self.pick_tensors = plan.pick_tensors
+        self.descriptions: dict[tuple[str, ...], Description] = {}
 
     def is_original(self) -> bool:
         """Return whether the class and its function are as torch defines them."""

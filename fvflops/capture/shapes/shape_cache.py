@@ -251,10 +251,6 @@ def leaf_calls_of(settings: Settings, stops_at: StopsAt) -> LeafCallCache:
     return _LEAF_CALLS.setdefault((settings, stops_at), {})
 
 
-def _leaf_call_count() -> int:
-    return sum(1 + len(calls) for by_module in _LEAF_CALLS.values() for calls in by_module.values())
-
-
 def clear_cache() -> None:
     """Clear this cache and that of real execution, as in a new process; not to be called during a run."""
     _OPS.clear()
@@ -265,6 +261,8 @@ def clear_cache() -> None:
 
 
 def trim_cache() -> None:
-    """Clear the cache if it has grown past the limit."""
-    if max(interned_count(), outcome_count(), _leaf_call_count()) > _MAX_ENTRIES or signature_count() > _MAX_SIGNATURES:
+    """Clear the cache if it has grown past the limit; it is asked before each run, so nothing long is iterated over."""
+    # The calls of one kind of module have an outcome each.
+    modules = sum(map(len, _LEAF_CALLS.values()))
+    if max(interned_count(), outcome_count(), modules) > _MAX_ENTRIES or signature_count() > _MAX_SIGNATURES:
         clear_cache()

@@ -36,7 +36,13 @@ _LIMITS = {
     "encoder_hash_byte_group_vocab": 10_000,
 }
 # The same for vocabularies and the inner widths of feed-forward layers.
-_WIDTH_LIMITS = {"vocab_size": 8192, "intermediate_size": 1024, "moe_intermediate_size": 256, "ffn_hidden_size": 1024}
+_WIDTH_LIMITS = {
+    "vocab_size": 8192,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "ffn_hidden_size": 1024,
+    "expert_ffn_hidden_size": 256,
+}
 # Settings with the kind of each layer.
 _LAYER_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
 # Settings with the period in layers of a kind of layer.

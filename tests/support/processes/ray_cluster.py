@@ -6,6 +6,7 @@ It is a program of its own, since Ray reads its settings when it is imported.
 
 import os
 import sys
+import time
 from pathlib import Path
 
 # Ray's nodes and its driver on 127.0.0.1, as on systems without clusters.
@@ -20,6 +21,7 @@ from fvflops.sweep.ray_pool import RayPool
 from fvflops.sweep.sweep import plan_sweep, run_sweep
 
 NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
+_PATIENCE = 20  # seconds
 
 
 def main(output, names):
@@ -32,12 +34,19 @@ def main(output, names):
         pool = RayPool(cluster.address, WorkerLimits(timeout=100, memory=2 << 30))
         for row in run_sweep(plan_sweep(names, output, SourceOptions(), settings), pool):
             print(row.model, flush=True)
-            raylet = nodes[1].all_processes["raylet"][0].process.pid if len(nodes) == 2 else None
-            if last_event(raylet) == "begin":
+            if len(nodes) == 2 and is_building(nodes[1].all_processes["raylet"][0].process.pid):
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
                 print("killed", flush=True)
     finally:
         cluster.shutdown()
+
+
+def is_building(raylet):
+    """Return whether a node is building a model, after waiting for that: nodes work on while the driver waits."""
+    deadline = time.monotonic() + _PATIENCE
+    while last_event(raylet) != "begin" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return last_event(raylet) == "begin"
 
 
 def last_event(raylet):
