@@ -11,6 +11,7 @@ from functools import partial
 from html import escape
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -94,6 +95,7 @@ class record(FlopCountAnalysis):
         self._on_trace_ready = on_trace_ready
         self._is_loaded = True
         self._session: Session | None = None
+        self._created: WeakSet[torch.UntypedStorage] | None = None  # by the steps so far
         self._step = 0
         self._stage = "new"  # in the with block "open", and then "closed"
         self._paused = False
@@ -305,7 +307,7 @@ class record(FlopCountAnalysis):
         if self._session is None and not self._paused and self._action() in ACTIVE:
             with deferred():
                 session = self._make_session()
-                session.start()
+                session.start(self._created)
                 self._session = session
 
     def _end(self, *, complete: bool, step_ended: bool = False) -> None:
@@ -317,6 +319,7 @@ class record(FlopCountAnalysis):
             session.stop(complete=complete)
         finally:
             self._session = None
+            self._created = session.created
             self._trace = self._counts = self._by_module_and_operator = None
             trace = session.trace()
             if trace.complete and (step_ended or not self._step):

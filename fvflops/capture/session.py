@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -114,8 +115,11 @@ class Session:
         """The model's module tree."""
         return (ModelIndex(self._model) if self._model_index is None else self._model_index).tree
 
-    def start(self) -> None:
-        """Start recording; a session can be started once."""
+    def start(self, created: WeakSet[torch.UntypedStorage] | None = None) -> None:
+        """Start recording; a session can be started once.
+
+        `created` are storages that earlier steps of the same program created, the `created` of its last session.
+        """
         if self._recorder is not None:
             raise RuntimeError("a recording can be started only once: create another")
         trim_cache()
@@ -125,6 +129,8 @@ class Session:
         recorder = self._recorder = Recorder(
             self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
         )
+        if created is not None:
+            recorder.of_earlier_steps = created
         recorder.has_modules = model_index.owner is not None
         recorder.module_of_tensor = model_index.module_of_tensor()
         recorder.register_storages(model_index.inner_storages, model_index.inner_rows)
@@ -250,6 +256,11 @@ class Session:
         """Raise RuntimeError outside the thread that started the recording."""
         if threading.get_ident() != self._thread:
             raise RuntimeError("a recording must be stopped in the thread that started it")
+
+    @property
+    def created(self) -> WeakSet[torch.UntypedStorage]:
+        """Storages that the recorded code, or an earlier step, created, and that still exist after `stop`."""
+        return WeakSet() if self._recorder is None else self._recorder.of_earlier_steps
 
     @property
     def length(self) -> int:

@@ -43,6 +43,8 @@ exit codes:
   2  an error, or a wrong argument
   130  interrupted (Ctrl-C)"""
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+# Module → the package that has it, of what every command needs.
+_REQUIRED = {"torch": "torch", "yaml": "pyyaml", "iopath": "iopath", "tabulate": "tabulate"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = build_parser([argument for argument in argv if argument in COMMANDS][:1])
+    try:
+        parser = build_parser([argument for argument in argv if argument in COMMANDS][:1])
+    except ModuleNotFoundError as error:
+        if error.name not in _REQUIRED or "--debug" in argv:
+            raise
+        print(f"fvflops: error: {_missing(error.name)}", file=sys.stderr)
+        return 2
     if not argv:
         parser.print_help()
         return 0
@@ -82,6 +90,13 @@ def _run(argv: Sequence[str]) -> int:
             raise
         print(f"fvflops: error: {format_error(error)}", file=sys.stderr)
         return 2
+
+
+def _missing(module: str) -> str:
+    """Return the error of a required package that is not installed."""
+    package = _REQUIRED[module]
+    advice = "; see https://fvflops.github.io/fvflops/start/install/ for one without CUDA" if module == "torch" else ""
+    return f"fvflops needs {package}, which {sys.executable} lacks: run pip install {package}{advice}"
 
 
 def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:

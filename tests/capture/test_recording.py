@@ -39,6 +39,42 @@ from tests.support.recording_checks import (
 )
 from tests.support.recording_checks import nothing_stays_installed as nothing_stays_installed
 
+# --- tensors that outlive a step --------------------------------------------------------------------------------------
+
+
+def accesses(trace):
+    """Return bytes, origin and name of the storages that ops use, and of those from outside that are freed."""
+    rows = [(storage.nbytes, storage.origin, storage.name) for storage in trace.storages]
+    return [
+        ("free", rows[event.item]) if event.kind == "free" else [rows[index] for index in (*event.reads, *event.writes)]
+        for event in trace.events
+        if event.kind == "op" or (event.kind == "free" and rows[event.item][1] == "outside")
+    ]
+
+
+@pytest.mark.parametrize("reuse", ["module", "view", "backward", "weight", "another recording"])
+def test_a_tensor_of_an_earlier_step_is_one_from_outside(reuse):
+    def run_steps(execution):
+        model, values = nn.Linear(4, 4), torch.ones(2, 4)
+        with record(model, execution=execution) as run:
+            result, weight = model(values), model.weight.t()
+            view = result.view(4, 2).t()
+            if reuse == "another recording":
+                run.__exit__(None, None, None)
+                run = record(model, execution=execution).__enter__()
+            run.step()
+            if reuse == "backward":
+                result.sum().backward()
+            else:
+                model(view + 1 if reuse == "view" else result @ weight if reuse == "weight" else result)
+            del result, view, weight
+            run.step()
+        return [accesses(trace) for trace in run.steps]
+
+    real, shapes = run_steps("real"), run_steps("shapes")
+    assert len(real[-1]) > 2 and shapes == real
+
+
 # --- recordings in recordings, in threads, and around other wrappers --------------------------------------------------
 
 

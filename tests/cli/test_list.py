@@ -2,6 +2,7 @@
 
 import csv
 import io
+import subprocess
 import sys
 
 import pytest
@@ -64,7 +65,20 @@ def test_without_a_kind_all_are_counted_and_a_missing_library_is_noted(capsys, m
     rows = {row["kind"]: row for row in csv.DictReader(io.StringIO(run(capsys, "list", "--format", "csv")))}
     assert list(rows) == list(LISTS)
     assert rows["zoo"]["names"] == str(len(ZOO))
-    assert rows["open_clip"]["names"] == "" and "pip install 'fvflops[open_clip]'" in rows["open_clip"]["note"]
+    advice = "open_clip is not installed: pip install 'fvflops[open_clip]'"
+    assert (rows["open_clip"]["names"], rows["open_clip"]["note"]) == ("", advice)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert advice in " ".join(run(capsys, "list").split())
+
+
+@pytest.mark.parametrize(("module", "package"), [("torch", "torch"), ("yaml", "pyyaml")])
+def test_a_required_package_that_is_missing_is_one_line(module, package):
+    code = "import sys; sys.modules[sys.argv.pop(1)] = None; from fvflops.cli import main; sys.exit(main())"
+    for argv, exit_code in (["count", "zoo:lenet5"], 2), (["list"], 2), (["--help"], 0):
+        done = subprocess.run([sys.executable, "-c", code, module, *argv], capture_output=True, text=True)
+        assert done.returncode == exit_code
+        lines = done.stderr.splitlines()
+        assert len(lines) == (exit_code == 2) and all(f"run pip install {package}" in line for line in lines)
 
 
 @pytest.mark.parametrize(

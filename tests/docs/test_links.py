@@ -16,6 +16,11 @@ def test_links_lead_to_files_and_headings(page):
             assert not anchor or anchor in anchors(file.read_text()), link
 
 
+def test_the_start_page_links_every_guide_and_concept():
+    linked = {target("docs/index.md", link)[0] for link in links(PAGES["docs/index.md"]) if link.endswith(".md")}
+    assert {file for folder in ("guides", "concepts") for file in (ROOT / "docs" / folder).glob("*.md")} <= linked
+
+
 def test_what_counts_as_a_link():
     assert links("[a](b.md) and\n![c](d.svg)\n```\n[no](link.md)\n```\n") == ["b.md", "d.svg"]
     assert target("docs/faq.md", "https://pytorch.org/x") is None

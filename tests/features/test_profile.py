@@ -17,6 +17,7 @@ from fvflops.capture.real.signature_cache import SignatureCache
 from fvflops.counting.timing import read_times
 from fvflops.features.profiling.compute import fit_ops
 from fvflops.trace import TraceError
+from tests.support.reports.breakdowns import unpack_columns
 
 MILLISECOND = 1_000_000
 
@@ -376,7 +377,7 @@ def test_the_page_shows_the_times_of_the_text(loss) -> None:
 
 def read_page(page):
     (data,) = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
-    return json.loads(data)
+    return unpack_columns(json.loads(data))
 
 
 def test_ops_take_no_longer_than_their_module(clock) -> None:

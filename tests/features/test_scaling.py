@@ -381,6 +381,15 @@ def test_a_generation_is_what_generate_does(name, table):
         assert cost.decode.polynomial.degree() == 1 and cost.prefill.polynomial.degree() == 2
 
 
+def test_the_bytes_of_a_generation_are_those_of_real_execution():
+    kind, config = language_model("GPT2LMHeadModel")
+    model = kind(config).eval()
+    sizes = {"prompt": 3, "new": 4, "metric": "bytes"}
+    cost = fvflops.generation_cost(model, **sizes)
+    assert cost.decode.polynomial.degree() == 1
+    assert cost.total == fvflops.generation_cost(model, execution="real", **sizes).total
+
+
 def test_a_generation_of_one_token_is_its_prefill():
     kind, config = language_model("GPT2LMHeadModel")
     cost = fvflops.generation_cost(kind(config).eval(), prompt=5, new=1)

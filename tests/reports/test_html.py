@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,19 +18,34 @@ from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.counting.timing import read_times
 from fvflops.reports import REPORTS
+from fvflops.reports.html import render_comparison
 from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, read_breakdown
+from fvflops.views.run_views import MemoryCurve
 from fvflops.zoo import build
-from tests.support.reports.breakdowns import HOSTILE, break_hostile_down, break_net_down, build_tree
+from tests.support.reports.breakdowns import (
+    HOSTILE,
+    break_hostile_down,
+    break_net_down,
+    break_run_down,
+    build_tree,
+    unpack_columns,
+)
 
 
 def read_data(page: str) -> dict:
-    """Return the data of a page."""
+    """Return the data of a page, with its columns unpacked."""
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    return json.loads(text)
+    return unpack_columns(json.loads(text))
 
 
 def render(breakdown: Breakdown) -> str:
     return "".join(REPORTS["html"](breakdown))
+
+
+def break_count_down() -> Breakdown:
+    """Return the breakdown of a run whose time is not known."""
+    net = break_net_down()
+    return replace(net, measures={key: measure for key, measure in net.measures.items() if key != "time"})
 
 
 def sum_by_module(measure: Measure) -> Counter[str]:
@@ -69,14 +85,38 @@ def test_data_hold_every_cell():
 
 
 def test_page_is_one_small_file_that_asks_for_nothing():
-    page = render(break_net_down())
-    assert len(page) < 200_000
+    page = render(break_count_down())
+    assert len(page) < 105_000
     assert not re.search(r"""(src|href)=["'](?!#)""", page) and "http://" not in page
     assert "https://" not in page and "innerHTML" not in page and "import(" not in page
     for tag in ("script", "style"):
         text = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL).group(1)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in page, "the policy of the page lets its own script and style through"
+
+
+def test_a_page_has_the_scripts_of_the_views_that_it_has_data_for():
+    names = {"timeline": "charts/timeline.js", "memory": "charts/memory.js", "roofline": "charts/roofline.js"}
+
+    def views_of(page):
+        return {name for name, path in names.items() if f'modules["{path}"]' in page}
+
+    net, run = break_count_down(), break_run_down()
+    assert views_of(render(net)) == set()
+    assert views_of(render(run)) == {"timeline", "memory", "roofline"}
+    curve = MemoryCurve({"allocated": [1]}, ["aten::mm"], [""], ["forward"])
+    assert views_of(render(replace(net, memory=curve))) == {"memory"}
+    assert views_of("".join(render_comparison(net, run))) == set(), "views are of the first report"
+
+
+def test_equal_layers_take_little_space():
+    def page_of(layers):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(layers)))
+        return FlopCountAnalysis(model, torch.ones(1, 8)).to_html()
+
+    few, many = page_of(10), page_of(100)
+    assert len(many) - len(few) < 40 * 90
+    assert len(read_data(many)["modules"]["parent"]) == 401
 
 
 def test_hostile_names_stay_data():

@@ -26,7 +26,7 @@ from fvflops.capture.recorder.signature import (
 )
 from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.restore.interrupts import weak_callback
-from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, own_index
 from fvflops.capture.unseen.unseen_work import UNINITIALISED, UnseenWork
 from fvflops.torch_internals import (
     CheckpointBackward,
@@ -75,7 +75,9 @@ class Recorder(ThreadState):
     It is also the ThreadState of the thread that creates it; threads of autograd or of the model have other ones.
     `fresh` maps ids of the storages that the run created to their indices; all other storages existed before.
     `backward`: ops can run inside a backward pass. `events` and `storages` are rows of the Trace's columns of these
-    names; `describe` returns a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
+    names; `describe` returns a tensor's spec, `index_of_ref` the index of a shape tensor's
+    storage. `of_earlier_steps` has the storages that earlier steps of the same program created, and after `close` those
+    of this one. `failure` is the first failure of the run: op name, module name, error.
     `estimate_cost` returns the cost of a call, by which alternative branches are compared. `unseen` detects work that
     bypasses dispatch modes, `scripts` has the open module calls of TorchScript. `has_threads`: other threads than the
     first were recorded. `module_of_tensor` maps ids of parameters and buffers to module names. Beyond `limit` events
@@ -108,11 +110,13 @@ class Recorder(ThreadState):
         self.fresh: dict[int, int] = {}
         self.backward = backward
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
+        self.index_of_ref: Callable[[StorageRef], int] = own_index
         self.storage_indices: dict[int, int] = {}
         # By id of the weak reference: the reference, the storage's id, index and bytes.
         self._storage_refs: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, int, int]] = {}
         self._storage_rows: dict[tuple[int, torch.device, str], tuple[int, str, str]] = {}
         self.storages: list[tuple[Any, ...]] = []
+        self.of_earlier_steps: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._regions: dict[Region, int] = {}
         self._stack_children: dict[tuple[int, int], int] = {}
         self._paths: list[tuple[int, ...]] = [()]
@@ -542,7 +546,7 @@ class Recorder(ThreadState):
         if index is None:
             has_memory = type(tensor) is torch.Tensor or not is_wrapper_subclass(tensor)
             index = self.add_storage(storage, origin, storage.nbytes() if has_memory else 0)
-            if origin == "outside" and self.unseen is not None:
+            if origin == "outside" and self.unseen is not None and storage not in self.of_earlier_steps:
                 self.unseen.check_new(tensor, storage, index)
         return index
 
@@ -582,6 +586,9 @@ class Recorder(ThreadState):
         self._saved_events, self.events = self._all_events(), []
         if self.probe is not None:
             self._saved_events = self.probe.finalize_durations(self._saved_events)
+        self.of_earlier_steps.update(
+            [storage for storage_ref, *_ in self._storage_refs.values() if (storage := storage_ref()) is not None]
+        )
         self._storage_refs.clear()
         self.unseen = None
         for state in (self, *self._thread_states.values()):
@@ -676,7 +683,7 @@ class Recorder(ThreadState):
         ids: dict[int, None] = {}
         for value in values:
             if type(value) is ShapeTensor:
-                ids[value.storage_ref.index] = None
+                ids[self.index_of_ref(value.storage_ref)] = None
             elif isinstance(value, torch.Tensor):
                 if _has_storage(value):
                     ids[self.storage_of(value, origin)] = None

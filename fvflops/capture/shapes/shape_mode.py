@@ -41,6 +41,7 @@ from fvflops.capture.shapes.shape_tensor import (
     ShapeTensor,
     StorageRef,
     make_shape_tensor,
+    own_index,
 )
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import disable_dispatch_modes, disable_torch_dispatch
@@ -85,6 +86,7 @@ class ShapeMode(SubclassAwareMode):
         self._inference = OpInference(device, self.settings, rules, self.concrete)
         self.recorder = recorder
         recorder.describe = self.concrete.spec_of
+        recorder.index_of_ref = self.storage_index
         self._undo_log = undo_log
         self._plans: dict[int, _Plan] = {}
         self._indices: dict[int, int] = {}
@@ -95,10 +97,13 @@ class ShapeMode(SubclassAwareMode):
         self.last_outcome: CachedResult | None = None
         self.last_op: OpCache | None = None
         self._adopted: dict[int, tuple[torch.Tensor, ShapeTensor]] = {}
+        # By id: storages of other runs that still record, such as another thread's, and their indices in this one.
+        self._shared: dict[int, tuple[StorageRef, int]] = {}
 
     def close(self) -> None:
         """Break the reference cycle with the recorder, which would keep the model's tensors alive."""
         self.recorder.describe = describe_tensor
+        self.recorder.index_of_ref = own_index
 
     def for_thread(self) -> ShapeMode:
         """Return an equal mode for another thread of the run."""
@@ -106,14 +111,33 @@ class ShapeMode(SubclassAwareMode):
             *(self.recorder, self._undo_log, self.device, (), self._rules),
             nested=self.nested,
         )
-        mode.concrete, mode._inference, mode._plans, mode._indices = (
+        mode.concrete, mode._inference, mode._plans, mode._indices, mode._shared = (
             self.concrete,
             self._inference,
             self._plans,
             self._indices,
+            self._shared,
         )
         self.recorder.describe = self.concrete.spec_of
         return mode
+
+    def storage_index(self, ref: StorageRef) -> int:
+        """Return a storage's index in the run; one of another run is registered as existing before this one.
+
+        Programs carry tensors from one recorded step to the next: generated text, caches, states.
+        """
+        other = ref.mode.recorder
+        if other is self.recorder:
+            return ref.index
+        if not other.recording:
+            # A view of a parameter, which the model has replaced again in this run, is one of the same storage.
+            key = next((key for key, index in other.storage_indices.items() if index == ref.index), None)
+            ref.move_to(self, None if key is None else self.recorder.storage_indices.get(key))
+            return ref.index
+        if id(ref) not in self._shared:
+            nbytes, device, *_ = other.storages[ref.index]
+            self._shared[id(ref)] = ref, self._new_storage((nbytes, device, "outside"))
+        return self._shared[id(ref)][1]
 
     def missing_value(self, name: str) -> DataDependentError:
         """Record that an op needs an unknown value, and return the error to raise."""
@@ -159,7 +183,7 @@ class ShapeMode(SubclassAwareMode):
                 self.concrete.invalidate(tensor)
         spec_kwargs = substitute(dict(kwargs), self.concrete.spec_of, self.concrete.device_for)
         storages = [
-            tensor.storage_ref.index if type(tensor) is ShapeTensor else self.concrete.resolve(tensor)[2]
+            self.storage_index(tensor.storage_ref) if type(tensor) is ShapeTensor else self.concrete.resolve(tensor)[2]
             for tensor in tensors
         ]
         signature = Signature(
@@ -199,7 +223,8 @@ class ShapeMode(SubclassAwareMode):
             if kind is ShapeTensor:
                 key.append(value.metadata)
                 tensors.append(value)
-                reads.append(value.storage_ref.index)
+                ref = value.storage_ref
+                reads.append(ref.index if ref.mode is self else self.storage_index(ref))
             elif kind in _REAL_TYPES and (registered := registered_tensors.get(id(value))) is not None:
                 key.append(registered[1])
                 tensors.append(value)
@@ -459,7 +484,7 @@ class ShapeMode(SubclassAwareMode):
         kind = type(value)
         if kind is ShapeTensor:
             tensors.append(value)
-            reads.append(value.storage_ref.index)
+            reads.append(self.storage_index(value.storage_ref))
             return value.metadata
         if kind in _PLAIN_TYPES:
             return value

@@ -33,7 +33,9 @@ class DataDependentError(RuntimeError):
 class StorageRecorder(Protocol):
     """A recorder of freed and resized storages (Recorder)."""
 
+    recording: bool
     storages: list[tuple[Any, ...]]
+    storage_indices: dict[int, int]
 
     def record_freed(self, index: int) -> None:
         """Record that a storage was freed."""
@@ -49,6 +51,9 @@ class MissingValueReporter(Protocol):
     def recorder(self) -> StorageRecorder:
         """The recorder of the run."""
 
+    def storage_index(self, ref: StorageRef) -> int:
+        """Return a storage's index in the run."""
+
     def missing_value(self, name: str) -> DataDependentError:
         """Record that an op needs an unknown value, and return the error to raise."""
 
@@ -61,6 +66,20 @@ class StorageRef:
     def __init__(self, mode: MissingValueReporter, index: int) -> None:
         self.mode = mode
         self.index = index
+
+    def move_to(self, mode: MissingValueReporter, index: int | None = None) -> None:
+        """Move the storage to a later run, by default as a new one that existed before it."""
+        if index is None:
+            nbytes, device, *_ = self.mode.recorder.storages[self.index]
+            storages = mode.recorder.storages
+            index = len(storages)
+            storages.append((nbytes, device, "outside"))
+        self.mode, self.index = mode, index
+
+
+def own_index(ref: StorageRef) -> int:
+    """Return a storage's index in the run that created it."""
+    return ref.index
 
 
 class OwnedStorage(StorageRef):
@@ -82,6 +101,12 @@ class OwnedStorage(StorageRef):
         except AttributeError:
             return  # freed by `resize`, or a signal interrupted __init__
         recorder.record_freed(self.index)
+
+    def move_to(self, mode: MissingValueReporter, index: int | None = None) -> None:
+        """Move the storage to a later run, which records that it is freed."""
+        super().move_to(mode, index)
+        if hasattr(self, "recorder"):
+            self.recorder = mode.recorder
 
     @property
     def nbytes(self) -> int:

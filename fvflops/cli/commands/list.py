@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -13,7 +14,7 @@ from fvflops.cli.outputs import write, write_report
 from fvflops.features.utilisation.devices import load_devices
 from fvflops.formulas import shipped_tables
 from fvflops.reports import REPORTS
-from fvflops.reports.document import Document, Table, number_column, text_column
+from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.formats import FORMATS
 from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
@@ -86,10 +87,19 @@ def _select(kind: str, pattern: str | None) -> Sequence[str]:
 def _summarise() -> Document:
     """Return a report with the number of names of each kind, or why there are none."""
     rows: list[tuple[str, int | None, str]] = []
+    missing: list[str] = []
     for kind, list_names in LISTS.items():
         try:
             rows.append((kind, len(list_names()), ""))
         except ValueError as error:  # the library is missing
             rows.append((kind, None, str(error)))
-    columns = text_column("kind"), number_column("names", form="{:,}".format, missing="-"), text_column("note")
-    return Document("list", "fvflops list KIND [PATTERN]", [Table("kinds", columns, rows, noun="kind")])
+            missing.append(str(error))
+    columns = (
+        text_column("kind"),
+        number_column("names", form="{:,}".format, missing="-"),
+        replace(text_column("note"), only_for="data"),
+    )
+    parts: list[Part] = [Table("kinds", columns, rows, noun="kind")]
+    if missing:
+        parts.append(Items("Not listed", missing))
+    return Document("list", "fvflops list KIND [PATTERN]", parts)

@@ -15,6 +15,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from fvflops.reports.html.minify import minify_style
+from fvflops.reports.html.packed import pack
 from fvflops.reports.html.run_data import measured_memory, write_memory, write_peaks, write_timeline
 from fvflops.reports.html.script import join_scripts
 from fvflops.reports.names import printable
@@ -23,10 +25,12 @@ from fvflops.trace.module_tree import modules_above
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
-SCHEMA = 1
+SCHEMA = 2  # since 2 a column of `modules`, `rows` and `measures` may be packed
 # JavaScript's numbers are exact up to here; larger ones are written as strings, which the page reads as BigInt.
 _MAX_EXACT = 2**53
+_PACKED = frozenset({"parent", "name", "class", "about", "module", "phase", "operator", "rows", "values"})
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 
 def render(breakdown: Breakdown) -> Iterator[str]:
@@ -56,8 +60,9 @@ def render_comparison(first: Breakdown, second: Breakdown) -> Iterator[str]:
 
 
 def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
-    style, script = _read("report.css"), join_scripts()
-    first, *others = map(write_data, breakdowns)
+    records = [make_record(breakdown) for breakdown in breakdowns]
+    style, script = _read("report.css"), join_scripts(views=tuple(_views_of(records[0])))
+    first, *others = map(_write_json, records)
     parts = {
         "title": escape(printable(title)[:200]),
         "policy": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'",
@@ -71,13 +76,33 @@ def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
         yield parts[piece] if index % 2 else piece
 
 
+def _views_of(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the views that a page has data for, besides that of the modules."""
+    if record.get("timeline", {}).get("start"):
+        yield "timeline"
+    if record.get("memory", {}).get("at"):
+        yield "memory"
+    if {"time", "bytes"} <= {measure["key"] for measure in record["measures"]}:
+        yield "roofline"
+
+
 def write_data(breakdown: Breakdown) -> str:
-    """Return the data of the page as JSON without `<`, so that no name can end its script element.
+    """Return the data of the page as JSON without `<`, so that no name can end its script element."""
+    return _write_json(make_record(breakdown))
+
+
+def _write_json(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, allow_nan=False, separators=(",", ":"), default=int)
+    return text.replace("<", "\\u003c")
+
+
+def make_record(breakdown: Breakdown) -> dict[str, Any]:
+    """Return the data of the page.
 
     `timeline`, `memory` and `peaks` are as returned by `fvflops.reports.html.run_data`, and missing where unknown.
     Names are printable. `modules` is in columns: the index of the parent, and indexes into `strings` of name, class and
     description. `rows` is in columns too: the indexes of module, phase and operator. Each measure has a value for every
-    row, or the indexes of the rows for which it has a value.
+    row, or the indexes of the rows for which it has a value. Columns are packed by `fvflops.reports.html.packed`.
     """
     strings: dict[str, int] = {}
     modules = _write_modules(breakdown, strings)
@@ -113,8 +138,9 @@ def write_data(breakdown: Breakdown) -> str:
         **_write_run(breakdown, modules["index"]),
     }
     del modules["index"]
-    text = json.dumps(record, allow_nan=False, separators=(",", ":"), default=int)
-    return text.replace("<", "\\u003c")
+    for columns in (record["modules"], record["rows"], *record["measures"]):
+        columns.update({key: pack(column) for key, column in columns.items() if key in _PACKED})
+    return record
 
 
 def _write_run(breakdown: Breakdown, modules: Mapping[str, int]) -> dict[str, Any]:
@@ -168,7 +194,9 @@ def _write_number(count: Any) -> Any:
 
 @cache
 def _read(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    """Return the text of the page's template or, made short, of its style."""
+    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return minify_style(text) if name.endswith(".css") else _INDENTATION.sub("", text)
 
 
 def _digest(text: str) -> str:
@@ -176,4 +204,4 @@ def _digest(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-__all__ = ["FORMAT", "SCHEMA", "render", "render_comparison", "write_data"]
+__all__ = ["FORMAT", "SCHEMA", "make_record", "render", "render_comparison", "write_data"]

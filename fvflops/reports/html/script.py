@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
+from fvflops.reports.html.minify import minify_script
+
 ENTRY = "page/start.js"
+# Modules that nothing imports: each adds a view to the page, and is omitted from a page without data for it.
+VIEWS = {"timeline": "views/timeline.js", "memory": "views/memory.js", "roofline": "views/roofline.js"}
 _IMPORT = re.compile(r'^import \{ (.+) \} from "(.+)";\n', re.MULTILINE)
-# What a reader of the page's source does without: indentation, and lines that are comments.
-_FORMATTING = re.compile(r"^(?: *//.*\n| */\*\*[\s\S]*?\*/\n|\n| +)", re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULTILINE)
 
 
 @cache
-def join_scripts(entry: str = ENTRY, result: str = "") -> str:
-    """Return one script: a module of `scripts/`, after the modules that it imports.
+def join_scripts(entry: str = ENTRY, result: str = "", *, views: Sequence[str] = ()) -> str:
+    """Return one script: a module of `scripts/`, after the modules that it imports and those of `views`.
 
     A module becomes a function that returns what it exports, so that its other names stay its own. `result` is an
     expression over `modules`, which maps the path of a module to its exports, that the script evaluates to.
@@ -25,13 +28,13 @@ def join_scripts(entry: str = ENTRY, result: str = "") -> str:
     >>> script.splitlines()[0], "export" in script
     ('"use strict";', False)
     """
-    parts = [_wrap(name) for name in order_modules(entry)]
+    parts = [_wrap(name) for name in order_modules(*(VIEWS[view] for view in views), entry)]
     end = f"return {result};\n" if result else ""
     return f'"use strict";\n(() => {{\nconst modules = {{}};\n{"".join(parts)}{end}}})();\n'
 
 
-def order_modules(entry: str = ENTRY) -> list[str]:
-    """Return the paths of a module and of all that it imports, each after its own imports.
+def order_modules(*entries: str) -> list[str]:
+    """Return the paths of modules and of all that they import, each after its own imports.
 
     A cycle raises ValueError.
 
@@ -48,7 +51,8 @@ def order_modules(entry: str = ENTRY) -> list[str]:
                 visit(_resolve(path, name), (*above, name))
             ordered.append(name)
 
-    visit(entry, ())
+    for entry in entries:
+        visit(entry, ())
     return ordered
 
 
@@ -57,8 +61,8 @@ def _wrap(name: str) -> str:
     text = _read(name)
     exports = ", ".join(match[1] for match in _EXPORT.findall(text))
     text = _IMPORT.sub(lambda found: _bind(found[1], _resolve(found[2], name)), text)
-    text = _FORMATTING.sub("", _EXPORT.sub(r"\1 \2", text))
-    return f'modules["{name}"] = (() => {{\n{text}return {{ {exports} }};\n}})();\n'
+    text = minify_script(_EXPORT.sub(r"\1 \2", f"{text}return {{ {exports} }}"))
+    return f'modules["{name}"]=(()=>{{{text}}})();\n'
 
 
 def _bind(names: str, module: str) -> str:

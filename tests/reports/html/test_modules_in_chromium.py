@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from fvflops.reports.html.packed import pack, unpack
 from fvflops.reports.html.script import join_scripts
 
 # With all that it imports: no module but the start of the page does anything before it is called.
@@ -40,6 +42,15 @@ def test_numbers(evaluate):
     }
     found = evaluate("((m) => [" + ", ".join(values) + "])(modules['base/numbers.js'])")
     assert dict(zip(values, found, strict=True)) == values
+
+
+def test_columns_are_unpacked_as_in_python(evaluate):
+    column = [0, 5, *(value for layer in range(9) for value in (layer, 9, str(2**60), 9, 7)), 3]
+    packed = pack(column)
+    assert isinstance(packed, dict) and unpack(packed) == column
+    unpacked = f"modules['data/packed.js'].unpack({json.dumps(packed)})"
+    assert evaluate(unpacked) == column
+    assert evaluate("modules['data/packed.js'].unpack([1, 2])") == [1, 2]
 
 
 def test_ticks_are_round(evaluate):

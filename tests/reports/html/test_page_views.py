@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from fvflops.reports.html import render_comparison
+from fvflops.views.run_views import Peaks
 from tests.support.reports.breakdowns import break_run_down, break_stack_down
 
 
@@ -158,3 +161,28 @@ def test_narrow_screens(show):
     page.eval_on_selector("#module-table .scroll", "(box) => (box.scrollLeft = 200)")
     after = page.eval_on_selector(first, "(cell) => cell.getBoundingClientRect().left")
     assert abs(after - before) <= 2, "names stay beside the numbers"
+    page = show(break_stack_down(12))
+    clipped = "(names) => names.filter((name) => name.scrollWidth > name.clientWidth).map((name) => name.textContent)"
+    assert page.eval_on_selector_all("#module-table .open", clipped) == [], "names wrap"
+
+
+def test_labels_of_near_roofs_hide_no_line_and_no_other_label(show):
+    flops = {"int8": 624e12, "bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
+    page = show(replace(break_run_down(), peaks=Peaks("A100", 2.0e12, flops)))
+    page.click("#tab-roofline")
+    boxes = page.eval_on_selector_all(
+        ".roof-label, .roof",
+        """(marks) => marks.map((mark) => {
+            const { left, right, top, bottom } = mark.getBoundingClientRect();
+            return [mark.textContent, left, right, top, bottom];
+        })""",
+    )
+    assert [text for text, *_ in boxes if "FLOP/s" in text] == [
+        "int8 624 TFLOP/s", "bf16, fp16 312 TFLOP/s", "tf32 156 TFLOP/s", "fp32 19.5 TFLOP/s",
+    ]  # fmt: skip
+    level = [box for box in boxes if box[0] or box[4] - box[3] < 3]  # but the slope's box
+    for first, second in combinations(level, 2):
+        if first[0] or second[0]:
+            assert min(first[2], second[2]) <= max(first[1], second[1]) or (
+                min(first[4], second[4]) - max(first[3], second[3]) < 3
+            ), (first, second)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+from fvflops.reports.html.packed import unpack
 from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
 from fvflops.views.breakdown import Breakdown, Cell, Measure
@@ -151,3 +153,10 @@ def break_run_down() -> Breakdown:
         timeline=timeline,
         peaks=Peaks("Device 1", 10**9, {"fp32": 10**10}),
     )
+
+
+def unpack_columns(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a page with its columns unpacked."""
+    for columns in (data["modules"], data["rows"], *data["measures"]):
+        columns.update({key: unpack(value) for key, value in columns.items() if isinstance(value, dict)})
+    return data

@@ -61,6 +61,7 @@ export class Roofline {
     const rangeOf = (values) => [Math.log10(Math.min(...values)) - 0.3, Math.log10(Math.max(...values)) + 0.4];
     [this.x0, this.x1] = rangeOf(xs);
     [this.y0, this.y1] = rangeOf(ys);
+    this.y1 += roofs.length > 1 ? 0.5 : 0; // for their labels
   }
 
   x(value) {
@@ -97,27 +98,31 @@ export class Roofline {
     const left = 10 ** this.x0;
     const bottom = 10 ** this.y0;
     const from = Math.max(left, bottom / peaks.bandwidth);
-    const slope = makeSvg("line", { x1: this.x(from), y1: this.y(from * peaks.bandwidth), x2: this.x(highest / peaks.bandwidth), y2: this.y(highest), class: "roof" });
+    const [x, y] = [this.x(from), this.y(from * peaks.bandwidth)];
+    const slope = makeSvg("line", { x1: x, y1: y, x2: this.x(highest / peaks.bandwidth), y2: this.y(highest), class: "roof" });
+    const isAtBottom = y + LINE + 4 > HEIGHT - BOTTOM;
     return [
       slope,
-      makeSvg("text", { x: LEFT + 6, y: TOP + 12 }, `memory: ${short(peaks.bandwidth, "B/s")}`),
+      makeSvg("text", { x: x + (isAtBottom ? 3 * LINE : 6), y: isAtBottom ? y - 4 : y + LINE + 2, class: "roof-label" }, `memory: ${short(peaks.bandwidth, "B/s")}`),
       ...this.drawPeaks(roofs, peaks),
     ];
   }
 
-  /** Return a line for each peak, the highest first, with its dtypes; labels keep their distance. */
+  /** Return a line for each peak, the highest first, with its dtypes; labels of near lines are above all of these. */
   drawPeaks(roofs, peaks) {
     const dtypes = new Map();
     for (const [dtype, peak] of roofs) dtypes.set(peak, [...(dtypes.get(peak) || []), dtype]);
-    let above = -Infinity;
-    return [...dtypes].sort(([a], [b]) => b - a).flatMap(([peak, names]) => {
-      const y = this.y(peak);
-      above = Math.max(y - 4, above + LINE);
-      return [
-        makeSvg("line", { x1: this.x(peak / peaks.bandwidth), x2: this.width - RIGHT, y1: y, y2: y, class: "roof" }),
-        makeSvg("text", { x: this.width - RIGHT, y: above, "text-anchor": "end", class: "roof-label" }, `${names.join(", ")} ${short(peak, "FLOP/s")}`),
-      ];
-    });
+    const groups = [];
+    for (const [peak, names] of [...dtypes].sort(([a], [b]) => b - a)) {
+      const roof = { peak, y: this.y(peak), label: `${names.join(", ")} ${short(peak, "FLOP/s")}` };
+      const last = groups.at(-1);
+      if (last && roof.y - last.at(-1).y < LINE + 4) last.push(roof);
+      else groups.push([roof]);
+    }
+    return groups.flatMap((group) => group.flatMap(({ peak, y, label }, index) => [
+      makeSvg("line", { x1: this.x(peak / peaks.bandwidth), x2: this.width - RIGHT, y1: y, y2: y, class: "roof" }),
+      makeSvg("text", { x: this.width - RIGHT, y: group[0].y - 4 - (group.length - 1 - index) * LINE, "text-anchor": "end", class: "roof-label" }, label),
+    ]));
   }
 
   drawPoints() {

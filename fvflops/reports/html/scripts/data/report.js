@@ -1,9 +1,14 @@
 // The data of a report: modules, and the values of each measure by module, phase and operator.
+import { unpack } from "./packed.js";
+
+const SCHEMA = 2;
+
+const unpackAll = (columns) => Object.fromEntries(Object.entries(columns).map(([key, column]) => [key, unpack(column)]));
 
 export class Report {
   constructor(record) {
-    if (record.schema > 1) throw new Error(`this report has schema ${record.schema}, and this page reads up to 1: open it in a page made by a newer fvflops`);
-    const { parent, name, class: classes, about } = record.modules;
+    if (record.schema > SCHEMA) throw new Error(`this report has schema ${record.schema}, and this page reads up to ${SCHEMA}: open it in a page made by a newer fvflops`);
+    const { parent, name, class: classes, about } = unpackAll(record.modules);
     this.record = record;
     this.size = parent.length;
     this.parent = parent;
@@ -20,7 +25,7 @@ export class Report {
     this.aboutOf = (i) => strings[about[i]];
     this.operators = record.operators;
     this.phases = record.phases.filter(Boolean);
-    this.rows = record.rows;
+    this.rows = unpackAll(record.rows);
     this.measures = new Map(record.measures.map((measure) => [measure.key, this.readMeasure(measure)]));
     this.totalsCache = new Map();
   }
@@ -28,8 +33,9 @@ export class Report {
   readMeasure({ key, title, unit, note, rows, values, unknown }) {
     const dense = new Float64Array(this.rows.module.length);
     const exact = new Map(); // row → digits, for values beyond the exact integers of Number
-    values.forEach((value, position) => {
-      const row = rows ? rows[position] : position;
+    const filled = rows && unpack(rows);
+    unpack(values).forEach((value, position) => {
+      const row = filled ? filled[position] : position;
       dense[row] = Number(value);
       if (typeof value === "string") exact.set(row, value);
     });

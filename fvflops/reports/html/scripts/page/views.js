@@ -1,25 +1,20 @@
-// The views of the model's cost: its modules, and for a run its timeline, memory and roofline.
+// The views of the model's cost: its modules, and those that a module of views/ adds.
 import { byId, make } from "../base/elements.js";
-import { MemoryChart } from "../charts/memory.js";
-import { Roofline, findPoints } from "../charts/roofline.js";
-import { Timeline } from "../charts/timeline.js";
 import { reports, view } from "../data/view.js";
 import { pictures } from "./pictures.js";
 
 const charts = new Map(); // name → chart
-const VIEWS = [
-  { name: "modules", title: "Modules", make: null, has: () => true },
-  { name: "timeline", title: "Timeline", make: (report) => new Timeline(report, announce), has: ({ record }) => Boolean(record.timeline?.start.length) },
-  { name: "memory", title: "Memory", make: (report) => new MemoryChart(report, openModule), has: ({ record }) => Boolean(record.memory?.at.length) },
-  { name: "roofline", title: "Roofline", make: (report) => new Roofline(report), has: (report) => findPoints(report).length > 0 },
-];
+const views = [{ name: "modules", title: "Modules", make: null, has: () => true }];
 let chosen = "modules";
 
-function announce(module, text) {
+/** Add a view: its name and title, what makes its chart of a report, and whether a report has data for it. */
+export const addView = (item) => views.push(item);
+
+export function announce(module, text) {
   byId("live").textContent = text;
 }
 
-function openModule(module, text) {
+export function openModule(module, text) {
   announce(module, text);
   choose("modules");
   pictures[0].zoomTo(module);
@@ -28,7 +23,7 @@ function openModule(module, text) {
 /** Make a tab for each view that the report has data for. */
 export function makeViews() {
   const [report] = reports;
-  const shown = VIEWS.filter(({ has }) => has(report));
+  const shown = views.filter(({ has }) => has(report));
   byId("views").hidden = shown.length < 2;
   byId("views").replaceChildren(
     ...shown.map(({ name, title }) =>
@@ -60,7 +55,7 @@ function mark() {
     tab.setAttribute("aria-selected", String(isChosen));
     tab.tabIndex = isChosen ? 0 : -1;
   }
-  for (const { name } of VIEWS) if (byId(`view-${name}`)) byId(`view-${name}`).hidden = name !== chosen;
+  for (const { name } of views) if (byId(`view-${name}`)) byId(`view-${name}`).hidden = name !== chosen;
   for (const id of ["split", "legend"]) byId(id).hidden = !["modules", "timeline"].includes(chosen);
   byId("detail").hidden = chosen !== "modules";
   byId("filters").hidden = chosen === "memory";
@@ -77,7 +72,7 @@ export function drawView() {
     return;
   }
   if (!charts.has(chosen)) {
-    charts.set(chosen, VIEWS.find(({ name }) => name === chosen).make(report));
+    charts.set(chosen, views.find(({ name }) => name === chosen).make(report));
     byId(`view-${chosen}`).append(charts.get(chosen).element);
   }
   charts.get(chosen).draw();

@@ -1,0 +1,61 @@
+"""Scripts and styles made short: the same tokens remain."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fvflops.reports.html import minify
+from tests.reports.html.test_script import NAMES, SCRIPTS
+
+TRICKY = {
+    "spaces in texts stay": ("const a = 'b  c' + \"d  e\";", "const a='b  c'+\"d  e\";"),
+    "so do comments in texts": ("f('/* a */ // b');", "f('/* a */ // b');"),
+    "a regular expression is one token": ('x = / [/] "/ .test(y)', 'x=/ [/] "/.test(y)'),
+    "a division is none": ("x = (a) / b / c[0] / 2", "x=(a)/b/c[0]/2"),
+    "templates in templates": ("`a  ${ b ? `c  ${ { d: 1 }.d }` : '}' }  e`", "`a  ${b?`c  ${{d:1}.d}`:'}'}  e`"),
+    "signs stay apart": ("a + +b - -c + -d", "a+ +b- -c+-d"),
+    "a line that ends a statement": ("let a = b\nlet c = d\n++e", "let a=b\nlet c=d\n++e"),
+    "a statement on several lines": ("a\n  .b()\n  .c(\n    d,\n  );", "a.b().c(d);"),
+    "the last semicolon and comma": ("f({ a, b, });\n{ c; }", "f({a,b});{c}"),
+    "a loop without a body": ("{ while (f()); }", "{while(f());}"),
+    "words": ("return typeof x instanceof Y ? /a b/g : void 0", "return typeof x instanceof Y?/a b/g:void 0"),
+}
+
+
+@pytest.mark.parametrize(("text", "short"), TRICKY.values(), ids=TRICKY)
+def test_a_script_is_as_short_as_its_tokens(text, short):
+    assert minify.minify_script(text) == short
+    assert minify.minify_script(short) == short
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_s_modules_keep_their_tokens(name):
+    def tokens_of(text):
+        return [
+            token for token in minify._tokens(text) if token.strip() and not token.lstrip().startswith(("//", "/*"))
+        ]
+
+    text = (SCRIPTS / name).read_text()
+    before, after = tokens_of(text), iter(tokens_of(minify.minify_script(text)))
+    kept = next(after)
+    for token in before:
+        if token == kept:
+            kept = next(after, None)
+        else:
+            assert token in (";", ",")
+    assert kept is None
+
+
+def test_a_style_keeps_its_selectors_and_values():
+    style = """
+    /* of a cell */
+    .a:hover > .b, .c :is(p, q) { content: "a ; b"; font: 14px/1.5 var(--sans) }
+    @media (max-width: 600px) and (hover: none) { .a { width: calc(100% - (2 * 4px)); } }
+    """
+    assert minify.minify_style(style) == (
+        '.a:hover > .b,.c :is(p,q){content:"a ; b";font:14px/1.5 var(--sans)}'
+        "@media (max-width:600px) and (hover:none){.a{width:calc(100% - (2 * 4px))}}"
+    )
+    assert re.search(r"\S", minify.minify_style(" /* a */ ")) is None
