@@ -36,6 +36,8 @@ from fvflops.features.memory.savings import memory_savings as memory_savings
 from fvflops.features.parameters.model import ParameterCount as ParameterCount
 from fvflops.features.parameters.parameters import parameter_summary as parameter_summary
 from fvflops.features.parameters.parameters import parameter_summary_table as parameter_summary_table
+from fvflops.features.planning.master_weights import MasterWeights as MasterWeights
+from fvflops.features.planning.plan import StepPlan as StepPlan
 from fvflops.features.planning.plan import plan_rank as plan_rank
 from fvflops.features.planning.plan import plan_step as plan_step
 from fvflops.features.planning.savings import plan_savings as plan_savings
@@ -45,6 +47,14 @@ from fvflops.features.scaling.scaling import cost_of as cost_of
 from fvflops.features.step_meter.meter import StepMeter as StepMeter
 from fvflops.features.step_meter.model import MeterSummary as MeterSummary
 from fvflops.features.step_meter.model import StepFigures as StepFigures
+from fvflops.features.step_time.calibration import find_efficiency as find_efficiency
+from fvflops.features.step_time.calibration import find_network as find_network
+from fvflops.features.step_time.cost import TrainingCost as TrainingCost
+from fvflops.features.step_time.efficiency import Efficiency as Efficiency
+from fvflops.features.step_time.estimate import estimate_step as estimate_step
+from fvflops.features.step_time.model import StepEstimate as StepEstimate
+from fvflops.features.step_time.network import Link as Link
+from fvflops.features.step_time.network import Network as Network
 from fvflops.features.utilisation.compute import UtilisationError as UtilisationError
 from fvflops.features.utilisation.compute import hfu as hfu
 from fvflops.features.utilisation.compute import mfu as mfu

@@ -181,11 +181,16 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run(parser: argparse.ArgumentParser, *, device_option: str = "--device") -> None:
-    """Add the device, by the name of its option, the execution and the mode of the model."""
+def add_run(parser: argparse.ArgumentParser, *, alias: str = "--device") -> None:
+    """Add the device on which the model is built, the execution and the mode of the model.
+
+    `alias` is the name that `--build-on` had in version 1.0, which stays, and names the argument.
+    """
     run = find_group(parser, "run")
     run.add_argument(
-        device_option,
+        "--build-on",
+        alias,
+        dest=alias.removeprefix("--"),
         default=None,
         metavar="TORCH_DEVICE",
         help="device on which the model is built: cpu, cuda, or meta for no weights",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.shapes.assumptions import check_assumptions
+from fvflops.units import parse_size
 
 
 def parse_at_least(least: int, text: str) -> int:
@@ -57,6 +59,24 @@ def parse_assumptions(texts: Sequence[str]) -> dict[str, int | float]:
             ) from None
     check_assumptions(sizes)
     return sizes
+
+
+def parse_amount(text: str) -> float:
+    """Return a number above 0 such as 15e12, 15T or 2.5, as argparse's `type`.
+
+    >>> parse_amount("15e12"), parse_amount("15T"), parse_amount("2.5")
+    (15000000000000.0, 15000000000000.0, 2.5)
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        try:
+            number = float(parse_size(text))
+        except ValueError:
+            number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 15e12 or 2.5; got {text!r}")
+    return number
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ class Displayed:
     """A result that is shown by its report; a class has its own `__repr__`, which is short and computes nothing.
 
     `_report` names the function of the result that returns its report, as "module:function": a report imports the
-    class of its result, which therefore cannot import the report.
+    class of its result, which therefore cannot import the report. `_page` names that of a notebook, if it is another.
 
     >>> class Result(Displayed):
     ...     def _document(self):
@@ -28,10 +28,14 @@ class Displayed:
 
     __slots__ = ()
     _report: ClassVar[str] = ""
+    _page: ClassVar[str] = ""
 
     def _document(self) -> Document:
         """Return the report."""
-        module, _, function = self._report.partition(":")
+        return self._make(self._report)
+
+    def _make(self, report: str) -> Document:
+        module, _, function = report.partition(":")
         document: Document = getattr(importlib.import_module(module), function)(self)
         return document
 
@@ -42,7 +46,7 @@ class Displayed:
         """Return HTML for a notebook."""
         from fvflops.reports import notebook
 
-        return notebook.render_document(self._document())
+        return notebook.render_document(self._make(self._page) if self._page else self._document())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return the text that IPython shows for a result; `_repr_html_` has what notebooks show."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from fvflops.units import format_short, format_signed
+from fvflops.units import format_seconds, format_short, format_signed
 from fvflops.views.ranking import check_sort, check_top, natural_key, truncation_note
 
 # Value of a cell; None where it is unknown or does not apply to the row.
@@ -256,7 +257,67 @@ class Chart:
         )
 
 
-Part = str | Items | Table | Chart
+class Slice(NamedTuple):
+    """What a lane of a Gantt chart does from `start` to `end`.
+
+    `label` is short text that is shown where there is room, `note` describes the slice, `shade` sets slices of one kind
+    apart: 0 is the strongest.
+    """
+
+    kind: str
+    start: float
+    end: float
+    label: str = ""
+    note: str = ""
+    shade: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gantt:
+    """Lanes in which slices of some kinds follow each other, such as the passes of each rank of a pipeline.
+
+    `kinds` is kind → its name in the legend, in the order of the legend; `idle` names the gaps between slices. `length`
+    is the time that the chart covers at least. `name` is the chart's key in JSON, `title` its heading.
+
+    >>> gantt = Gantt("pipeline", {"0": [Slice("f", 0, 2), Slice("b", 3, 6)]}, {"f": "forward", "b": "backward"})
+    >>> gantt.end(), [piece and piece.kind for piece in gantt.sample("0", 6)]
+    (6, ['f', 'f', None, 'b', 'b', 'b'])
+    """
+
+    name: str
+    lanes: Mapping[str, Sequence[Slice]]
+    kinds: Mapping[str, str]
+    title: str = ""
+    idle: str = "waiting"
+    form: Callable[[float], str] = format_seconds
+    notes: Sequence[str] = ()
+    length: float = 0
+
+    def end(self) -> float:
+        """Return the end of the chart: that of the last slice, or `length` if that is later."""
+        return max((self.length, *(piece.end for slices in self.lanes.values() for piece in slices)))
+
+    def sample(self, lane: str, count: int) -> list[Slice | None]:
+        """Return, for each of `count` equal parts of the time, the slice that fills most of it; None for a gap."""
+        width = self.end() / count
+        cells: list[Slice | None] = [None] * count
+        filled = [0.0] * count
+        for piece in self.lanes[lane]:
+            first, last = int(piece.start / width), min(math.ceil(piece.end / width), count)
+            for cell in range(first, last):
+                share = _share_of(piece, cell, width)
+                filled[cell] += share
+                best = cells[cell]
+                if best is None or share > _share_of(best, cell, width):
+                    cells[cell] = piece
+        return [piece if share >= 0.5 else None for piece, share in zip(cells, filled, strict=True)]
+
+
+def _share_of(piece: Slice, cell: int, width: float) -> float:
+    return (min(piece.end, (cell + 1) * width) - max(piece.start, cell * width)) / width
+
+
+Part = str | Items | Table | Chart | Gantt
 
 
 @dataclass(frozen=True, slots=True)

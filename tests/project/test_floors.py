@@ -36,6 +36,7 @@ BUILDS_UPON = {
     "profiling": {"roofline", "utilisation"},
     "roofline": {"utilisation"},
     "step_meter": {"memory", "utilisation"},
+    "step_time": {"communication", "memory", "planning", "utilisation"},
 }
 # A reader takes in no more files of one folder; `__init__` is not counted.
 LARGEST_FOLDER = 17

@@ -78,8 +78,9 @@ def shown():
         build("llama_tiny", device="meta"), (torch.ones(8, 128, dtype=torch.int64),), mesh={"tp": 2}
     )
     pipeline = fvflops.plan_step(
-        build("llama_tiny", device="meta"), torch.ones(1, 8, dtype=torch.int64), mesh={"pp": 2, "dp": 2}
+        build("llama_tiny", device="meta"), torch.ones(8, 128, dtype=torch.int64), mesh={"pp": 2}, microbatches=2
     )
+    estimate = fvflops.estimate_step(pipeline, device="H100")
     with fvflops.KernelProfile(net) as kernels:
         net(x)
     kernels.count(partial(net, x))
@@ -114,6 +115,7 @@ def shown():
         "plan": plan,
         "step plan": pipeline,
         "communication": plan.communication(),
+        "estimate": estimate,
         "difference": difference,
         "comparison": comparison,
         "generation": generation,
@@ -171,6 +173,11 @@ def shown():
         "rank step": plan.step,
         "action": plan.step.actions[0],
         "pass": plan.step.pass_of(plan.step.actions[0]),
+        "efficiency": estimate.efficiency,
+        "network": estimate.network,
+        "link": estimate.network.inside,
+        "training cost": estimate.cost_to_train(15e12, price=2.5, watts=700),
+        "master weights": fvflops.MasterWeights(net.parameters(), torch.optim.AdamW),
     }
     return tables, lines
 

@@ -44,12 +44,22 @@ def page() -> str:
         own = [argument for argument in arguments[name] if argument not in shared]
         lines += _table(own)
         if common := [argument for argument in arguments[name] if argument in shared]:
-            names = ", ".join(f"`{argument.usage.split()[0]}`" for argument in common)
+            names = ", ".join(f"`{name}`" for argument in common for name in _names(argument.usage))
             lines += [f"\nAlso [shared options](#shared-options): {names}.\n"]
     lines += ["\n## Exit codes\n\n| Code | Meaning |\n|:---|:---|\n"]
     lines += [f"| {code} | {_cell(meaning)} |\n" for code, meaning in _exit_codes()]
     lines += ["\n## Shared options\n\nSeveral commands have these, as listed above.\n", *_by_group(shared)]
     return "".join(lines)
+
+
+def _names(usage: str) -> list[str]:
+    """Return all names of an argument.
+
+    >>> _names("--build-on, --device TORCH_DEVICE"), _names("MODEL ...")
+    (['--build-on', '--device'], ['MODEL'])
+    """
+    words = usage.replace(",", " ").split()
+    return [word for word in words if word.startswith("-")] or words[:1]
 
 
 def _exit_codes() -> Iterator[tuple[str, str]]:

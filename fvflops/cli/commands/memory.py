@@ -6,15 +6,10 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
-from fvflops.analysis.training_step import sum_results
-from fvflops.capture.model.model import module_paths
-from fvflops.capture.model.model_index import read_modules
-from fvflops.capture.recorder.signature import tensors_of
-from fvflops.capture.training_step import loss_in
+from fvflops.cli.accelerator import find_accelerator, kernels_of
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
@@ -27,20 +22,21 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.training_step import default_loss, find_modules, find_optimizer, have_classes_of
 from fvflops.cli.values import parse_assumptions, parse_mesh
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.plot import draw_memory
 from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_report, memory_title
 from fvflops.features.memory.savings import memory_savings
-from fvflops.features.planning.plan import plan_rank, unsharded_class
+from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.savings import plan_savings
+from fvflops.features.step_time.reporting.memory_fit import describe_fit
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
-from fvflops.text import suggest
 
 EXAMPLES = (
     "fvflops memory zoo:resnet50 --batch 64",
@@ -49,7 +45,6 @@ EXAMPLES = (
 )
 # The memory, what finds its savings, and notes on what is estimated.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
-_NO_OPTIMIZER = "none"
 # Options for a rank of a mesh, and their defaults.
 _OF_A_MESH: Mapping[str, Any] = {
     "rank": 0,
@@ -97,8 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--device",
         default=None,
-        metavar="TORCH_DEVICE",
-        help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU)",
+        metavar="DEVICE",
+        help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU), or an accelerator such as "
+        "H100, of which the report says whether the peak fits",
     )
     add_mesh(parser)
     find_group(parser, "report").add_argument(
@@ -111,19 +107,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Predict the memory of the model that the arguments name and write the report; return the exit code."""
     table = load_table(arguments.table)
-    optimizer = _find_optimizer(arguments.optimizer)
+    optimizer = find_optimizer(arguments.optimizer)
+    accelerator = find_accelerator(arguments.device)
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
-    loss = _default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
+    loss = default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(not arguments.inference)
-    checkpoint = _find_modules(subject, arguments.checkpoint)
+    checkpoint = find_modules(subject, arguments.checkpoint)
     step: dict[str, Any] = {
         "loss": loss,
         "optimizer": optimizer,
         "checkpoint": checkpoint,
-        "device": arguments.device,
+        "device": kernels_of(accelerator, arguments.device),
         "assume": parse_assumptions(arguments.assume),
         "table": table,
     }
@@ -135,6 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             predicted = _predict_rank(subject, step, mesh, arguments)
     timeline, find, notes = predicted
+    if accelerator is not None:
+        notes = [describe_fit(timeline.peak, accelerator), *notes]
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
@@ -172,22 +171,6 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{option} does not apply to --format svg: omit it")
 
 
-def _find_optimizer(name: str) -> type[Optimizer] | None:
-    """Return the class of torch.optim with a name in any case, None for "none"; another one raises ValueError."""
-    classes = {
-        key.lower(): value
-        for key, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
-    }
-    if name.lower() == _NO_OPTIMIZER:
-        return None
-    if name.lower() not in classes:
-        names = sorted(value.__name__ for value in classes.values())
-        hint = suggest(name.lower(), dict.fromkeys((*classes, _NO_OPTIMIZER), ""))
-        raise ValueError(f"--optimizer {name}: torch.optim has {', '.join(names)}{hint}")
-    return classes[name.lower()]
-
-
 def _predict_forward(subject: LoadedModel, step: Mapping[str, Any]) -> Predicted:
     options: dict[str, Any] = {name: step[name] for name in ("device", "assume", "table")}
     forward = FlopCountAnalysis(
@@ -219,10 +202,7 @@ def _predict_rank(
         **layout_options(arguments),
         **step,
     }
-    # A stage of a pipeline has other names, and FSDP2 changes the classes of modules.
-    names = set(step["checkpoint"])
-    classes = {type(module) for name, module in module_paths(subject.model) if name in names}
-    options["checkpoint"] = lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))
+    options["checkpoint"] = have_classes_of(subject, step["checkpoint"])
     plan = with_input_hint(subject, lambda: plan_rank(subject.model, args, subject.kwargs, **options))
     notes = [
         *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
@@ -234,30 +214,6 @@ def _predict_rank(
         lambda: plan_savings(subject.model, args, subject.kwargs, first_step=first_step, **options),
         notes,
     )
-
-
-def _default_loss(result: Any) -> torch.Tensor:
-    loss = loss_in(result)
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss
-    if not any(tensor.requires_grad for tensor in tensors_of(result)):
-        raise ValueError(
-            "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
-        )
-    return sum_results(result)
-
-
-def _find_modules(subject: LoadedModel, classes: Sequence[str]) -> list[str]:
-    """Return the names of the modules of some classes; a class without a module raises ValueError."""
-    by_class: dict[str, list[str]] = {}
-    for module in read_modules(subject.model).modules():
-        if module.has_forward:
-            by_class.setdefault(module.class_name, []).append(module.name)
-    for name in classes:
-        if name not in by_class:
-            hint = suggest(name, by_class)
-            raise ValueError(f"--checkpoint {name}: the classes of the model's modules are {', '.join(by_class)}{hint}")
-    return [name for class_name in classes for name in by_class[class_name]]
 
 
 def _describe_setting(optimizer: type[Optimizer] | None, arguments: argparse.Namespace) -> str:

@@ -1,12 +1,18 @@
-"""`fvflops plan`: compute and communication of one rank of a mesh in a training step."""
+"""`fvflops plan`: work, memory, communication and time of a training step on a mesh of ranks."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from functools import partial
+from typing import Any
 
+from fvflops import paths
+from fvflops.cli.accelerator import find_accelerator, kernels_of
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
+    add_depth,
     add_mesh,
     add_model,
     add_report,
@@ -14,19 +20,32 @@ from fvflops.cli.arguments import (
     layout_options,
     model_options,
 )
-from fvflops.cli.outputs import write_report
-from fvflops.cli.values import parse_assumptions, parse_mesh
-from fvflops.features.planning.plan import plan_rank
+from fvflops.cli.outputs import write, write_report
+from fvflops.cli.terminal import find_width
+from fvflops.cli.training_step import default_loss, find_modules, find_optimizer, have_classes_of
+from fvflops.cli.values import parse_amount, parse_assumptions, parse_mesh
+from fvflops.features.planning.master_weights import MasterWeights
+from fvflops.features.planning.plan import plan_rank, plan_step
 from fvflops.features.planning.report import plan_report
-from fvflops.formulas import load_table
+from fvflops.features.step_time.calibration import load_networks
+from fvflops.features.step_time.estimate import estimate_step
+from fvflops.features.step_time.model import StepEstimate
+from fvflops.features.step_time.report import estimate_report
+from fvflops.features.step_time.reporting.step_trace import write_step_trace
+from fvflops.features.utilisation.devices import Device
+from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.formats import write_document
+from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
-from fvflops.sources.loaded_model import with_input_hint
+from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 
 EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh dp=8,tp=8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2",
     "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
+    "fvflops plan zoo:llama3_8b --mesh fsdp=64 --precision bf16-mixed --device H100 --tokens 15e12 --price 2.5",
 )
+_NEED_ACCELERATOR = ("network", "fused", "tokens", "price", "watts", "trace", "depth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,37 +56,165 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
     )
     add_mesh(parser, required=True)
-    find_group(parser, "mesh of ranks").add_argument(
-        "--device",
-        default=None,
-        metavar="TORCH_DEVICE",
-        help="device whose kernels are simulated: cpu, or cuda (needs no GPU)",
+    _add_step(find_group(parser, "training step"))
+    _add_time(find_group(parser, "time"))
+    find_group(parser, "additional files").add_argument(
+        "--trace", metavar="PATH", help="a timeline of the simulated ranks for Perfetto, in Chrome's trace format"
     )
+    add_depth(parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1 %% of the time")
     add_report(parser)
+
+
+def _add_step(step: argparse._ActionsContainer) -> None:
+    step.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="optimizer of torch.optim, in any case, or none for forward and backward only; default: AdamW with a "
+        "DEVICE, else none",
+    )
+    step.add_argument(
+        "--master-weights", action="store_true", help="the optimizer keeps float32 copies of the parameters"
+    )
+    step.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="class of the modules whose activations are recomputed (torch.utils.checkpoint); may be repeated",
+    )
+    step.add_argument(
+        "--loss",
+        metavar="PATH:FUNCTION",
+        help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
+    )
+
+
+def _add_time(time: argparse._ActionsContainer) -> None:
+    time.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="accelerator of each rank, for the time of a step: a name such as H100, FILE.yaml or FILE.yaml:NAME; with "
+        "cpu or cuda, the kernels of that torch device and no time",
+    )
+    time.add_argument(
+        "--network",
+        metavar="NAME",
+        help=f"links within and among nodes: {', '.join(load_networks())}; default: that of NVIDIA's nodes of an A100, "
+        "H100 or H200",
+    )
+    time.add_argument(
+        "--fused",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="class of modules whose ops, other than products, run as one kernel for each call; may be repeated",
+    )
+    time.add_argument("--tokens", type=parse_amount, metavar="N", help="tokens of the whole training, such as 15e12")
+    time.add_argument("--price", type=parse_amount, metavar="X", help="price of a GPU hour, for the cost of --tokens")
+    time.add_argument("--watts", type=parse_amount, metavar="W", help="power of a GPU, for the energy of --tokens")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan a training step of the model that the arguments name and write the report; return the exit code."""
-    mesh = parse_mesh(arguments.mesh)
+    accelerator = find_accelerator(arguments.device)
+    _check(arguments, accelerator)
     table = load_table(arguments.table)
+    optimizer = _make_optimizer(arguments, "none" if accelerator is None else "AdamW")
+    options: dict[str, Any] = {
+        "mesh": parse_mesh(arguments.mesh),
+        **layout_options(arguments),
+        "optimizer": optimizer,
+        "assume": parse_assumptions(arguments.assume),
+        "table": table,
+    }
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(True)
-    options = layout_options(arguments)
-    args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
-    with activity(f"planning rank {arguments.rank} of {arguments.model}"):
-        plan = with_input_hint(
-            subject,
-            lambda: plan_rank(
-                subject.model,
-                args,
-                subject.kwargs,
-                mesh=mesh,
-                device=arguments.device,
-                assume=parse_assumptions(arguments.assume),
-                table=table,
-                **options,
-            ),
-        )
-    write_report(plan_report(plan, table, name=arguments.model), arguments)
+    options["checkpoint"] = have_classes_of(subject, find_modules(subject, arguments.checkpoint))
+    if arguments.loss is not None:
+        options["loss"] = load_function(arguments.loss, "--loss")
+    if accelerator is None:
+        _report_rank(subject, arguments, table, {**options, "device": arguments.device})
+    else:
+        options.setdefault("loss", default_loss)
+        _report_step(subject, arguments, accelerator, options)
     return 0
+
+
+def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
+    """Raise ValueError for options that do not fit each other, before the model is loaded."""
+    if accelerator is None:
+        for option in _NEED_ACCELERATOR:
+            if getattr(arguments, option):
+                raise ValueError(f"--{option} is for the time of a step: add --device, such as --device H100")
+    if arguments.tokens is None:
+        for option in ("price", "watts"):
+            if getattr(arguments, option) is not None:
+                raise ValueError(f"--{option} is for a whole training: add --tokens, such as --tokens 15e12")
+
+
+def _make_optimizer(arguments: argparse.Namespace, default: str) -> Any:
+    optimizer: Any = find_optimizer(arguments.optimizer or default)
+    if not arguments.master_weights:
+        return optimizer
+    if optimizer is None:
+        raise ValueError("--master-weights are of an optimizer: add --optimizer, such as --optimizer AdamW")
+    return partial(MasterWeights, make=optimizer)
+
+
+def _report_rank(
+    subject: LoadedModel, arguments: argparse.Namespace, table: FormulaTable, options: dict[str, Any]
+) -> None:
+    with activity(f"planning rank {arguments.rank} of {arguments.model}"):
+        plan = with_input_hint(subject, lambda: plan_rank(subject.model, _args_of(subject), subject.kwargs, **options))
+    write_report(plan_report(plan, table, name=arguments.model), arguments)
+
+
+def _report_step(
+    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: dict[str, Any]
+) -> None:
+    kernels = kernels_of(accelerator, arguments.device)
+    with activity(f"planning a step of {arguments.model}"):
+        step = with_input_hint(
+            subject,
+            lambda: plan_step(subject.model, _args_of(subject), subject.kwargs, device=kernels, **options),
+        )
+    with activity(f"simulating a step of {arguments.model}"):
+        fused = _find_classes(subject, arguments.fused)
+        estimate = estimate_step(step, device=accelerator, network=arguments.network, fused=fused)
+    if arguments.trace is not None:
+        paths.write_text(arguments.trace, write_step_trace(estimate))
+    _write(estimate, arguments)
+
+
+def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
+    cost = None
+    if arguments.tokens is not None:
+        cost = estimate.cost_to_train(arguments.tokens, price=arguments.price, watts=arguments.watts)
+    with activity(f"predicting the memory of {arguments.model}"):
+        report = estimate_report(
+            estimate,
+            name=arguments.model,
+            cost=cost,
+            command=f"fvflops memory {arguments.model} --mesh {arguments.mesh}",
+            depth=arguments.depth,
+            sort=arguments.sort,
+            top=arguments.top,
+            pictures=arguments.format == "html",
+        )
+    write(write_document(report, arguments.format, width=find_width(sys.stdout)), arguments.output)
+
+
+def _args_of(subject: LoadedModel) -> tuple[Any, ...]:
+    return subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
+
+
+def _find_classes(subject: LoadedModel, names: list[str]) -> list[str]:
+    """Return the qualified names of the classes of modules that `--fused` names."""
+    return sorted(
+        {
+            f"{type(module).__module__}.{type(module).__qualname__}"
+            for name in find_modules(subject, names, option="--fused")
+            for module in [subject.model.get_submodule(name)]
+        }
+    )

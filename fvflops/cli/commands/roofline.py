@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
     add_convention(parser)
     add_model(parser, nargs="?")
-    add_run(parser, device_option="--build")
+    add_run(parser, alias="--build")
     peaks = find_group(parser, "device")
     peaks.add_argument(
         "--device",

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from fvflops.text import short_repr
+
 
 class MasterWeights(Optimizer):
     """Updates float32 copies ("master weights") of parameters, then copies them back.
 
     In each step gradients are copied to float32, the norm of this rank's is clipped to `max_norm`, and the optimizer
-    that `make` creates from the copies runs. Source: Micikevicius et al., "Mixed Precision Training" (arXiv:1710.03740); the order
-    is that of Megatron-LM's Float16OptimizerWithFloat16Params.
+    that `make` creates from the copies runs. Source: Micikevicius et al., "Mixed Precision Training"
+    (arXiv:1710.03740); the order is that of Megatron-LM's Float16OptimizerWithFloat16Params.
 
     >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     >>> optimizer = MasterWeights([weight], lambda copies: torch.optim.SGD(copies, lr=2**-10), max_norm=10.0)
@@ -38,8 +40,12 @@ class MasterWeights(Optimizer):
         self._inner: Optimizer | None = None
         self._max_norm = max_norm
 
+    def __repr__(self) -> str:
+        kind = type(self._inner).__name__
+        return short_repr(self, kind, f"float32 copies of {len(self.copies):,} parameters")
+
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Update the copies of parameters with gradients, and the parameters from them."""
         if closure is not None:
             raise ValueError("MasterWeights takes no closure: call backward before step()")

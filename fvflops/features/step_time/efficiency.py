@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fvflops.features.step_time.kernels import Kernel
 from fvflops.features.utilisation.devices import Device, short_dtype
+from fvflops.text import record_repr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Efficiency:
     """How close a device comes to its peaks, and what each kernel costs besides.
 
@@ -36,6 +37,9 @@ class Efficiency:
     launch_collective: float = 0.0
     step: float = 0.0
     source: str = "peaks of the device, without launch overhead: a bound"
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     def __post_init__(self) -> None:
         for name in ("matmul", "attention", "attention_backward", "bandwidth"):

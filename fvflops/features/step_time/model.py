@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fvflops.features.planning.plan import RankPlan
+from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
 from fvflops.features.step_time.schedule import Simulation
+from fvflops.features.utilisation.devices import Device
+from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
 from fvflops.units import format_percent, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class StepEstimate:
+class StepEstimate(Displayed):
     """The estimated time of one training step of all ranks, in seconds.
 
-    `bound` is the time with an efficiency of 1: no kernel is faster than the device's peaks, and no launch takes time;
-    the network is the same. `mfu` and `hfu` are the utilisations of the `gpus` devices. `device`, `efficiency` and
-    `network` are what the times rest on, `assumptions` what else does.
+    `plans` are the ranks of the pipeline that were simulated, first stage first; all other ranks do the same as one of
+    them. `bound` is the time with an efficiency of 1: no kernel is faster than the device's peaks, and no launch takes
+    time; the network is the same. `device`, `efficiency` and `network` are what the times rest on, `assumptions` what
+    else does.
 
-    The compute stream of the slowest rank is in kernels for `kernels` seconds; for the rest of the step it waits: for
-    other pipeline stages (`bubble`), for collectives (`exposed`, by mesh axis), for the host (`launching`), or has
-    finished. `by_phase` and `by_module` divide its kernels' time, each module without its submodules.
+    In a step all ranks process `samples` samples: the first dimension of the first stage's first input, times the
+    microbatches, times the ranks that have data of their own. If an input is a matrix of integers, these are token ids:
+    `tokens` is their number, else None. `model_flops` is the mean of a GPU's FLOPs in forward and backward passes, 2
+    for a multiply-add, without recomputation; `mfu` and `hfu` are the utilisations as functions of those names define
+    them, both the mean over the pipeline's ranks.
+
+    Time on the compute stream of the slowest rank, the one with the index `slowest` in `plans`, adds up to `seconds`:
+
+        kernels     it runs kernels; `by_phase` and `by_module` divide this time, each module without its submodules
+        exposed     by mesh axis, it waits for collectives, at the end of the step too
+        launching   it waits for the host to launch a kernel
+        sending     it sends hidden states and their gradients to other pipeline stages
+        bubble      it waits for other pipeline stages
+        between     the time between steps, `efficiency.step`
+
+    `communication` is by mesh axis how long its collectives take, whether anything waits for them or not.
     """
 
+    _report = "fvflops.features.step_time.report:estimate_report"
+    _page = "fvflops.features.step_time.report:estimate_page"
+
+    plans: tuple[RankPlan, ...]
     seconds: float
     bound: float
-    gpus: int
+    samples: int
+    tokens: int | None
+    model_flops: float
     mfu: float
     hfu: float
     slowest: int
@@ -37,19 +60,78 @@ class StepEstimate:
     exposed: Mapping[str, float]
     communication: Mapping[str, float]
     launching: float
-    by_phase: Counter[str]
-    by_module: Counter[str]
-    device: str
+    sending: float
+    by_phase: Mapping[str, float]
+    by_module: Mapping[str, float]
+    device: Device
     efficiency: Efficiency
     network: Network | None
     assumptions: tuple[str, ...] = ()
     simulation: Simulation = field(repr=False)
 
     def __repr__(self) -> str:
-        return short_repr(self, format_seconds(self.seconds), f"MFU {format_percent(self.mfu, 1)}", self.device)
+        return short_repr(self, format_seconds(self.seconds), f"MFU {format_percent(self.mfu, 1)}", self.device.name)
+
+    @property
+    def gpus(self) -> int:
+        """The number of devices: one for each rank."""
+        return self.plans[0].world
+
+    @property
+    def between(self) -> float:
+        """The time between steps."""
+        return self.efficiency.step
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second of all GPUs together, None where the inputs are not token ids."""
+        return None if self.tokens is None else self.tokens / self.seconds
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second of all GPUs together."""
+        return self.samples / self.seconds
+
+    @property
+    def model_flops_per_second(self) -> float:
+        """The mean of a GPU's FLOP/s in forward and backward passes, without recomputation."""
+        return self.model_flops / self.seconds
 
     @property
     def bubble_share(self) -> float:
-        """The share of the step in which a pipeline rank waits for others, on average over the pipeline's ranks."""
+        """The share of the step in which a pipeline rank does none of its actions, the mean over the pipeline's ranks.
+
+        Sends of hidden states are in this time too, the time between steps is not. With equal stages and no
+        communication it is (p - 1)/(m + p - 1) for 1F1B with p stages and m microbatches.
+        """
         busy = [sum(span.end - span.start for span in spans) for spans in self.simulation.spans]
         return 1 - sum(busy) / len(busy) / self.simulation.seconds
+
+    @property
+    def exposed_share(self) -> float:
+        """The share of the step in which the compute stream of the slowest rank waits for collectives."""
+        return sum(self.exposed.values()) / self.seconds
+
+    @property
+    def host_bound_share(self) -> float:
+        """The share of the step in which the compute stream of the slowest rank waits for the host."""
+        return self.launching / self.seconds
+
+    def cost_to_train(self, tokens: float, *, price: float | None = None, watts: float | None = None) -> TrainingCost:
+        """Return what training on a number of tokens takes on these GPUs: time, and cost and energy.
+
+        `price` is that of a GPU hour, `watts` the power of a GPU. Without token ids in the inputs it raises ValueError.
+        """
+        if self.tokens is None:
+            raise ValueError(
+                f"the inputs ({self.plans[0].trace.info.inputs}) are not token ids, a matrix of integers, so tokens/s "
+                "is not known"
+            )
+        return TrainingCost(
+            tokens=tokens,
+            seconds=tokens / self.tokens * self.seconds,
+            steps=tokens / self.tokens,
+            gpus=self.gpus,
+            price=price,
+            watts=watts,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fvflops.text import record_repr
 from fvflops.trace.process_group import ProcessGroupSpec
 
 
@@ -20,7 +21,7 @@ class Link:
             raise ValueError(f"a link needs a bandwidth above 0 and a latency of at least 0; got {self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Network:
     """Nodes of `gpus_per_node` GPUs, linked by `inside` within a node and by `between` among nodes.
 
@@ -33,6 +34,9 @@ class Network:
     inside: Link
     between: Link
     source: str = ""
+
+    def __repr__(self) -> str:
+        return record_repr(self)
 
     def seconds(self, collective: str, nbytes: int, group: ProcessGroupSpec) -> float:
         """Return the time of a collective with a payload of `nbytes`, as nccl-tests define it.

@@ -15,7 +15,8 @@ class Clocks:
     """When the host, the compute stream and the stream of each process group are free, in seconds.
 
     `exposed` is by group how long the compute stream has waited for its collectives, `busy` how long these took,
-    `starved` how long the compute stream has waited for the host, and `idle` for other pipeline stages.
+    `starved` how long the compute stream has waited for the host, and `idle` for other pipeline stages. `log`, if it is
+    a list, gets the group, the beginning and the end of each collective.
     """
 
     host: float = 0.0
@@ -25,6 +26,7 @@ class Clocks:
     busy: dict[str, float] = field(default_factory=dict)
     starved: float = 0.0
     idle: float = 0.0
+    log: list[tuple[str, float, float]] | None = None
 
     def end(self) -> float:
         """Return when all streams are free."""
@@ -84,6 +86,8 @@ class TimedProgram:
                 begin = max(ready, clocks.host, clocks.streams.get(item.stream, 0.0))
                 clocks.streams[item.stream] = ends[item.number] = begin + item.seconds
                 clocks.busy[item.stream] = clocks.busy.get(item.stream, 0.0) + item.seconds
+                if clocks.log is not None:
+                    clocks.log.append((item.stream, begin, begin + item.seconds))
             else:
                 delay = max(0.0, ends[item.number] - clocks.compute)
                 clocks.exposed[item.stream] = clocks.exposed.get(item.stream, 0.0) + delay

@@ -54,16 +54,17 @@ def simulate(
     *,
     stages: int,
     host_waits: bool = False,
+    log: bool = False,
 ) -> Simulation:
     """Return when each rank runs its actions.
 
     A forward pass waits for the hidden state of the stage before it, a backward pass for the gradient of the stage
     after it; `transfer` returns the seconds that one of them takes between two stages. Sending occupies the sender's
     compute stream, which waits for the end of a send. With `host_waits` the host waits for the device before each
-    action, as Megatron-LM does around its sends and receives; else it runs ahead. An order in which ranks wait for
-    each other raises ScheduleError.
+    action, as Megatron-LM does around its sends and receives; else it runs ahead. With `log` the clocks have the times
+    of each collective. An order in which ranks wait for each other raises ScheduleError.
     """
-    clocks = [Clocks() for _ in ranks]
+    clocks = [Clocks(log=[] if log else None) for _ in ranks]
     spans: list[list[Span]] = [[] for _ in ranks]
     arrivals: dict[tuple[str, int, int], float] = {}
     done = [0] * len(ranks)

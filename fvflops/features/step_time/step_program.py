@@ -31,7 +31,9 @@ class StepProgram:
     places: Mapping[int, int]
     sent: Mapping[int, int]
 
-    def simulate(self, timer: KernelTimer, network: Network | None, *, host_waits: bool = False) -> Simulation:
+    def simulate(
+        self, timer: KernelTimer, network: Network | None, *, host_waits: bool = False, log: bool = False
+    ) -> Simulation:
         """Return when each rank runs its actions; ranks that communicate without a network raise ValueError."""
         timed = [time_program(program, timer, network) for program in self.programs]
         ranks = [[TimedAction(*action, timed[index]) for action, index in actions] for actions in self.ranks]
@@ -39,7 +41,7 @@ class StepProgram:
         def transfer(sender: int, receiver: int) -> float:
             return self._transfer(network, sender, receiver)
 
-        return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits)
+        return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits, log=log)
 
     def with_orders(self, orders: Sequence[Sequence[Action]]) -> StepProgram:
         """Return the step with other orders of its actions, such as those of more microbatches.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fvflops.reports.document import Chart, Document, Items, Part, Table
+from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Table
 from fvflops.reports.names import printable
 from fvflops.reports.pictures.svg_chart import svg_chart
+from fvflops.reports.pictures.svg_gantt import svg_gantt
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -39,7 +40,8 @@ tbody tr:hover {{ background: var(--hover); }}
 td.text:first-child {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
 tfoot td {{ font-weight: 600; border-top: 1px solid var(--line); border-bottom: 0; }}
 small {{ display: block; color: var(--quiet); font-size: 12.5px; max-width: 110ch; }}
-svg {{ max-width: 100%; height: auto; }}
+.plot {{ overflow-x: auto; }}
+.plot svg {{ width: 100%; min-width: 620px; height: auto; }}
 @media (max-width: 760px) {{
   body {{ padding: 14px 12px 24px; }}
   th, td {{ padding: 3px 7px; }}
@@ -72,7 +74,11 @@ def _write_part(part: Part) -> str:
         return f'{title}<div class="wide" tabindex="0">{table}</div>{_write_notes(part.notes)}'
     if isinstance(part, Chart):
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        return f"{title}{svg_chart(part, standalone=False)}{_write_notes(part.notes)}"
+        picture = f'<div class="plot" tabindex="0">{svg_chart(part, standalone=False)}</div>'
+        return f"{title}{picture}{_write_notes(part.notes)}"
+    if isinstance(part, Gantt):
+        title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
+        return f"{title}{svg_gantt(part)}{_write_notes(part.notes)}"
     if isinstance(part, Items):
         heading = f"<p>{_escape(part.heading)}</p>\n" if part.heading else ""
         return heading + "<ul>" + "".join(f"<li>{_escape(item)}</li>" for item in part.items) + "</ul>"

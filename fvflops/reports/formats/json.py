@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from fvflops.reports.document import Chart, Document, Items, Table, Value
+from fvflops.reports.document import Chart, Document, Gantt, Items, Table, Value
 
 SCHEMA = 1
 _POINTS = 1000  # of a chart, each with the largest total of its part
@@ -33,6 +33,7 @@ def _encode(document: Document) -> dict[str, Any]:
             notes += [part] if isinstance(part, str) else part.notes
     tables = {table.name: _encode_table(table) for table in document.tables()}
     charts = {part.name: _encode_chart(part) for part in document.parts if isinstance(part, Chart)}
+    charts |= {part.name: _encode_gantt(part) for part in document.parts if isinstance(part, Gantt)}
     return {"title": document.title, "tables": tables, **({"charts": charts} if charts else {}), "notes": notes}
 
 
@@ -53,6 +54,13 @@ def _encode_chart(chart: Chart) -> dict[str, Any]:
     sampled = chart.sample(min(_POINTS, len(chart.totals())))
     layers = {name: list(values) for name, values in sampled.layers.items() if any(values)}
     return {"layers": layers, "sections": [list(section) for section in sampled.sections]}
+
+
+def _encode_gantt(gantt: Gantt) -> dict[str, Any]:
+    return {
+        lane: [{"kind": piece.kind, "start": piece.start, "end": piece.end, "note": piece.note} for piece in slices]
+        for lane, slices in gantt.lanes.items()
+    }
 
 
 def _encode_value(value: Value) -> Value:

@@ -1,0 +1,76 @@
+"""Options of a training step: its optimizer, its loss, and the modules that are checkpointed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fvflops.analysis.training_step import sum_results
+from fvflops.capture.model.model import module_paths
+from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.training_step import loss_in
+from fvflops.features.planning.plan import unsharded_class
+from fvflops.sources.loaded_model import LoadedModel
+from fvflops.text import suggest
+
+NO_OPTIMIZER = "none"
+
+
+def find_optimizer(name: str) -> type[Optimizer] | None:
+    """Return the class of torch.optim with a name in any case, None for "none"; another one raises ValueError.
+
+    >>> find_optimizer("adamw").__name__, find_optimizer("none")
+    ('AdamW', None)
+    """
+    classes = {
+        key.lower(): value
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
+    }
+    if name.lower() == NO_OPTIMIZER:
+        return None
+    if name.lower() not in classes:
+        names = sorted(value.__name__ for value in classes.values())
+        hint = suggest(name.lower(), dict.fromkeys((*classes, NO_OPTIMIZER), ""))
+        raise ValueError(f"--optimizer {name}: torch.optim has {', '.join(names)}{hint}")
+    return classes[name.lower()]
+
+
+def default_loss(result: Any) -> torch.Tensor:
+    """Return the loss in a model's result if it is there, else the sum of its outputs."""
+    loss = loss_in(result)
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    if not any(tensor.requires_grad for tensor in tensors_of(result)):
+        raise ValueError(
+            "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
+        )
+    return sum_results(result)
+
+
+def find_modules(subject: LoadedModel, classes: Sequence[str], *, option: str = "--checkpoint") -> list[str]:
+    """Return the names of the modules of some classes; a class without a module raises ValueError."""
+    by_class: dict[str, list[str]] = {}
+    for module in read_modules(subject.model).modules():
+        if module.has_forward:
+            by_class.setdefault(module.class_name, []).append(module.name)
+    for name in classes:
+        if name not in by_class:
+            hint = suggest(name, by_class)
+            raise ValueError(f"{option} {name}: the classes of the model's modules are {', '.join(by_class)}{hint}")
+    return [name for class_name in classes for name in by_class[class_name]]
+
+
+def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str, nn.Module], bool]:
+    """Return whether a module of a rank has the class of one of some modules of the model.
+
+    A stage of a pipeline has other names, and FSDP2 changes the classes of modules.
+    """
+    wanted = set(names)
+    classes = {type(module) for name, module in module_paths(subject.model) if name in wanted}
+    return lambda _, module: bool(classes.intersection((type(module), unsharded_class(module))))

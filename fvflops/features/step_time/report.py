@@ -1,0 +1,309 @@
+"""Report of an estimated training step: does it fit, how long does it take, and where the time goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fvflops.features.memory.plot import memory_chart
+from fvflops.features.step_time.cost import TrainingCost
+from fvflops.features.step_time.model import StepEstimate
+from fvflops.features.step_time.reporting.memory_fit import RankMemory, describe_fit, read_memories
+from fvflops.features.step_time.reporting.module_times import module_table
+from fvflops.features.step_time.reporting.pipeline_picture import name_of, pipeline_picture
+from fvflops.features.step_time.reporting.report_data import encode
+from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
+from fvflops.reports.names import list_ops, plain_name
+from fvflops.trace import PHASES, Status
+from fvflops.units import (
+    format_bytes,
+    format_parameters,
+    format_quantity,
+    format_seconds,
+    format_share,
+    format_short,
+    format_thousands,
+)
+
+
+def estimate_report(
+    estimate: StepEstimate,
+    *,
+    name: str = "",
+    cost: TrainingCost | None = None,
+    command: str = "",
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    pictures: bool = False,
+) -> Document:
+    """Return the report of an estimated step of the model `name`.
+
+    `cost` is that of a training, `command` the one that finds what lowers the peak memory. `depth`, `sort` and `top`
+    choose the modules that are shown. With `pictures` it has the pipeline of any number of ranks, and memory curves.
+    """
+    memories = read_memories(estimate.plans)
+    fullest = max(memories, key=lambda memory: memory.peak)
+    parts: list[Part] = [
+        _describe_run(estimate),
+        describe_fit(fullest.peak, estimate.device, advice=_advise(command)),
+        _tabulate_step(estimate),
+        *([] if cost is None else [_tabulate_cost(cost)]),
+        _tabulate_size(estimate, fullest),
+        _tabulate_memory(fullest, estimate),
+    ]
+    if len(estimate.plans) > 1:
+        parts.append(_tabulate_ranks(estimate, memories, fullest))
+    if len(estimate.plans) > 1 or pictures:
+        parts.append(pipeline_picture(estimate))
+    parts += [_tabulate_time(estimate), _tabulate_communication(estimate)]
+    parts.append(module_table(estimate, depth=depth, sort=sort, top=top))
+    if pictures:
+        parts += _draw_memory(memories, fullest)
+    parts += _list_unsupported(estimate)
+    parts.append(Items("Assumptions:", [f"{text[:1].upper()}{text[1:]}." for text in estimate.assumptions]))
+    mesh = ", ".join(f"{axis}={size}" for axis, size in estimate.plans[0].mesh.items())
+    model = plain_name(name or estimate.plans[0].trace.modules.root.class_name)
+    title = f"{model} on {mesh}: {format_seconds(estimate.seconds)} a step, MFU {format_share(estimate.mfu)}"
+    return Document("step_estimate", title, parts, main="step", data=encode(estimate, memories, cost))
+
+
+def estimate_page(estimate: StepEstimate) -> Document:
+    """Return the report of an estimated step with its pictures, for a notebook."""
+    return estimate_report(estimate, pictures=True)
+
+
+def _advise(command: str) -> str:
+    finder = f"`{command}`, with the same options," if command else "`plan_savings`"
+    return f"More ranks along fsdp, tp or pp, or smaller microbatches, lower it; {finder} finds what else does."
+
+
+def _describe_run(estimate: StepEstimate) -> str:
+    first = estimate.plans[0]
+    microbatches = sum(action.kind == "forward" and action.stage == 0 for action in first.step.actions)
+    schedule = f" (schedule {first.step.schedule})" if first.step.schedule else ""
+    return (
+        f"A training step on {format_thousands(estimate.gpus)} × {estimate.device.name}. Inputs of a rank: "
+        f"{plain_name(first.trace.info.inputs)}, {format_quantity(microbatches, 'microbatch')}{schedule}."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A row of the main table: its key and name, its value, that at an efficiency of 1, and how they are shown."""
+
+    key: str
+    name: str
+    value: float
+    bound: float | None
+    form: Callable[[Any], str]
+    unit: str
+
+
+def _list_figures(estimate: StepEstimate) -> Iterator[_Figure]:
+    faster = estimate.seconds / estimate.bound
+    yield _Figure("seconds", "step time", estimate.seconds, estimate.bound, format_seconds, "s")
+    rate = estimate.tokens_per_second
+    what = "samples" if rate is None else "tokens"
+    rate = estimate.samples_per_second if rate is None else rate
+    yield _Figure(f"{what}_per_second", f"{what}/s", rate, rate * faster, format_short, f"{what}/s")
+    each = rate / estimate.gpus
+    yield _Figure(f"{what}_per_second_per_gpu", f"{what}/s per GPU", each, each * faster, format_short, f"{what}/s")
+    flops = estimate.model_flops_per_second
+    yield _Figure(
+        "model_flops_per_second", "model TFLOP/s per GPU", flops, flops * faster, lambda x: f"{x / 1e12:.4g}", "FLOP/s"
+    )
+    yield _Figure("mfu", "MFU", estimate.mfu, estimate.mfu * faster, format_share, "")
+    yield _Figure("hfu", "HFU", estimate.hfu, estimate.hfu * faster, format_share, "")
+    if len(estimate.plans) > 1:
+        yield _Figure("bubble_share", "pipeline bubble", estimate.bubble_share, None, format_share, "")
+    if estimate.gpus > 1:
+        yield _Figure("exposed_share", "exposed communication", estimate.exposed_share, None, format_share, "")
+    yield _Figure("host_bound_share", "waiting for the host", estimate.host_bound_share, None, format_share, "")
+
+
+def _tabulate_step(estimate: StepEstimate) -> Table:
+    columns = (
+        replace(text_column("metric"), only_for="people"),
+        replace(text_column("metric"), only_for="data"),
+        number_column("shown", "estimate", form=str, only_for="people"),
+        number_column("bound_shown", "at efficiency 1", form=str, only_for="people"),
+        number_column("value", only_for="data"),
+        number_column("bound", only_for="data"),
+        replace(text_column("unit"), only_for="data"),
+    )
+    rows = [
+        (
+            figure.name,
+            figure.key,
+            figure.form(figure.value),
+            None if figure.bound is None else figure.form(figure.bound),
+            figure.value,
+            figure.bound,
+            figure.unit,
+        )
+        for figure in _list_figures(estimate)
+    ]
+    return Table("step", columns, rows, notes=list(_describe_basis(estimate)), noun="metric")
+
+
+def _describe_basis(estimate: StepEstimate) -> Iterator[str]:
+    yield f"Efficiency of {estimate.device.name}: {estimate.efficiency.source}."
+    if estimate.network is not None:
+        yield f"Network {estimate.network.name}: {estimate.network.source}."
+    yield "Efficiency 1: kernels at the device's peaks, no launch overhead; the same network. No step is faster."
+    if estimate.gpus > 1:
+        pipeline = "Pipeline bubble: mean of the ranks. " if len(estimate.plans) > 1 else ""
+        yield f"{pipeline}Exposed communication and waiting for the host: of the slowest rank."
+    yield "MFU: forward and backward passes, 2 FLOPs a multiply-add, no recomputation; HFU: all FLOPs."
+
+
+def _tabulate_cost(cost: TrainingCost) -> Table:
+    columns = (
+        replace(text_column("metric"), only_for="people"),
+        replace(text_column("metric"), only_for="data"),
+        number_column("shown", "value", form=str, only_for="people"),
+        number_column("value", only_for="data"),
+    )
+    rows = [
+        ("tokens", "tokens", format_short(cost.tokens), cost.tokens),
+        ("steps", "steps", format_thousands(round(cost.steps)), cost.steps),
+        ("days", "days", f"{cost.days:,.3g}" if cost.days < 1000 else f"{cost.days:,.0f}", cost.days),
+        ("GPU hours", "gpu_hours", format_thousands(round(cost.gpu_hours)), cost.gpu_hours),
+    ]
+    if cost.cost is not None:
+        label = f"cost, {cost.price:g} per GPU hour"
+        rows.append((label, "cost", format_thousands(round(cost.cost)), cost.cost))
+    if cost.energy is not None:
+        label = f"MWh, {cost.watts:g} W per GPU"
+        rows.append((label, "energy_kwh", f"{cost.energy / 1000:,.4g}", cost.energy))
+    notes = ["Without restarts, evaluation and checkpoints, and at this step time throughout."]
+    if cost.energy is not None:
+        notes.append("The power is as given, of GPUs alone: no host, network or cooling.")
+    return Table("training", columns, rows, title="The whole training", notes=notes, noun="metric")
+
+
+def _tabulate_size(estimate: StepEstimate, fullest: RankMemory) -> Table:
+    rows = [
+        ("model parameters", format_parameters(fullest.plan.model_parameters)),
+        ("of the fullest rank", format_parameters(fullest.plan.parameters)),
+        ("model FLOPs, per GPU", format_short(estimate.model_flops)),
+        ("samples, all GPUs", format_thousands(estimate.samples)),
+    ]
+    if estimate.tokens is not None:
+        rows.append(("tokens, all GPUs", format_thousands(estimate.tokens)))
+    columns = (text_column("size", "one step"), number_column("value", form=str))
+    return Table("size", columns, rows, noun="size")
+
+
+def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
+    memory = estimate.device.memory
+    columns = (
+        text_column("memory"),
+        number_column("bytes", "at the peak", form=format_bytes),
+        number_column("share", "of the device", form=format_share),
+    )
+    rows = [(kind, nbytes, None if memory is None else nbytes / memory) for kind, nbytes in fullest.by_kind.items()]
+    total = ("total", fullest.peak, None if memory is None else fullest.peak / memory)
+    notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory.describe()]
+    notes.append(
+        "Not predicted: buffers of NCCL, the device's context, and fragmentation beyond the allocator's blocks."
+    )
+    title = f"Memory of the fullest rank, {name_of(fullest.plan)}"
+    return Table("memory", columns, rows, title=title, total=total, notes=notes, noun="kind")
+
+
+def _tabulate_ranks(estimate: StepEstimate, memories: Sequence[RankMemory], fullest: RankMemory) -> Table:
+    columns = (
+        text_column("rank"),
+        text_column("stages"),
+        number_column("parameters", form=format_parameters),
+        number_column("busy", "its actions", form=format_seconds),
+        number_column("idle", "bubble", form=format_share),
+        number_column("peak", "peak memory", form=format_bytes),
+        text_column("note"),
+    )
+    rows = []
+    for index, (memory, spans) in enumerate(zip(memories, estimate.simulation.spans, strict=True)):
+        busy = sum(span.end - span.start for span in spans)
+        marks = ["slowest"] * (index == estimate.slowest) + ["fullest"] * (memory is fullest)
+        rows.append(
+            (
+                name_of(memory.plan),
+                ", ".join(map(str, memory.plan.step.stages)),
+                memory.plan.parameters,
+                busy,
+                1 - busy / estimate.simulation.seconds,
+                memory.peak,
+                ", ".join(marks),
+            )
+        )
+    return Table("ranks", columns, rows, title="Ranks of the pipeline", noun="rank")
+
+
+def _tabulate_time(estimate: StepEstimate) -> Table:
+    columns = (
+        text_column("time"),
+        number_column("seconds", "time", form=format_seconds),
+        number_column("share", "of the step", form=format_share),
+    )
+    phases = [phase for phase in PHASES if estimate.by_phase.get(phase)]
+    rows: list[tuple[str, float]] = [(f"kernels, {phase}", estimate.by_phase[phase]) for phase in phases]
+    rows += [(f"waits for {axis}", seconds) for axis, seconds in estimate.exposed.items() if seconds]
+    rows += [("waits for the host", estimate.launching)] if estimate.launching else []
+    if len(estimate.plans) > 1:
+        rows += [("sends to stages", estimate.sending), ("waits for stages", estimate.bubble)]
+    rows += [("between steps", estimate.between)] if estimate.between else []
+    shares = [(what, seconds, seconds / estimate.seconds) for what, seconds in rows]
+    title = f"Time of the slowest rank, {name_of(estimate.plans[estimate.slowest])}"
+    return Table("time", columns, shares, title=title, total=("total", estimate.seconds, 1.0), noun="part")
+
+
+def _tabulate_communication(estimate: StepEstimate) -> Table:
+    columns = (
+        text_column("axis", "collectives over"),
+        number_column("calls", form=format_thousands),
+        number_column("payload", form=format_bytes),
+        number_column("seconds", "time", form=format_seconds),
+        number_column("exposed", form=format_seconds),
+        number_column("share", "of the step", form=format_share),
+    )
+    plan = estimate.plans[estimate.slowest]
+    communication = plan.communication()
+    volumes = communication.by_axis()
+    rows = [
+        (
+            axis,
+            volumes[axis].calls if axis in volumes else None,
+            volumes[axis].payload if axis in volumes else None,
+            seconds,
+            estimate.exposed.get(axis, 0.0),
+            estimate.exposed.get(axis, 0.0) / estimate.seconds,
+        )
+        for axis, seconds in estimate.communication.items()
+    ]
+    notes = ["Exposed: the compute stream waits for a collective, for its launch too."]
+    notes += [f"Estimated: {rule}." for rule in plan.derived]
+    title = f"Communication of the slowest rank, {name_of(plan)}"
+    return Table("communication", columns, rows, title=title, notes=notes, noun="axis")
+
+
+def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterator[Part]:
+    """Yield the memory curves of the fullest, the first and the last rank."""
+    distinct = {id(memory.timeline): memory for memory in (fullest, memories[0], memories[-1])}
+    for memory in distinct.values():
+        chart = memory_chart(memory.timeline)
+        if any(chart.totals()):
+            title = f"Memory of {name_of(memory.plan)} over the ops of its recorded passes, in bytes by kind"
+            yield replace(chart, name=f"memory {name_of(memory.plan)}", title=title)
+
+
+def _list_unsupported(estimate: StepEstimate) -> list[Part]:
+    unsupported = Counter[str]()
+    for plan in estimate.plans:
+        unsupported |= Counter(plan.flops().counts().ledger()[Status.UNSUPPORTED])
+    if not unsupported:
+        return []
+    return [f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."]

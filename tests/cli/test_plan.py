@@ -1,0 +1,146 @@
+"""`fvflops plan --device`: what a person types, and what comes out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from itertools import pairwise
+
+import pytest
+
+from fvflops.cli import main
+from fvflops.reports.formats import FORMATS
+from tests.support.reports.report_formats import check_report
+
+STEP = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--device", "H100"]
+PIPELINE = [*STEP, "--mesh", "pp=2,fsdp=2", "--microbatches", "4", "--precision", "bf16-mixed"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format(capsys, format):
+    text = run(capsys, *PIPELINE, "--tokens", "1e9", "--price", "2", "--watts", "700", "--format", format)
+    report = check_report(format, text, "step_estimate")
+    if format == "csv":
+        assert [row["metric"] for row in report][:3] == ["seconds", "tokens_per_second", "tokens_per_second_per_gpu"]
+    if format == "html":
+        assert report.count('<svg height="22">') == 2 and "bytes by kind" in report
+
+
+def test_the_report_has_each_figure_and_what_it_rests_on(capsys):
+    text = run(capsys, *PIPELINE)
+    for part in (
+        "4 × H100 SXM",
+        "Fits: ",
+        "of the 80 GB of H100 SXM",
+        "at efficiency 1",
+        "tokens/s per GPU",
+        "model TFLOP/s per GPU",
+        "pipeline bubble",
+        "exposed communication",
+        "waiting for the host",
+        "Efficiency of H100 SXM: ",
+        "Network HGX H100 400G: assumed for H100 SXM, since none is given: ",
+        "Memory of the fullest rank",
+        "optimizer state",
+        "slowest",
+        "Assumptions:",
+    ):
+        assert part in text.replace("\n", " ").replace("   ", " "), part
+    pictures = [line for line in text.split("\n") if line.startswith(("pp 0  F", "pp 1  ."))]
+    assert len(pictures) == 2 and {"F", "B", "O", "."} <= set("".join(pictures))
+    named = run(capsys, *PIPELINE, "--network", "HGX A100 800G")
+    assert "Network HGX A100 800G: NVLink" in named and "since none is given" not in named
+
+
+def test_json_has_exact_figures(capsys):
+    record = json.loads(run(capsys, *PIPELINE, "--tokens", "1e9", "--format", "json"))
+    assert record["gpus"] == 4 and record["tokens"] == 16 * 4 * 2 and record["fits"] is True
+    assert record["training"]["steps"] == 1e9 / record["tokens"]
+    assert record["ranks"][record["fullest"]]["peak_memory"] == max(rank["peak_memory"] for rank in record["ranks"])
+    (row, *_) = csv.DictReader(io.StringIO(run(capsys, *PIPELINE, "--format", "csv")))
+    assert float(row["value"]) == record["seconds"] and float(row["bound"]) == record["bound_seconds"]
+
+
+def test_a_model_that_does_not_fit(capsys, tmp_path):
+    device = tmp_path / "small.yaml"
+    device.write_text(
+        "devices:\n  Small:\n    matrix: {fp32: 1e12}\n    bandwidth: 1e11\n    memory: 1e6\n    source: a test\n"
+    )
+    text = run(capsys, *STEP[:-1], str(device), "--mesh", "dp=1").replace("\n", " ")
+    assert "Does not fit: " in text and "more than the 1 MB of Small" in text
+    assert "`fvflops memory zoo:llama_tiny --mesh dp=1`" in text
+    memory = run(capsys, "memory", *STEP[1:-1], str(device), "--no-savings").replace("\n  ", " ")
+    assert "more than the 1 MB of Small." in memory
+    assert "of the 80 GB of H100 SXM" in run(capsys, "memory", *STEP[1:], "--no-savings")
+
+
+def test_a_timeline_has_a_track_for_each_rank_and_group(capsys, tmp_path):
+    path = tmp_path / "step.json"
+    run(capsys, *STEP, "--mesh", "pp=2,tp=2", "--microbatches", "2", "--trace", str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {(1, 1): "compute", (1, 2): "collectives tp=2", (2, 1): "compute", (2, 2): "collectives tp=2"}
+    slices = [event for event in events if event["ph"] == "X"]
+    for process in (1, 2):
+        compute = [event for event in slices if (event["pid"], event["tid"]) == (process, 1)]
+        assert {event["name"] for event in compute} == {"forward", "backward", "optimizer", "bubble"}
+        # Actions and bubbles follow each other without gaps.
+        for one, other in pairwise(compute):
+            assert one["ts"] + one["dur"] == pytest.approx(other["ts"], abs=0.002)
+    assert {event["name"] for event in slices if event["tid"] == 2} == {"collective tp=2"}
+
+
+def test_modules_are_chosen(capsys):
+    text = run(capsys, *STEP, "--mesh", "dp=1", "--top", "2", "--sort", "seconds")
+    assert "model " in text and "layers " in text and "self_attn" not in text
+    deep = run(capsys, *STEP, "--mesh", "dp=1", "--depth", "4")
+    assert "q_proj" in deep and "0–1 × 2" in deep
+
+
+def test_torch_devices_have_no_time(capsys):
+    arguments = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--mesh", "dp=2", "--device"]
+    assert "Parameters of this rank" in run(capsys, *arguments, "cuda")
+    assert "tokens/s" not in run(capsys, *arguments, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "H10"], "no device 'H10': did you mean 'H100'?"),
+        (["--network", "HGX H100 400G"], "--network is for the time of a step: add --device, such as --device H100"),
+        (["--tokens", "1e9"], "--tokens is for the time of a step"),
+        (["--device", "H100", "--price", "2"], "--price is for a whole training: add --tokens"),
+        (["--device", "H100", "--network", "HGX"], "no network 'HGX'"),
+        (["--device", "H100", "--optimizer", "none", "--master-weights"], "--master-weights are of an optimizer"),
+        (["--device", "H100", "--fused", "RMSNrm"], "--fused RMSNrm: the classes of the model's modules are "),
+        (["--device", "MI300X"], "needs a network: pass network= (--network)"),
+    ],
+)
+def test_mistakes(capsys, arguments, message):
+    assert main(["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--mesh", "tp=2", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_the_step(capsys):
+    plain = json.loads(run(capsys, *STEP, "--mesh", "dp=1", "--format", "json"))
+    masters = json.loads(
+        run(capsys, *STEP, "--mesh", "dp=1", "--dtype", "bf16", "--master-weights", "--format", "json")
+    )
+    recomputed = json.loads(run(capsys, *STEP, "--mesh", "dp=1", "--checkpoint", "Block", "--format", "json"))
+    none = json.loads(run(capsys, *STEP, "--mesh", "dp=1", "--optimizer", "none", "--format", "json"))
+    assert masters["ranks"][0]["memory_by_kind"]["optimizer state"] > 0
+    assert "recompute" in recomputed["slowest_rank"]["kernels_by_phase"]
+    assert "optimizer" in plain["slowest_rank"]["kernels_by_phase"]
+    assert "optimizer" not in none["slowest_rank"]["kernels_by_phase"]
+    assert "the optimizer's step is not included" in none["assumptions"]
+
+
+def test_where_a_model_is_built_has_two_names(capsys):
+    count = ["count", "zoo:llama_tiny", "--input", "1,16:int64", "--format", "json"]
+    assert run(capsys, *count, "--build-on", "meta") == run(capsys, *count, "--device", "meta")

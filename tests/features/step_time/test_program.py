@@ -1,0 +1,127 @@
+"""Recorded passes as programs: their kernels, fused modules, and what waits for which collective."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import plan_rank, record_call
+from fvflops.features.planning.rank_step import Action
+from fvflops.features.step_time.kernels import kernel_of
+from fvflops.features.step_time.program import Collective, Run, Wait, read_program
+from fvflops.trace import TraceError
+from fvflops.zoo import build
+
+TOKENS = torch.ones(1, 16, dtype=torch.int64)
+
+
+class Norm(nn.Module):
+    def forward(self, x):
+        return x * (x * x).mean(-1, keepdim=True).rsqrt()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 64), Norm(), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.down(self.norm(self.up(x)))
+
+
+def kernels_of(call, *inputs):
+    trace = record_call(call, inputs)
+    kernels = map(kernel_of, trace.signatures)
+    return [kernel for kernel in kernels if kernel is not None]
+
+
+def plan(mesh, **options):
+    return plan_rank(build("llama_tiny", device="meta"), TOKENS, mesh=mesh, table="exact", **options)
+
+
+def program_of(planned, kind="forward", **options):
+    recorded = planned.step.pass_of(Action(kind, 0, 0))
+    return read_program(recorded.trace, recorded.begin, recorded.end, **options)
+
+
+def launches(program):
+    """Return the launches of a program in order."""
+    return [program.launches[index] for item in program.items if isinstance(item, Run) for index in item.items]
+
+
+def test_a_product_has_its_shape_and_dtype():
+    x = torch.ones(2, 8, 32, dtype=torch.bfloat16)
+    (kernel,) = kernels_of(torch.nn.functional.linear, x, torch.ones(64, 32, dtype=torch.bfloat16))
+    assert (kernel.kind, kernel.dtype, kernel.macs) == ("matmul", "bfloat16", 16 * 64 * 32)
+    assert (kernel.batch, kernel.rows, kernel.columns, kernel.inner) == (1, 16, 64, 32)
+    assert kernel.nbytes == 2 * (16 * 32 + 64 * 32 + 16 * 64)
+    (batched,) = kernels_of(torch.bmm, torch.ones(3, 40, 50), torch.ones(3, 50, 60))
+    assert (batched.batch, batched.rows, batched.columns, batched.inner) == (3, 40, 60, 50)
+
+
+def test_pointwise_ops_and_reductions_are_bound_by_memory_and_views_are_no_kernels():
+    (kernel,) = kernels_of(torch.add, torch.ones(100), torch.ones(100))
+    assert (kernel.kind, kernel.nbytes) == ("memory", 3 * 400)
+    (norm,) = kernels_of(nn.LayerNorm(64), torch.ones(100, 64))
+    assert norm.kind == "memory"
+    assert kernels_of(lambda x: x.view(10, 10).t(), torch.ones(100)) == []
+
+
+def test_causal_attention_computes_half():
+    q = torch.ones(1, 2, 8, 16)
+    trace = record_call(nn.functional.scaled_dot_product_attention, (q, q, q), kwargs={"is_causal": True})
+    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
+    assert attention.macs == 2 * 8 * 8 * 16  # 2 products of 2 heads, half of each
+
+
+def test_the_ops_of_a_fused_module_are_one_kernel():
+    trace = record_call(Net(), (torch.ones(4, 16),))
+    name = f"{Norm.__module__}.{Norm.__qualname__}"
+    plain, fused = read_program(trace), read_program(trace, fused=[name])
+    assert Counter(launch.module for launch in launches(plain))["norm"] > 1
+    assert [(launch.module, launch.op) for launch in launches(fused)] == [
+        ("up", "aten::addmm"),
+        ("norm", "fused"),
+        ("down", "aten::addmm"),
+    ]
+    # It reads its input and writes its result, and nothing between.
+    assert launches(fused)[1].kernel.nbytes == 2 * 4 * 64 * 4
+    products = [launch.kernel for launch in launches(plain) if launch.kernel.kind == "matmul"]
+    assert products == [launch.kernel for launch in launches(fused) if launch.kernel.kind == "matmul"]
+
+
+def test_a_reader_of_a_collective_waits_for_it():
+    program = program_of(plan({"tp": 2}))
+    numbers = [item.number for item in program.items if isinstance(item, Collective)]
+    waits = [item.number for item in program.items if isinstance(item, Wait)]
+    assert len(numbers) == 6 and waits == numbers  # of the embedding, two in each layer, and the logits
+    # In a layer the next kernel reads the sum.
+    for begin, item in enumerate(program.items):
+        if isinstance(item, Collective) and item.module:
+            assert isinstance(program.items[begin - 1], Run)
+    last = max(begin for begin, item in enumerate(program.items) if isinstance(item, Collective))
+    assert program.items[last + 1] == Wait(numbers[-1])
+
+
+def test_fsdp_gathers_ahead_of_the_module_that_waits():
+    program = program_of(plan({"fsdp": 4}))
+    gathers = [item for item in program.items if isinstance(item, Collective)]
+    # The root with embedding, norm and head, and two layers; each waits for the end of waiting of the one before it.
+    assert [item.call.collective for item in gathers] == ["all_gather"] * 3
+    assert [item.gate for item in gathers] == [-1, gathers[0].number, gathers[1].number]
+    waits = [item.number for item in program.items if isinstance(item, Wait)]
+    assert waits == [item.number for item in gathers]
+
+
+def test_a_backward_pass_reduces_gradients_that_nothing_waits_for():
+    program = program_of(plan({"fsdp": 4}, microbatches=2), "backward")
+    reductions = [item for item in program.items if isinstance(item, Collective) and item.gate is None]
+    assert [item.call.collective for item in reductions] == ["reduce_scatter"] * 3
+    waited = {item.number for item in program.items if isinstance(item, Wait)}
+    assert not waited & {item.number for item in reductions}
+
+
+def test_a_trace_without_order_is_an_error():
+    with pytest.raises(TraceError, match="no ordered events"):
+        read_program(record_call(torch.relu, (torch.ones(2),)).aggregate())
