@@ -111,7 +111,8 @@ def _fit_all(prepared: Prepared) -> None:
         print(f"\n{device}: {len(runs)} runs")
         print("".join(f"  {name}: {value:.4g}\n" for name, value in found.values.items()), end="")
         _report(runs, found.predict(runs), 8)
-        for what, group_of in (("model", lambda item: item.run.name), ("mesh", lambda item: tuple(item.run.mesh.items()))):
+        groups = {"model": lambda item: item.run.name, "mesh": lambda item: tuple(item.run.mesh.items())}
+        for what, group_of in groups.items():
             print(f"cross-validated, each {what} left out of the fit that predicts it:")
             _report(runs, cross_validate(device, runs, group_of, 5), 0)
 

@@ -36,7 +36,7 @@ from fvflops.capture.restore.torch_state import (
 from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, suspend_outer_recordings
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
-from fvflops.capture.shapes.device_emulation import missing_device_emulated
+from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
@@ -186,8 +186,9 @@ class Session:
             )
         )
         if not is_available(device):
-            missing_device = missing_device_emulated(device)
+            missing_device = MissingDeviceMode(device)
             stack.enter_context(function_mode_removed(missing_device))
+            stack.enter_context(missing_device.kept_in_backward())
             missing_device.__enter__()
         kernels = self._kernels or device
         if kernels.type == "cuda":

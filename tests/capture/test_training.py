@@ -658,3 +658,27 @@ def test_a_training_step_by_shapes_is_the_real_one():
     assert step.by_module_and_phase() == run.by_module_and_phase()
     signature = inspect.signature(TrainingStepAnalysis)
     assert all(item.kind is item.KEYWORD_ONLY for item in list(signature.parameters.values())[2:])
+
+
+class Masked(nn.Module):
+    """A block that makes a tensor on the device of its input, as masks are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) * torch.ones(4, device=x.device)
+
+
+def test_recomputation_on_a_missing_device():
+    """A block that is called again in the backward pass may make tensors on the emulated device, too."""
+    trace = TrainingStepAnalysis(
+        nn.Sequential(Masked(), Masked()), torch.ones(2, 4), loss=torch.sum, checkpoint=[Masked], device="cuda"
+    ).trace()
+    made = Counter(
+        event.phase
+        for event in trace.events
+        if event.kind == "op" and trace.signatures[event.item].packet == "aten::ones"
+    )
+    assert made == {"forward": 2, "recompute": 2}

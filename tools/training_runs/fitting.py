@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
-from training_runs.prepared import PreparedRun
 
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
 from fvflops.features.step_time.network import Link, Network
 from fvflops.features.utilisation.devices import find_device
+from training_runs.prepared import PreparedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Fit:
 
     def efficiency(self) -> Efficiency:
         """Return the efficiency of the device."""
-        values = {name: self.values[name] for name in DEVICE}
+        values: dict[str, Any] = {name: self.values[name] for name in DEVICE}
         return Efficiency(tile=(128, 128), units=UNITS[self.device], **values)
 
     def network(self, gpus_per_node: int, node_gbps: float) -> Network:
@@ -101,7 +102,7 @@ def fit(device: str, runs: Sequence[PreparedRun], *, evaluations: int = 12) -> F
     names = list(parameters)
     expected = np.log([parameters[name].expected for name in names])
     spread = np.array([parameters[name].spread for name in names])
-    measured = np.log([item.run.step_seconds for item in runs])
+    measured = np.log([item.run.step_seconds or np.nan for item in runs])
 
     def residuals(point: np.ndarray) -> np.ndarray:
         predicted = _fit_at(device, names, point).predict(runs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
-from training_runs.rows import TrainingRun
 
 from fvflops.features.planning.layout import Layout, order_step
 from fvflops.features.planning.master_weights import MasterWeights
@@ -15,6 +15,7 @@ from fvflops.features.planning.plan import plan_step
 from fvflops.features.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt, mpt
+from training_runs.rows import TrainingRun
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.float32, "amp_bf16": torch.float32}
 _NORMS = ("torch.nn.modules.normalization.LayerNorm", "torch.nn.modules.normalization.RMSNorm")
@@ -130,7 +131,7 @@ def _plan(run: TrainingRun) -> StepProgram:
     return read_step(plan.ranks, fused=_FUSED[type(run.config)])
 
 
-def _options(run: TrainingRun) -> Mapping[str, object]:
+def _options(run: TrainingRun) -> dict[str, Any]:
     if "fsdp" not in run.mesh:
         return {}
     precision = "bf16-mixed" if run.reduced_in == "float32" else "bf16-mixed-reduce"

@@ -15,27 +15,6 @@ from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
 from fvflops.capture.shapes.meta_run import substitute
 
 
-@contextmanager
-def missing_device_emulated(device: torch.device, *, under_autograd: bool = True) -> Iterator[None]:
-    """Redirect requests for a missing device to the CPU; the arguments are those of `MissingDeviceMode`.
-
-    torch leaves a function mode while it runs a backward pass, in which checkpointed modules are called again.
-    """
-    mode, thread = MissingDeviceMode(device, under_autograd=under_autograd), get_ident()
-
-    def around(original: Any) -> Any:
-        def run_engine(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != thread:
-                return original(*args, **kwargs)
-            with mode:
-                return original(*args, **kwargs)
-
-        return run_engine
-
-    with mode, ENGINE_RUNS.wrapped(around):
-        yield
-
-
 class MissingDeviceMode(TorchFunctionMode):
     """A function mode that redirects requests for a missing device to the CPU.
 
@@ -47,6 +26,26 @@ class MissingDeviceMode(TorchFunctionMode):
         super().__init__()
         self._device_type = device.type
         self._as_on_cuda = under_autograd and device.type == "cuda"
+
+    @contextmanager
+    def kept_in_backward(self) -> Iterator[None]:
+        """Keep the mode active in this thread's backward passes, for which torch leaves it.
+
+        Checkpointed modules are called again in them.
+        """
+        thread = get_ident()
+
+        def around(original: Any) -> Any:
+            def run_engine(*args: Any, **kwargs: Any) -> Any:
+                if get_ident() != thread:
+                    return original(*args, **kwargs)
+                with self:
+                    return original(*args, **kwargs)
+
+            return run_engine
+
+        with ENGINE_RUNS.wrapped(around):
+            yield
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -63,3 +62,11 @@ class MissingDeviceMode(TorchFunctionMode):
 
     def _parse(self, value: Any) -> Any:
         return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._device_type else value
+
+
+@contextmanager
+def missing_device_emulated(device: torch.device, *, under_autograd: bool = True) -> Iterator[None]:
+    """Activate a MissingDeviceMode, in backward passes too."""
+    mode = MissingDeviceMode(device, under_autograd=under_autograd)
+    with mode, mode.kept_in_backward():
+        yield

@@ -245,6 +245,7 @@ class RankModel:
             raise PlanError(f"no mixtures of experts are known in {type(model).__name__}: plan it without routing")
         return experts
 
+
 def _find_checkpointed(stage: nn.Module, model: nn.Module, checkpoint: Checkpointed) -> list[nn.Module]:
     """Return the modules of a stage to checkpoint; what is in no stage raises ValueError."""
     if callable(checkpoint) or isinstance(checkpoint, str):
