@@ -179,6 +179,7 @@ INTERNALS: Mapping[str, Internal] = {
     # Optimizers
     "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", _FOREACH),
     "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", _FOREACH),
+    "foreach_copy": Internal("torch", "_foreach_copy_", "optimizers with master weights"),
     # Ops and their dispatch
     "OpOverload": Internal("torch._ops", "OpOverload", _MODES),
     "OpOverloadPacket": Internal("torch._ops", "OpOverloadPacket", _MODES),

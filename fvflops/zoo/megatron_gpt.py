@@ -81,7 +81,7 @@ class MaskedSoftmax(nn.Module):
 
 
 class UnfusedMaskedSoftmax(nn.Module):
-    """The same in float32 by separate ops, for scores that Megatron's kernel does not take (see `has_softmax_kernel`)."""
+    """The same in float32 by separate ops, for scores that Megatron's kernel does not take: `has_softmax_kernel`."""
 
     def forward(self, scores: Tensor) -> Tensor:
         n = scores.shape[-1]

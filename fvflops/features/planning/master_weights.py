@@ -47,18 +47,20 @@ class MasterWeights(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the copies of parameters with gradients, and the parameters from them."""
+        from fvflops.torch_internals import foreach_copy
+
         if closure is not None:
             raise ValueError("MasterWeights takes no closure: call backward before step()")
         if self._inner is None:  # as other state, the copies are made in the first step
             local = [_local(parameter) for parameter in self._parameters]
             self.copies = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in local]
-            torch._foreach_copy_(self.copies, local)
+            foreach_copy(self.copies, local)
             self._inner = self._make(self.copies)
         for parameter, copy in zip(self._parameters, self.copies, strict=True):
             copy.grad = None if parameter.grad is None else _local(parameter.grad, parameter).to(torch.float32)
         torch.nn.utils.clip_grad_norm_(self.copies, self._max_norm, foreach=True)
         self._inner.step()
-        torch._foreach_copy_([_local(parameter) for parameter in self._parameters], self.copies)
+        foreach_copy([_local(parameter) for parameter in self._parameters], self.copies)
 
 
 def _local(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> torch.Tensor:
