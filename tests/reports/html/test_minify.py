@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fvflops.reports.html import minify
-from tests.reports.html.test_script import NAMES, SCRIPTS
+from tests.support.reports.page_scripts import NAMES, SCRIPTS
 
 TRICKY = {
     "spaces in texts stay": ("const a = 'b  c' + \"d  e\";", "const a='b  c'+\"d  e\";"),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-import fvflops.reports.html as page
 from fvflops.reports.html import script
+from tests.support.reports.page_scripts import NAMES, SCRIPTS
 
-SCRIPTS = Path(page.__file__).parent / "scripts"
 LONGEST_FILE = 350
 LARGEST_FOLDER = 16
-NAMES = sorted(path.relative_to(SCRIPTS).as_posix() for path in SCRIPTS.rglob("*.js"))
 WORD = re.compile(r"(?:(?<=\.\.\.)|(?<![.\w]))([A-Za-z_]\w*)")
 
 
