@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -101,6 +102,13 @@ def test_modules_are_chosen(capsys):
     assert "model " in text and "layers " in text and "self_attn" not in text
     deep = run(capsys, *STEP, "--mesh", "dp=1", "--depth", "4")
     assert "q_proj" in deep and "0–1 × 2" in deep
+
+
+def test_ranks_of_tp_that_are_not_adjacent_are_told(capsys):
+    hint = "tp crosses nodes: name it last in the mesh"
+    apart = run(capsys, *STEP, "--mesh", "tp=2,dp=8")
+    assert hint in apart and hint not in run(capsys, *STEP, "--mesh", "dp=8,tp=2")
+    assert re.search(r"^tp +2 +\d+ ", apart, re.MULTILINE) and re.search(r"^dp +1 +\d+ ", apart, re.MULTILINE)
 
 
 def test_torch_devices_have_no_time(capsys):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops.features.memory.plot import memory_chart
 from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.model import StepEstimate
+from fvflops.features.step_time.network import Network
 from fvflops.features.step_time.reporting.memory_fit import RankMemory, describe_fit, read_memories
 from fvflops.features.step_time.reporting.module_times import module_table
 from fvflops.features.step_time.reporting.pipeline_picture import name_of, pipeline_picture
@@ -17,6 +18,7 @@ from fvflops.features.step_time.reporting.report_data import encode
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import PHASES, Status
+from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import (
     format_bytes,
     format_parameters,
@@ -264,6 +266,7 @@ def _tabulate_time(estimate: StepEstimate) -> Table:
 def _tabulate_communication(estimate: StepEstimate) -> Table:
     columns = (
         text_column("axis", "collectives over"),
+        number_column("nodes", form=format_thousands),
         number_column("calls", form=format_thousands),
         number_column("payload", form=format_bytes),
         number_column("seconds", "time", form=format_seconds),
@@ -273,9 +276,11 @@ def _tabulate_communication(estimate: StepEstimate) -> Table:
     plan = estimate.plans[estimate.slowest]
     communication = plan.communication()
     volumes = communication.by_axis()
+    nodes = {} if estimate.network is None else _count_nodes(plan.mesh, estimate.network)
     rows = [
         (
             axis,
+            nodes.get(axis),
             volumes[axis].calls if axis in volumes else None,
             volumes[axis].payload if axis in volumes else None,
             seconds,
@@ -285,9 +290,25 @@ def _tabulate_communication(estimate: StepEstimate) -> Table:
         for axis, seconds in estimate.communication.items()
     ]
     notes = ["Exposed: the compute stream waits for a collective, for its launch too."]
+    if nodes.get("tp", 1) > 1 and estimate.network is not None and plan.mesh["tp"] <= estimate.network.gpus_per_node:
+        notes.append("tp crosses nodes: name it last in the mesh, so that its ranks are adjacent.")
     notes += [f"Estimated: {rule}." for rule in plan.derived]
     title = f"Communication of the slowest rank, {name_of(plan)}"
     return Table("communication", columns, rows, title=title, notes=notes, noun="axis")
+
+
+def _count_nodes(mesh: Mapping[str, int], network: Network) -> dict[str, int]:
+    """Return axis → how many nodes the ranks of a group along it are in; the last axis has adjacent ranks.
+
+    >>> from fvflops.features.step_time.calibration import find_network
+    >>> _count_nodes({"fsdp": 4, "tp": 8}, find_network("HGX H100 400G"))
+    {'fsdp': 4, 'tp': 1}
+    """
+    nodes, step = {}, 1
+    for axis, size in reversed(mesh.items()):
+        nodes[axis] = network.span(ProcessGroupSpec("", size, axis, 0, step))[0]
+        step *= size
+    return {axis: nodes[axis] for axis in mesh}
 
 
 def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterator[Part]:
