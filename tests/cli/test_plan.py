@@ -46,7 +46,7 @@ def test_the_report_has_each_figure_and_what_it_rests_on(capsys):
         "exposed communication",
         "waiting for the host",
         "Efficiency of H100 SXM: ",
-        "Network HGX H100 400G: assumed for H100 SXM, since none is given: ",
+        "Network HGX H100 3200G: assumed for H100 SXM, since none is given: ",
         "Memory of the fullest rank",
         "optimizer state",
         "slowest",
@@ -121,7 +121,7 @@ def test_torch_devices_have_no_time(capsys):
     ("arguments", "message"),
     [
         (["--device", "H10"], "no device 'H10': did you mean 'H100'?"),
-        (["--network", "HGX H100 400G"], "--network is for the time of a step: add --device, such as --device H100"),
+        (["--network", "HGX H100 3200G"], "--network is for the time of a step: add --device, such as --device H100"),
         (["--tokens", "1e9"], "--tokens is for the time of a step"),
         (["--device", "H100", "--price", "2"], "--price is for a whole training: add --tokens"),
         (["--device", "H100", "--network", "HGX"], "no network 'HGX'"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fvflops.features.communication.model import Communication
 from fvflops.features.memory.plot import memory_chart
 from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.model import StepEstimate
@@ -18,7 +19,6 @@ from fvflops.features.step_time.reporting.report_data import encode
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import PHASES, Status
-from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import (
     format_bytes,
     format_parameters,
@@ -276,7 +276,7 @@ def _tabulate_communication(estimate: StepEstimate) -> Table:
     plan = estimate.plans[estimate.slowest]
     communication = plan.communication()
     volumes = communication.by_axis()
-    nodes = {} if estimate.network is None else _count_nodes(plan.mesh, estimate.network)
+    nodes = _count_nodes(communication, estimate.network)
     rows = [
         (
             axis,
@@ -297,18 +297,14 @@ def _tabulate_communication(estimate: StepEstimate) -> Table:
     return Table("communication", columns, rows, title=title, notes=notes, noun="axis")
 
 
-def _count_nodes(mesh: Mapping[str, int], network: Network) -> dict[str, int]:
-    """Return axis → how many nodes the ranks of a group along it are in; the last axis has adjacent ranks.
-
-    >>> from fvflops.features.step_time.calibration import find_network
-    >>> _count_nodes({"fsdp": 4, "tp": 8}, find_network("HGX H100 400G"))
-    {'fsdp': 4, 'tp': 1}
-    """
-    nodes, step = {}, 1
-    for axis, size in reversed(mesh.items()):
-        nodes[axis] = network.span(ProcessGroupSpec("", size, axis, 0, step))[0]
-        step *= size
-    return {axis: nodes[axis] for axis in mesh}
+def _count_nodes(communication: Communication, network: Network | None) -> dict[str, int]:
+    """Return axis → the most nodes that the ranks of one of its groups are in, {} without a network."""
+    nodes: dict[str, int] = {}
+    for group in {transfer.group for transfer in communication.transfers}:
+        if group is not None and network is not None:
+            axis = group.axis or group.name
+            nodes[axis] = max(nodes.get(axis, 0), network.span(group)[0])
+    return nodes
 
 
 def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterator[Part]:
