@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_report_has_each_figure_and_what_it_rests_on(capsys):
         "exposed communication",
         "waiting for the host",
         "Efficiency of H100 SXM: ",
-        "Network HGX H100 400G: assumed for H100 SXM, since none is given: ",
+        "Network HGX H100 3200G: assumed for H100 SXM, since none is given: ",
         "Memory of the fullest rank",
         "optimizer state",
         "slowest",
@@ -103,6 +104,13 @@ def test_modules_are_chosen(capsys):
     assert "q_proj" in deep and "0–1 × 2" in deep
 
 
+def test_ranks_of_tp_that_are_not_adjacent_are_told(capsys):
+    hint = "tp crosses nodes: name it last in the mesh"
+    apart = run(capsys, *STEP, "--mesh", "tp=2,dp=8")
+    assert hint in apart and hint not in run(capsys, *STEP, "--mesh", "dp=8,tp=2")
+    assert re.search(r"^tp +2 +\d+ ", apart, re.MULTILINE) and re.search(r"^dp +1 +\d+ ", apart, re.MULTILINE)
+
+
 def test_torch_devices_have_no_time(capsys):
     arguments = ["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--mesh", "dp=2", "--device"]
     assert "Parameters of this rank" in run(capsys, *arguments, "cuda")
@@ -113,7 +121,7 @@ def test_torch_devices_have_no_time(capsys):
     ("arguments", "message"),
     [
         (["--device", "H10"], "no device 'H10': did you mean 'H100'?"),
-        (["--network", "HGX H100 400G"], "--network is for the time of a step: add --device, such as --device H100"),
+        (["--network", "HGX H100 3200G"], "--network is for the time of a step: add --device, such as --device H100"),
         (["--tokens", "1e9"], "--tokens is for the time of a step"),
         (["--device", "H100", "--price", "2"], "--price is for a whole training: add --tokens"),
         (["--device", "H100", "--network", "HGX"], "no network 'HGX'"),

@@ -12,8 +12,8 @@ from fvflops.features.utilisation.devices import Device
 # Beginning of a device's name → network.
 _NETWORKS: Mapping[str, str] = {
     "A100 SXM": "HGX A100 1600G",
-    "H100 SXM": "HGX H100 400G",
-    "H200": "HGX H100 400G",
+    "H100 SXM": "HGX H100 3200G",
+    "H200": "HGX H100 3200G",
 }
 
 
@@ -23,7 +23,7 @@ def assume_network(device: Device) -> Network | None:
     >>> from fvflops import find_device
     >>> network = assume_network(find_device("H100"))
     >>> network.name, network.source.partition(":")[0], assume_network(find_device("MI300X"))
-    ('HGX H100 400G', 'assumed for H100 SXM, since none is given', None)
+    ('HGX H100 3200G', 'assumed for H100 SXM, since none is given', None)
     """
     name = next((network for prefix, network in _NETWORKS.items() if device.name.startswith(prefix)), None)
     if name is None:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from fvflops.features.planning.parallelism.expert_parallel import dense_axes
 from fvflops.features.planning.plan import RankPlan, StepPlan
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.step_time.calibration import find_efficiency, find_network
@@ -22,8 +23,8 @@ from fvflops.features.utilisation.model_flops import model_flops
 from fvflops.trace import TensorSpec
 
 # Axes along which ranks process the same samples, and the same tokens.
-_SAME_SAMPLES = ("pp", "tp", "etp", "cp")
-_SAME_TOKENS = ("pp", "tp", "etp")
+_SAME_SAMPLES = ("pp", "tp", "cp")
+_SAME_TOKENS = ("pp", "tp")
 # The module that is a rank's first stage: a rank with several stages has one for each.
 _ROOTS = (("module", ""), ("module", "stage0"))
 
@@ -51,7 +52,7 @@ def estimate_step(
     >>> from fvflops.zoo import build
     >>> tokens = torch.ones(1, 16, dtype=torch.int64)
     >>> step = plan_step(build("llama_tiny", device="meta"), tokens, mesh={"dp": 4}, microbatches=2)
-    >>> estimate = estimate_step(step, device="H100", network="HGX H100 400G")
+    >>> estimate = estimate_step(step, device="H100", network="HGX H100 3200G")
     >>> estimate.gpus, estimate.tokens, estimate.seconds > estimate.bound
     (4, 128, True)
     """
@@ -170,7 +171,7 @@ def _count_samples(plans: Sequence[RankPlan]) -> tuple[int, int | None]:
     microbatches = sum(action.kind == "forward" and action.stage == 0 for action in first.step.actions)
 
     def times(same: Collection[str]) -> int:
-        return microbatches * math.prod(size for axis, size in first.mesh.items() if axis not in same)
+        return microbatches * math.prod(size for axis, size in dense_axes(first.mesh).items() if axis not in same)
 
     ids = next((spec for spec in inputs if spec.dtype in ("int64", "int32") and len(spec.shape) == 2), None)
     samples = next((spec.shape[0] for spec in inputs if spec.shape), 1)
@@ -198,7 +199,7 @@ def _list_assumptions(
     """Yield a sentence for each thing that the times rest on besides the efficiency and the network."""
     mesh = plans[0].mesh
     kinds = {action.kind for plan in plans for action in plan.step.actions}
-    if math.prod(mesh.values()) > len(plans):
+    if plans[0].world > len(plans):
         yield "ranks with other coordinates take as long as those simulated: no straggler, equal shares of the data"
     yield "kernels run one after the other, each as long as the slower of its FLOPs and its bytes, none of them cached"
     yield f"kernels are those of PyTorch on {plans[0].recorded.info.device}, not compiled"

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fvflops.features.communication.model import Communication
 from fvflops.features.memory.plot import memory_chart
 from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.model import StepEstimate
+from fvflops.features.step_time.network import Network
 from fvflops.features.step_time.reporting.memory_fit import RankMemory, describe_fit, read_memories
 from fvflops.features.step_time.reporting.module_times import module_table
 from fvflops.features.step_time.reporting.pipeline_picture import name_of, pipeline_picture
@@ -264,6 +266,7 @@ def _tabulate_time(estimate: StepEstimate) -> Table:
 def _tabulate_communication(estimate: StepEstimate) -> Table:
     columns = (
         text_column("axis", "collectives over"),
+        number_column("nodes", form=format_thousands),
         number_column("calls", form=format_thousands),
         number_column("payload", form=format_bytes),
         number_column("seconds", "time", form=format_seconds),
@@ -273,9 +276,11 @@ def _tabulate_communication(estimate: StepEstimate) -> Table:
     plan = estimate.plans[estimate.slowest]
     communication = plan.communication()
     volumes = communication.by_axis()
+    nodes = _count_nodes(communication, estimate.network)
     rows = [
         (
             axis,
+            nodes.get(axis),
             volumes[axis].calls if axis in volumes else None,
             volumes[axis].payload if axis in volumes else None,
             seconds,
@@ -285,9 +290,21 @@ def _tabulate_communication(estimate: StepEstimate) -> Table:
         for axis, seconds in estimate.communication.items()
     ]
     notes = ["Exposed: the compute stream waits for a collective, for its launch too."]
+    if nodes.get("tp", 1) > 1 and estimate.network is not None and plan.mesh["tp"] <= estimate.network.gpus_per_node:
+        notes.append("tp crosses nodes: name it last in the mesh, so that its ranks are adjacent.")
     notes += [f"Estimated: {rule}." for rule in plan.derived]
     title = f"Communication of the slowest rank, {name_of(plan)}"
     return Table("communication", columns, rows, title=title, notes=notes, noun="axis")
+
+
+def _count_nodes(communication: Communication, network: Network | None) -> dict[str, int]:
+    """Return axis → the most nodes that the ranks of one of its groups are in, {} without a network."""
+    nodes: dict[str, int] = {}
+    for group in {transfer.group for transfer in communication.transfers}:
+        if group is not None and network is not None:
+            axis = group.axis or group.name
+            nodes[axis] = max(nodes.get(axis, 0), network.span(group)[0])
+    return nodes
 
 
 def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterator[Part]:

@@ -92,8 +92,8 @@ def test_their_files_are_no_formula_tables():
 
 def test_what_is_not_there():
     assert "not measured for Unknown: that of A100" in find_efficiency("Unknown").source
-    with pytest.raises(ValueError, match=r"no network 'HGX H100 400': did you mean 'HGX H100 400G'\?"):
-        find_network("HGX H100 400")
+    with pytest.raises(ValueError, match=r"no network 'HGX H100 320G': did you mean 'HGX H100 3200G'\?"):
+        find_network("HGX H100 320G")
 
 
 def test_each_family_has_a_network_that_exists():

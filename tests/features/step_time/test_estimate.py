@@ -80,8 +80,8 @@ def test_more_microbatches_never_lower_the_utilisation(schedule):
 def test_faster_links_and_kernels_never_lengthen_a_step():
     step = plan({"fsdp": 4, "tp": 2})
     slow = estimate_step(step, device="H100", efficiency=EFFICIENCY, network="HGX A100 800G")
-    fast = estimate_step(step, device="H100", efficiency=EFFICIENCY, network="HGX H100 400G")
-    faster = estimate_step(step, device="H100", efficiency=replace(EFFICIENCY, matmul=0.9), network="HGX H100 400G")
+    fast = estimate_step(step, device="H100", efficiency=EFFICIENCY, network="HGX H100 3200G")
+    faster = estimate_step(step, device="H100", efficiency=replace(EFFICIENCY, matmul=0.9), network="HGX H100 3200G")
     assert faster.seconds <= fast.seconds <= slow.seconds
 
 
@@ -112,6 +112,12 @@ def test_a_gpt_with_master_weights():
     estimated = estimate_step(step, device="A100", efficiency=EFFICIENCY)
     assert estimated.by_phase["optimizer"] > 0 and estimated.network.source.startswith("assumed for A100")
     assert any("DDP" in text for text in estimated.assumptions)
+
+
+def test_ranks_of_experts_are_no_more_ranks():
+    estimated = estimate_step(plan({"fsdp": 4, "ep": 2}, "mixtral_tiny"), device="H100", efficiency=EFFICIENCY)
+    assert (estimated.gpus, estimated.tokens) == (4, 4 * TOKENS.numel())
+    assert {"fsdp", "ep"} <= set(estimated.communication)
 
 
 def test_inputs_that_are_no_tokens_are_samples():
