@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -16,6 +17,8 @@ from fvflops.torch_internals import engine_run
 
 # `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` all call it.
 ENGINE_RUNS = Patch(*engine_run)
+# Weak, so that a leaf of the run is freed as without a recording.
+_Leaf = Callable[[], torch.Tensor | None]
 
 
 def backward_hooks(recorder: Recorder) -> list[Wrapper]:
@@ -43,13 +46,14 @@ def backward_hooks(recorder: Recorder) -> list[Wrapper]:
 def gradients_restored() -> Iterator[None]:
     """Restore at the end the gradients of all leaves of the backward passes that this thread calls."""
     thread = get_ident()
-    gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    gradients: dict[int, tuple[_Leaf, torch.Tensor | None]] = {}
 
     def around(original: Any) -> Any:
         def run_engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread:
                 for leaf in [leaf for root in roots if isinstance(root, torch.Tensor) for leaf in leaves_of(root)]:
-                    gradients.setdefault(id(leaf), (leaf, leaf.grad))
+                    if id(leaf) not in gradients or gradients[id(leaf)][0]() is not leaf:
+                        gradients[id(leaf)] = weakref.ref(leaf), leaf.grad
             return original(roots, *args, **kwargs)
 
         return run_engine
@@ -61,6 +65,7 @@ def gradients_restored() -> Iterator[None]:
             restore_all(((_restore_gradient, gradients.values()),))
 
 
-def _restore_gradient(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    leaf, gradient = state
-    leaf.grad = gradient
+def _restore_gradient(state: tuple[_Leaf, torch.Tensor | None]) -> None:
+    reference, gradient = state
+    if (leaf := reference()) is not None:
+        leaf.grad = gradient

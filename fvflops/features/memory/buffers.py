@@ -61,3 +61,20 @@ def find_buffers(trace: Trace) -> Buffers:
             target, source = event.reads
             buffers.sources[target] = (source,)
     return buffers
+
+
+def find_streams(trace: Trace) -> dict[int, str]:
+    """Return storage → the CUDA stream that allocates it, for storages that FSDP2 does not allocate in the default one.
+
+    It gathers parameters to, and reduces gradients to, memory of streams of their own; its copies from and to these
+    buffers are in the default stream (_fsdp_collectives.py: foreach_all_gather and foreach_reduce).
+    """
+    streams: dict[int, str] = {}
+    ops = [signature.op for signature in trace.signatures]
+    for event in trace.events or ():
+        op = ops[event.item] if event.kind == "op" else ""
+        if op == _COPY_IN:
+            streams[event.reads[-1]] = "all-gather"
+        elif op == _REDUCE:
+            streams[event.reads[0]] = "reduce-scatter"
+    return streams

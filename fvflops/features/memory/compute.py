@@ -169,10 +169,12 @@ def read_memory(
     granularity: int | None = None,
     first_step: bool = False,
     workspaces: bool = True,
+    run_end: int | None = None,
 ) -> MemoryTimeline:
     """Return the memory of a recorded run; a Trace without ordered events raises TraceError.
 
-    The arguments are those of `predict_memory`.
+    The arguments are those of `predict_memory`. `run_end` is the number of events of the run: those that follow are
+    frees by the recorder. By default these are the frees at the end, but for those in a backward pass or an optimizer.
     """
     if trace.events is None:
         raise TraceError(
@@ -185,7 +187,7 @@ def read_memory(
         raise ValueError(f"this run used no memory on {device!r}: it used {', '.join(devices)}")
     unit = GRANULARITY.get(device.partition(":")[0], 1) if granularity is None else granularity
     require_int("granularity in bytes", unit, least=1)
-    blocks = _Lifetimes(trace, device, unit).blocks(first_step)
+    blocks = _Lifetimes(trace, device, unit, run_end).blocks(first_step)
     sizes = [workspace_of(signature, device) for signature in trace.signatures]
     if workspaces:
         blocks += _workspaces(trace, [_round_up(size or 0, unit) for size in sizes])
@@ -230,20 +232,20 @@ def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
 class _Lifetimes:
     """Lifetime and kind of each storage on a device."""
 
-    def __init__(self, trace: Trace, device: str, unit: int) -> None:
+    def __init__(self, trace: Trace, device: str, unit: int, run_end: int | None) -> None:
         self._trace = trace
         self._unit = unit
         self._storages = trace.storages
         self._on_device = [_device_of(trace, row) == device for row in self._storages]
         self._events: Sequence[Event] = tuple(trace.events or ())
-        self._run_end = _find_end_of_run(self._events)
+        self._run_end = _find_end_of_run(self._events) if run_end is None else run_end
         self._first: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         for index, event in enumerate(self._events):
             if event.kind == "op":
                 for storage in (*event.reads, *event.writes):
                     self._first.setdefault(storage, index)
-            elif event.kind == "free" and (index < self._run_end or event.phase != "forward"):
+            elif event.kind == "free" and (index < self._run_end or (run_end is None and event.phase != "forward")):
                 self._ends[event.item] = index
         self._next_backward = self._next_op(lambda phase: phase == "backward")
         self._after_backward = self._next_op(lambda phase: phase not in _BACKWARD)
@@ -290,8 +292,10 @@ class _Lifetimes:
             module = next((self._modules[read] for read in event.reads if read in self._modules), module)
         is_result = index in event.writes and index not in event.reads  # else `resize_` allocated it
         op = self._trace.signatures[event.item].op if is_result else ""
-        # State that was not created in the step was created by the optimizer's constructor, which is not recorded.
-        begin = first if is_result or kind != "optimizer state" else _BEFORE
+        # State that was not created in the step was created by the optimizer's constructor, which is not recorded; so
+        # were gradients that it accumulates in memory of its own.
+        existed = kind == "optimizer state" or (kind == "gradient" and end is None)
+        begin = _BEFORE if existed and not is_result else first
         return Block(index, nbytes, kind, self._set_module(index, module), op, begin, end)
 
     def _set_module(self, index: int, module: str) -> str:

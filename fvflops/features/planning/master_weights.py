@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +17,10 @@ class MasterWeights(Optimizer):
     """Updates float32 copies ("master weights") of parameters, then copies them back.
 
     In each step gradients are copied to float32, the norm of this rank's is clipped to `max_norm`, and the optimizer
-    that `make` creates from the copies runs. Source: Micikevicius et al., "Mixed Precision Training"
-    (arXiv:1710.03740); the order is that of Megatron-LM's Float16OptimizerWithFloat16Params.
+    that `make` creates from the copies runs. With `float32_gradients` they are accumulated in float32 instead, in
+    memory of the optimizer, and those of the parameters are freed at once: Megatron-LM's
+    accumulate_allreduce_grads_in_fp32, its default for bfloat16. Source: Micikevicius et al., "Mixed Precision
+    Training" (arXiv:1710.03740); the order is that of Megatron-LM's Float16OptimizerWithFloat16Params.
 
     >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     >>> optimizer = MasterWeights([weight], lambda copies: torch.optim.SGD(copies, lr=2**-10), max_norm=10.0)
@@ -32,6 +36,7 @@ class MasterWeights(Optimizer):
         make: Callable[[list[torch.Tensor]], Optimizer],
         *,
         max_norm: float = 1.0,
+        float32_gradients: bool = False,
     ) -> None:
         super().__init__([parameter for parameter in parameters if parameter.requires_grad], {})
         self._parameters: list[torch.Tensor] = self.param_groups[0]["params"]
@@ -39,6 +44,11 @@ class MasterWeights(Optimizer):
         self._make = make
         self._inner: Optimizer | None = None
         self._max_norm = max_norm
+        self._gradients: list[torch.Tensor] = []
+        for index, parameter in enumerate(self._parameters if float32_gradients else ()):
+            self._gradients.append(torch.zeros_like(_local(parameter), dtype=torch.float32))
+            # The parameter may outlive the optimizer.
+            parameter.register_post_accumulate_grad_hook(partial(_accumulate, weakref.ref(self), index))
 
     def __repr__(self) -> str:
         kind = type(self._inner).__name__
@@ -56,11 +66,26 @@ class MasterWeights(Optimizer):
             self.copies = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in local]
             foreach_copy(self.copies, local)
             self._inner = self._make(self.copies)
-        for parameter, copy in zip(self._parameters, self.copies, strict=True):
+        for copy, gradient in zip(self.copies, self._gradients, strict=False):
+            copy.grad = gradient
+        for parameter, copy in () if self._gradients else zip(self._parameters, self.copies, strict=True):
             copy.grad = None if parameter.grad is None else _local(parameter.grad, parameter).to(torch.float32)
         torch.nn.utils.clip_grad_norm_(self.copies, self._max_norm, foreach=True)
         self._inner.step()
         foreach_copy([_local(parameter) for parameter in self._parameters], self.copies)
+        for copy in self.copies:
+            copy.grad = None
+        for gradient in self._gradients:
+            gradient.zero_()
+
+
+@torch.no_grad()
+def _accumulate(reference: Callable[[], MasterWeights | None], index: int, parameter: torch.Tensor) -> None:
+    """Add a parameter's gradient to the optimizer's in float32, and free it."""
+    optimizer = reference()
+    if optimizer is not None and parameter.grad is not None:
+        optimizer._gradients[index].add_(_local(parameter.grad, parameter))
+        parameter.grad = None
 
 
 def _local(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> torch.Tensor:

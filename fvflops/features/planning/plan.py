@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +16,12 @@ from fvflops.capture.recorder.signature import describe, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss
-from fvflops.capture.training_step import Checkpointed, OptimizerMaker
+from fvflops.capture.training_step import OptimizerMaker
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.features.memory.compute import read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
+from fvflops.features.planning.checkpointing import Checkpoint, make_contexts
 from fvflops.features.planning.estimated_calls import allreduce, gradient_allreduce, local_spec, send_recv, total_of
 from fvflops.features.planning.estimated_memory import EstimatedMemory, estimate_memory
 from fvflops.features.planning.fully_sharded import find_precision
@@ -50,6 +50,7 @@ from fvflops.features.planning.rank_model import RankModel
 from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal
 from fvflops.features.planning.recording import Recipe, StageModule, record_actions
 from fvflops.features.planning.schedules import choose_schedule, rank_of_stage
+from fvflops.features.planning.step_memory import ActionMemory, StepMemory, walk_step
 from fvflops.features.planning.trace_changes import shift_groups
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed
@@ -111,16 +112,34 @@ class RankPlan(Displayed):
         first_step: bool = False,
         workspaces: bool = True,
     ) -> MemoryPrediction:
-        """Return the memory of the rank at each event of `recorded`; the arguments are those of `predict_memory`.
+        """Return the memory of the rank at each event of its step; the arguments are those of `predict_memory`.
 
-        Included are gathered parameters and buffers of collectives, and by estimate what `estimated_memory` names; on
-        the CPU gloo's copies are workspaces. Not included: the process groups' own buffers, such as NCCL's, FSDP2's
-        CPUOffloadPolicy, and what `left_out` names.
+        The step's actions follow each other in the order of `step`: each microbatch in flight holds the activations
+        that its forward pass left. The events of an action that repeats an earlier one, with as much memory allocated,
+        are there once. Included are gathered parameters and buffers of collectives, and by estimate what
+        `estimated_memory` names; on the CPU gloo's copies are workspaces. Not included: the process groups' own
+        buffers, such as NCCL's, FSDP2's CPUOffloadPolicy, and what `left_out` names.
         """
-        timeline = read_memory(
-            self.recorded, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces
-        )
-        return printed(self.estimated_memory.added_to(timeline))
+        options: Any = {"device": device, "granularity": granularity}
+        return printed(self._walk(first_step=first_step, workspaces=workspaces, **options).timeline)
+
+    def memory_by_action(self, *, device: str | None = None, first_step: bool = False) -> tuple[ActionMemory, ...]:
+        """Return the bytes allocated before, at the peak of and after each action of `step`, in order.
+
+        The arguments are those of `memory`.
+
+        >>> from fvflops.zoo import build
+        >>> tokens = torch.ones(1, 16, dtype=torch.int64)
+        >>> plan = plan_rank(build("llama_tiny", device="meta"), tokens, mesh={"pp": 2}, microbatches=2)
+        >>> peaks = [item.peak for item in plan.memory_by_action()]
+        >>> len(peaks), max(peaks) == plan.memory().peak
+        (4, True)
+        """
+        return self._walk(device=device, first_step=first_step).actions
+
+    def _walk(self, **options: Any) -> StepMemory:
+        timeline = read_memory(self.recorded, run_end=self.step.recorded_events, **options)
+        return walk_step(self.estimated_memory.added_to(timeline), self.step)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -155,7 +174,7 @@ def plan_rank(
     precision: str | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerMaker | None = None,
-    checkpoint: Checkpointed = (),
+    checkpoint: Checkpoint = (),
     routing: Routing = None,
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
@@ -190,7 +209,8 @@ def plan_rank(
         precision                   data types, of `PRECISIONS`: the model's
         loss                        function of the model's result: the sum of its first tensor with a gradient
         optimizer                   creates the optimizer from the rank's parameters: no optimizer step
-        checkpoint                  modules whose activations are recomputed, as in TrainingStepAnalysis: none
+        checkpoint                  a policy of `POLICIES` of checkpointing.py ("full", "every 2", "selective"), or
+                                    modules whose activations are recomputed, as in TrainingStepAnalysis: none
         routing                     tokens that each expert of a known mixture gets: a number for each expert, a row of
                                     numbers for each rank of ep, or a mapping from the name of each mixture's experts
                                     to these: all get as many
@@ -274,7 +294,7 @@ def _plan(
     precision: str | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerMaker | None = None,
-    checkpoint: Checkpointed = (),
+    checkpoint: Checkpoint = (),
     routing: Routing = None,
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
@@ -342,8 +362,7 @@ def _plan_equal_ranks(
         recipe = replace(
             recipe,
             around_forward=around_forward,
-            # A recomputation runs in autograd, outside this context.
-            checkpoint_options={"context_fn": lambda: (nullcontext(), around_forward())},
+            checkpoint_options={"context_fn": make_contexts(recipe.checkpoint, around_forward)},
         )
         specs = [local_spec(parameter) for stage in stages for parameter in stage.parameters()]
         own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
@@ -371,7 +390,6 @@ def _plan_equal_ranks(
             rank_model.links(rank, hidden),
             layout.schedule if recipe.pipelined else "",
         )
-        run = [(begin, action._replace(stage=stage_numbers[action.stage])) for begin, action in recording.run]
         transfers = (
             [] if group is None else send_recv(step.links.values(), coordinates["pp"], group, recipe.microbatches)
         )
@@ -385,7 +403,7 @@ def _plan_equal_ranks(
                 model_parameters=rank_model.parameters,
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
-                estimated_memory=estimate_memory(step, run, buckets=bool(added)),
+                estimated_memory=estimate_memory(step),
                 step=step,
                 derived=(*([_TRANSFERS] if transfers else []), *derived, *([_TIED] if tied else []), *routed),
                 left_out=()

@@ -15,7 +15,8 @@ from torch import nn
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.run import Loss
 from fvflops.capture.shortening.shorten import shorten
-from fvflops.capture.training_step import Checkpointed, checkpointed_modules
+from fvflops.capture.training_step import checkpointed_modules
+from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed
 from fvflops.features.planning.context_parallel import ShardedSequence
 from fvflops.features.planning.fully_sharded import autocast, materialise, shard_fully
 from fvflops.features.planning.layout import Layout, PlanError, join_axes
@@ -246,10 +247,10 @@ class RankModel:
         return experts
 
 
-def _find_checkpointed(stage: nn.Module, model: nn.Module, checkpoint: Checkpointed) -> list[nn.Module]:
+def _find_checkpointed(stage: nn.Module, model: nn.Module, checkpoint: Checkpoint) -> list[nn.Module]:
     """Return the modules of a stage to checkpoint; what is in no stage raises ValueError."""
     if callable(checkpoint) or isinstance(checkpoint, str):
-        return checkpointed_modules(stage, checkpoint)
+        return find_checkpointed(stage, checkpoint)
     checkpointed_modules(model, checkpoint)
     found = dict(stage.named_modules())
     here = [

@@ -108,6 +108,11 @@ class RankStep:
         """The pipeline stages of the rank, in the model's order."""
         return tuple(self.links)
 
+    @property
+    def recorded_events(self) -> int:
+        """The number of events of the recording up to the end of its last pass."""
+        return max(item.end for item in self.passes.values())
+
     def pass_of(self, action: Action) -> Pass:
         """Return what was recorded of an action; one that is not in `actions` raises KeyError."""
         return self.passes[action]

@@ -17,13 +17,13 @@ from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
 from fvflops.capture.shortening.shorten import Shortened
 from fvflops.capture.training_step import (
-    Checkpointed,
     OptimizerMaker,
     checkpointed_calls,
     loss_of,
     make_optimizer,
     record_run,
 )
+from fvflops.features.planning.checkpointing import Checkpoint
 from fvflops.features.planning.fully_sharded import (
     accumulate_only,
     is_fully_sharded,
@@ -92,7 +92,7 @@ class Recipe:
     reduce_each_microbatch: bool = True
     microbatches: int = 1
     optimizer: OptimizerMaker | None = None
-    checkpoint: Checkpointed = ()
+    checkpoint: Checkpoint = ()
     checkpoint_options: Mapping[str, Any] = field(default_factory=dict)
     around_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
     device: str | torch.device | None = None
@@ -125,11 +125,10 @@ class _Step(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """The Trace of a rank, for each order of actions the Pass of each, and all that was run, with its first event."""
+    """The Trace of a rank, and for each order of actions the Pass of each."""
 
     trace: Trace
     passes: list[dict[Action, Pass]]
-    run: list[tuple[int, Action]]
 
 
 def record_actions(
@@ -147,10 +146,10 @@ def record_actions(
     if len(stages) > 1:
         root = nn.ModuleDict({f"stage{index}": stage.module for index, stage in enumerate(stages)})
     walks: list[dict[Action, _Step]] = []
-    all_run: list[tuple[int, Action]] = []
+    half_steps: list[tuple[int, int]] = []
 
     def run(session: Session) -> None:
-        recorder = _ActionRecorder(session, stages, recipe, root, all_run)
+        recorder = _ActionRecorder(session, stages, recipe, root, half_steps)
         checkpointed = [item for stage in stages for item in stage.checkpointed]
         checkpoints = checkpointed_calls(checkpointed, dict(recipe.checkpoint_options))
         with checkpoints, torch.enable_grad(), model_runs():
@@ -173,7 +172,7 @@ def record_actions(
     if is_fully_sharded(first.module) and recipe.device is not None:
         trace = relabel_devices(trace, choose_device(recipe.device, ()))
     outside = [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
-    trace = assign_backward(trace, {(step.begin, step.end) for step in outside})
+    trace = assign_backward(trace, {*half_steps, *((step.begin, step.end) for step in outside)})
     expansion = _expand(trace, stages)
     if expansion is None:
         return None
@@ -182,7 +181,7 @@ def record_actions(
         {action: Pass(trace, positions[step.begin], positions[step.end]) for action, step in walk.items()}
         for walk in walks
     ]
-    return Recording(trace, passes, [(positions[begin], action) for begin, action in all_run])
+    return Recording(trace, passes)
 
 
 def _describe_hidden(stage: StageModule) -> dict[str, torch.Tensor]:
@@ -212,10 +211,10 @@ class _ActionRecorder:
         stages: Sequence[StageModule],
         recipe: Recipe,
         root: nn.Module,
-        run: list[tuple[int, Action]],
+        half_steps: list[tuple[int, int]],
     ) -> None:
         self._session = session
-        self._run = run
+        self._half_steps = half_steps  # first halves of backward passes that are no action's
         self._stages = stages
         self._recipe = recipe
         self._optimizer = None if recipe.optimizer is None else make_optimizer(recipe.optimizer, root)
@@ -305,7 +304,9 @@ class _ActionRecorder:
             step = self._record(forward, state)
             self._recorded.setdefault(self._key(forward, state), step)
         if kind == "weight_backward" and not self._half_done[index]:
+            begin = self._session.length
             self._run_backward("input_backward", index)
+            self._half_steps.append((begin, self._session.length))
         if self._sharded[index] and self._recipe.pipelined:
             accumulate_only(module)
         elif self._sharded[index] and not self._recipe.reduce_each_microbatch:
@@ -315,8 +316,7 @@ class _ActionRecorder:
     def _timed(self, index: int, state: _State, run: Callable[[], object]) -> _Step:
         """Run an action of a stage in a state; return its step."""
         if self._list_gathered(index) != state.gathered:
-            with self._paused():
-                set_gathered(self._stages[index].module, state.gathered)
+            set_gathered(self._stages[index].module, state.gathered)
         begin = self._session.length
         run()
         return _Step(begin, self._session.length, self._list_gathered(index))
@@ -331,7 +331,6 @@ class _ActionRecorder:
         self._session.resume()
 
     def _run_forward(self, index: int) -> _Graph:
-        self._run.append((self._session.length, Action("forward", index)))
         stage = self._stages[index]
         args, kwargs = self._inputs[index]
         # As in a program's loop, result and loss stay alive until reassigned: in the backward pass, and without pp in
@@ -358,7 +357,6 @@ class _ActionRecorder:
         """Run a backward pass, or a half of it, as a stage of torch.distributed.pipelining."""
         if kind != "backward":
             from fvflops.torch_internals import stage_backward_input, stage_backward_weight
-        self._run.append((self._session.length, Action(kind, index)))
         stage = self._stages[index]
         graph = (self._half_done if kind == "weight_backward" else self._forwarded)[index].pop(0)
         if kind == "input_backward":

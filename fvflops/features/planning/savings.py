@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.capture.training_step import Checkpointed, OptimizerMaker, checkpointed_modules
+from fvflops.capture.training_step import OptimizerMaker
 from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.savings import PredictedStep, find_savings
+from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed
 from fvflops.features.planning.plan import plan_rank
 from fvflops.formulas import FormulaTable, resolve_table
 
@@ -20,7 +21,7 @@ def plan_savings(
     kwargs: Mapping[str, Any] | None = None,
     *,
     optimizer: OptimizerMaker | None = None,
-    checkpoint: Checkpointed = (),
+    checkpoint: Checkpoint = (),
     assume: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
     first_step: bool = False,
@@ -44,7 +45,7 @@ def plan_savings(
         inputs: tuple[Any, ...] = args,
         kwargs: Mapping[str, Any] | None = kwargs,
         optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = optimizer,
-        checkpoint: Checkpointed = checkpoint,
+        checkpoint: Checkpoint = checkpoint,
         assume: Mapping[str, Any] | None = assume,
     ) -> PredictedStep:
         maker: Any = next(iter(optimizer), None) if isinstance(optimizer, (list, tuple)) else optimizer
@@ -58,7 +59,7 @@ def plan_savings(
         args,
         kwargs or {},
         optimizers=() if optimizer is None else (optimizer,),
-        checkpointed=checkpointed_modules(model, checkpoint),
+        checkpointed=find_checkpointed(model, checkpoint),
         assume=assume,
         table=formulas.name,
     )

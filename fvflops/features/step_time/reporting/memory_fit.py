@@ -26,7 +26,7 @@ def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
     memories: list[RankMemory] = []
     known: dict[tuple[int, object], MemoryPrediction] = {}
     for plan in plans:
-        key = id(plan.recorded.events), plan.estimated_memory
+        key = id(plan.recorded.events), tuple(plan.step.passes[action].begin for action in plan.step.actions)
         timeline = known.get(key)
         if timeline is None:
             timeline = known[key] = plan.memory()

@@ -1,0 +1,196 @@
+"""Compare predicted memory with that of measured training runs and of a paper's figure.
+
+Run it in tools/, with the checkout on PYTHONPATH: python -m training_runs.memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from fvflops.features.memory.allocator import reserved_memory
+from fvflops.features.memory.compute import Block, MemoryTimeline
+from fvflops.features.planning.master_weights import MasterWeights
+from fvflops.features.planning.plan import RankPlan, plan_rank
+from fvflops.zoo.llama import LlamaConfig
+from fvflops.zoo.megatron_gpt import CoreAttention, MegatronGPT, MegatronGPTConfig
+from training_runs.rows import TrainingRun, read_runs
+
+GIB = 2**30
+_ADAMW = partial(torch.optim.AdamW, fused=True)
+
+
+class Compared(NamedTuple):
+    """A predicted and a published value in bytes, and what the prediction assumes."""
+
+    run: str
+    quantity: str
+    predicted: float
+    published: float
+    assumes: str = ""
+
+    @property
+    def error(self) -> float:
+        """The relative error of the prediction."""
+        return self.predicted / self.published - 1
+
+
+# --- figure 1 of Korthikanti et al. -----------------------------------------------------------------------------------
+# "Reducing Activation Recomputation in Large Transformer Models" (arXiv:2205.05198). It counts the layers alone,
+# and 18 bytes a parameter: weights in float16; gradients, master weights and two moments in float32.
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """A model of the figure: GiB of a GPU for parameters and optimizer, for activations, and for them when reduced."""
+
+    name: str
+    config: MegatronGPTConfig
+    micro_batch: int
+    states: float
+    activations: float
+    reduced: float
+    mesh: Mapping[str, int] = field(default_factory=lambda: {"tp": 8})
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+FIGURE = (
+    FigureRow(
+        "22B", MegatronGPTConfig(layers=48, hidden_size=6144, heads=64, vocab_multiple=1024), 4, 45.56, 59.25, 9.56
+    ),
+    FigureRow(
+        "530B",
+        MegatronGPTConfig(layers=105, hidden_size=20_480, heads=128, vocab_multiple=1024),
+        1,
+        31.64,
+        114.02,
+        23.08,
+        {"pp": 35, "tp": 8},
+        {"microbatches": 280, "schedule": "interleaved", "stages_per_rank": 3},
+    ),
+)
+
+
+def compare_figure(row: FigureRow) -> Iterator[Compared]:
+    """Yield the bytes of the layers of the first rank, without embeddings and head, as the figure has them.
+
+    torch's pipeline stages keep the hidden state that they have sent until its backward pass; Megatron-LM frees it
+    (deallocate_pipeline_outputs), which is 2 % to 5 % of the 530B's activations.
+    """
+    plain = _plan_figure(row, sequence_parallel=False, checkpoint=())
+    of_layers = sum(block.nbytes for block in plain.memory().blocks if block.kind == "parameter" and _in_layer(block))
+    timeline = plain.memory()
+    last = timeline.at(len(timeline.trace.events or ()) - 1).by_kind
+    states = last["parameter"] + last["gradient"] + last["optimizer state"]
+    yield Compared(row.name, "parameters, optimizer", states * of_layers / last["parameter"], row.states * GIB)
+    yield Compared(row.name, "activations", _kept(timeline), row.activations * GIB)
+    reduced = _plan_figure(row, sequence_parallel=True, checkpoint=[CoreAttention]).memory()
+    yield Compared(row.name, "activations, reduced", _kept(reduced), row.reduced * GIB)
+
+
+def _plan_figure(row: FigureRow, **options: Any) -> RankPlan:
+    with torch.device("meta"):
+        model = MegatronGPT(row.config).half()
+    tokens = torch.ones(row.micro_batch, row.config.positions, dtype=torch.int64)
+    optimizer = partial(MasterWeights, make=_ADAMW, float32_gradients=True)
+    return plan_rank(
+        model, (tokens, tokens), mesh=row.mesh, device="cuda", optimizer=optimizer, **row.options, **options
+    )
+
+
+def _kept(timeline: MemoryTimeline) -> int:
+    """Return the highest number of bytes that forward passes have left for backward passes, in layers."""
+    events = timeline.trace.events or ()
+    changes = [0] * (len(events) + 1)
+    for block in timeline.blocks:
+        if block.kind == "activation" and _in_layer(block):
+            changes[max(block.begin, 0)] += block.nbytes
+            changes[len(events) if block.end is None else block.end] -= block.nbytes
+    levels = accumulate(changes)
+    return max(level for level, event in zip(levels, events, strict=False) if event.phase == "forward")
+
+
+def _in_layer(block: Block) -> bool:
+    return "layers." in block.module
+
+
+# --- measured runs ----------------------------------------------------------------------------------------------------
+
+
+class WithLoss(nn.Module):
+    """A language model that returns its mean cross entropy in float32, so that its logits are freed before backward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        logits = self.model(tokens).flatten(0, 1)
+        return nn.functional.cross_entropy(logits.float(), labels.flatten())
+
+
+def compare_run(run: TrainingRun) -> Iterator[Compared]:
+    """Yield what the allocator of a GPU reserves in a run of torchtitan, with and without expandable segments."""
+    assert run.memory is not None and run.micro_batch is not None and run.microbatches is not None
+    tokens = torch.ones(run.micro_batch, run.sequence, dtype=torch.int64)
+    plan = plan_rank(
+        WithLoss(run.build_model()),
+        (tokens, tokens),
+        mesh=dict(run.mesh),
+        microbatches=run.microbatches,
+        precision="bf16-mixed",
+        checkpoint={"none": (), "selective": "selective", "full": "full"}[run.checkpointing],
+        optimizer=_ADAMW,
+        device="cuda",
+    )
+    timeline = plan.memory()
+    name = f"{run.name} {', '.join(f'{axis}={size}' for axis, size in run.mesh.items())}"
+    assumes = "eager, as if not compiled" if run.compiled else ""
+    yield Compared(name, "allocated", timeline.peak, run.memory, assumes)
+    for expandable, quantity in ((True, "reserved, expandable segments"), (False, "reserved")):
+        reserved = reserved_memory(timeline, expandable_segments=expandable).peak
+        yield Compared(name, quantity, reserved, run.memory, assumes)
+
+
+def measured_runs() -> list[TrainingRun]:
+    """Return the published runs with memory whose batch is known."""
+    runs = [run for run in read_runs("published") if run.memory is not None and isinstance(run.config, LlamaConfig)]
+    return [run for run in runs if run.micro_batch is not None]
+
+
+def write_table(rows: Iterable[Compared]) -> str:
+    """Return rows as a table in GiB."""
+    cells = [
+        (
+            row.run,
+            row.quantity,
+            f"{row.predicted / GIB:.2f}",
+            f"{row.published / GIB:.2f}",
+            f"{row.error:+.1%}",
+            row.assumes,
+        )
+        for row in rows
+    ]
+    return tabulate(cells, ["run", "memory of a GPU", "predicted, GiB", "published", "error", "assumes"])
+
+
+def main() -> None:
+    """Print the tables."""
+    print(write_table([row for item in FIGURE for row in compare_figure(item)]))
+    print()
+    print(write_table([row for run in measured_runs() for row in compare_run(run)]))
+    for run in read_runs("published"):
+        if run.memory is not None and run.micro_batch is None:
+            published = f"{run.memory / GIB:.1f} GiB"
+            print(f"not compared, its batch is not published: {run.name} on {run.gpus} GPUs ({published})")
+
+
+if __name__ == "__main__":
+    main()
