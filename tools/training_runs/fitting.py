@@ -44,9 +44,9 @@ DEVICE: Mapping[str, Parameter] = {
 }
 # Of one network: bandwidths as fractions of the nominal ones.
 NETWORK: Mapping[str, Parameter] = {
-    "inside_bandwidth": Parameter(0.7, 0.2, 0.2, 1.0),
+    "inside_bandwidth": Parameter(0.7, 0.2, 0.2, 0.85),
     "inside_latency": Parameter(5e-6, 1.0, 1e-6, 1e-4),
-    "between_bandwidth": Parameter(0.75, 0.2, 0.1, 1.0),
+    "between_bandwidth": Parameter(0.75, 0.2, 0.1, 0.95),
     "between_latency": Parameter(1e-5, 1.0, 1e-6, 5e-4),
 }
 # Multiprocessors of a device, and GB/s of its NVLinks in one direction.
