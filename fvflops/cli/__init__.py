@@ -21,7 +21,7 @@ COMMANDS = {
     "compare": "count a model by several conventions, and explain the differences",
     "diff": "compare the cost of two models, traces or git revisions, by module and operator",
     "check": "fail where a model exceeds its budget",
-    "plan": "estimate what one rank of a device mesh computes and communicates in a training step",
+    "plan": "plan a training step on a device mesh: work of a rank; with an accelerator memory, time and cost",
     "list": "list the models, devices, conventions and formats that can be named",
     "ops": "list the ops that a table counts, or explain one",
     "memory": "predict the peak memory of a training step, and show what would lower it",

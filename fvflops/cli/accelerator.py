@@ -1,7 +1,10 @@
-"""The accelerator that `--device` names, and the torch device whose kernels run on it."""
+"""The accelerator that `--device` names, its kernels, its efficiency and its network."""
 
 from __future__ import annotations
 
+from fvflops.features.step_time.calibration import find_efficiency, find_network
+from fvflops.features.step_time.efficiency import Efficiency
+from fvflops.features.step_time.network import Network
 from fvflops.features.utilisation.devices import Device, load_peaks
 
 # Kinds of torch devices; other values of --device name an accelerator.
@@ -30,3 +33,34 @@ def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
     if accelerator is None:
         return text
     return "cuda" if accelerator.vendor in _CUDA_VENDORS else None
+
+
+def choose_network(text: str | None) -> Network | None:
+    """Return the network that `--network` names: a shipped one, or NAME of FILE.yaml:NAME; None without one.
+
+    >>> choose_network("HGX H100 3200G").gpus_per_node
+    8
+    """
+    if text is None:
+        return None
+    file, name = _split_file(text)
+    return find_network(name) if file is None else find_network(name, file=file)
+
+
+def choose_efficiency(text: str | None, accelerator: Device) -> Efficiency | None:
+    """Return the efficiency of an accelerator in the file of `--efficiency`, or of FILE.yaml:NAME; None without one."""
+    if text is None:
+        return None
+    file, name = _split_file(f"{text}:" if text.endswith((".yaml", ".yml")) else text)
+    if file is None:
+        raise ValueError(f"--efficiency {text}: write FILE.yaml, or FILE.yaml:NAME")
+    return find_efficiency(name or accelerator.name, file=file)
+
+
+def _split_file(text: str) -> tuple[str | None, str]:
+    """Return the file and the name of FILE.yaml:NAME, no file of another text."""
+    for ending in (".yaml", ".yml"):
+        file, separator, name = text.partition(f"{ending}:")
+        if separator:
+            return file + ending, name
+    return None, text

@@ -16,7 +16,20 @@ _OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "h
 # The path of `--output` for standard output.
 STANDARD = "-"
 # Arguments that may be the path of an input file, or FILE:NAME.
-_INPUTS = ("model", "other", "budget", "table", "config", "config_b", "peaks", "device", "shard", "join")
+_INPUTS = (
+    "model",
+    "other",
+    "budget",
+    "table",
+    "config",
+    "config_b",
+    "peaks",
+    "device",
+    "shard",
+    "join",
+    "network",
+    "efficiency",
+)
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:

@@ -97,6 +97,20 @@ def test_a_timeline_has_a_track_for_each_rank_and_group(capsys, tmp_path):
     assert {event["name"] for event in slices if event["tid"] == 2} == {"collective tp=2"}
 
 
+def test_networks_and_efficiencies_of_files(capsys, tmp_path):
+    network, efficiency = tmp_path / "net.yaml", tmp_path / "mine.yaml"
+    link = "{bandwidth: 1e9, latency: 1e-6}"
+    network.write_text(
+        f"networks:\n  Mine:\n    gpus_per_node: 2\n    inside: {link}\n    between: {link}\n    source: my cables\n"
+    )
+    efficiency.write_text("efficiencies:\n  H100 SXM: {matmul: 0.5, source: my GPU}\n")
+    options = ["--network", f"{network}:Mine", "--efficiency", str(efficiency)]
+    text = run(capsys, *STEP, "--mesh", "dp=4", *options)
+    assert "Network Mine: my cables." in text and "Efficiency of H100 SXM: my GPU." in text
+    assert main([*STEP, "--mesh", "dp=4", "--efficiency", "H100"]) == 2
+    assert "--efficiency H100: write FILE.yaml, or FILE.yaml:NAME" in capsys.readouterr().err
+
+
 def test_modules_are_chosen(capsys):
     text = run(capsys, *STEP, "--mesh", "dp=1", "--top", "2", "--sort", "seconds")
     assert "model " in text and "layers " in text and "self_attn" not in text

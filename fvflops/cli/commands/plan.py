@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fvflops import paths
-from fvflops.cli.accelerator import find_accelerator, kernels_of
+from fvflops.cli.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
@@ -45,7 +45,7 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --precision bf16-mixed --device H100 --tokens 15e12 --price 2.5",
 )
-_NEED_ACCELERATOR = ("network", "fused", "tokens", "price", "watts", "trace", "depth")
+_NEED_ACCELERATOR = ("network", "efficiency", "fused", "tokens", "price", "watts", "trace", "depth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +99,13 @@ def _add_time(time: argparse._ActionsContainer) -> None:
     time.add_argument(
         "--network",
         metavar="NAME",
-        help=f"links within and among nodes: {', '.join(load_networks())}; default: that of NVIDIA's nodes of an A100, "
-        "H100 or H200",
+        help=f"links within and among nodes: {', '.join(load_networks())}, or FILE.yaml:NAME; default: that of "
+        "NVIDIA's nodes of an A100, H100 or H200",
+    )
+    time.add_argument(
+        "--efficiency",
+        metavar="FILE",
+        help="how close the accelerator comes to its peaks: FILE.yaml or FILE.yaml:NAME; default: the shipped figures",
     )
     time.add_argument(
         "--fused",
@@ -174,6 +179,7 @@ def _report_step(
     subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: dict[str, Any]
 ) -> None:
     kernels = kernels_of(accelerator, arguments.device)
+    network, efficiency = choose_network(arguments.network), choose_efficiency(arguments.efficiency, accelerator)
     with activity(f"planning a step of {arguments.model}"):
         step = with_input_hint(
             subject,
@@ -181,7 +187,7 @@ def _report_step(
         )
     with activity(f"simulating a step of {arguments.model}"):
         fused = _find_classes(subject, arguments.fused)
-        estimate = estimate_step(step, device=accelerator, network=arguments.network, fused=fused)
+        estimate = estimate_step(step, device=accelerator, network=network, efficiency=efficiency, fused=fused)
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
     _write(estimate, arguments)

@@ -70,7 +70,8 @@ def _entries(file: str, key: str) -> dict[str, Node]:
 def _read_efficiency(node: Node, name: str) -> Efficiency:
     fields = node.fields(f"the efficiency of {name}", (*_NUMBERS, "tile", "source"))
     values: dict[str, float] = {key: _number(fields[key], f"{key} of {name}") for key in _NUMBERS if key in fields}
-    tile = tuple(int(_number(item, f"tile of {name}")) for item in fields["tile"].items("tile", "[128, 128]"))
+    items = fields["tile"].items("tile", "[128, 128]") if "tile" in fields else ()
+    tile = tuple(int(_number(item, f"tile of {name}")) for item in items) or (1, 1)
     if len(tile) != 2:
         raise fields["tile"].error(f"tile of {name} must be rows and columns, such as [128, 128]")
     units = int(values.pop("units", 1))
