@@ -46,7 +46,7 @@ class MemoryFit:
     device: str
     capacity: int
     peak: int
-    allowance: int
+    allowance: int = 0
     changes: tuple[MemorySaving, ...] = ()
     best: MemorySaving | None = None
 
@@ -62,20 +62,19 @@ class MemoryFit:
         return max(self.peak + self.allowance - self.capacity, 0)
 
     def describe(self) -> Iterator[str]:
-        """Yield a sentence on whether it fits, then one for what would make it fit.
+        """Yield a sentence on whether it fits, one on the allowance if there is any, then what would make it fit.
 
-        >>> print(*MemoryFit("H100 SXM", 80 * 10**9, 90 * 10**9, 0).describe())
-        Does not fit on H100 SXM: 90 GB of 80 GB, 10 GB too much.
+        >>> print(*MemoryFit("H100 SXM", 80 * 10**9, 90 * 10**9).describe())
+        Does not fit: 90 GB is 10 GB more than the 80 GB of H100 SXM.
         """
-        used = format_bytes(self.peak)
-        if self.allowance:
-            used += f" and an allowance of {format_bytes(self.allowance)}"
+        needed, total = format_bytes(self.peak + self.allowance), format_bytes(self.capacity)
         if self:
-            free = format_bytes(self.capacity - self.peak - self.allowance)
-            yield f"Fits on {self.device}: {used} of {format_bytes(self.capacity)}, {free} left."
-            return
-        over = format_bytes(self.over)
-        yield f"Does not fit on {self.device}: {used} of {format_bytes(self.capacity)}, {over} too much."
+            room = format_bytes(self.capacity - self.peak - self.allowance)
+            yield f"Fits: {needed} of the {total} of {self.device}; {room} are left for what is not predicted."
+        else:
+            yield f"Does not fit: {needed} is {format_bytes(self.over)} more than the {total} of {self.device}."
+        if self.allowance:
+            yield f"That includes an allowance of {format_bytes(self.allowance)}, which is not predicted."
         for change in self.changes:
             yield f"Fits with {_name(change)}: {format_bytes(change.peak)}."
         if self.best is not None:

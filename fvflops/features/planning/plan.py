@@ -23,7 +23,6 @@ from fvflops.features.memory.compute import read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.planning.checkpointing import Checkpoint, make_contexts
 from fvflops.features.planning.estimated_calls import allreduce, gradient_allreduce, local_spec, send_recv, total_of
-from fvflops.features.planning.estimated_memory import EstimatedMemory, estimate_memory
 from fvflops.features.planning.fully_sharded import find_precision
 from fvflops.features.planning.fully_sharded import unsharded_class as unsharded_class
 from fvflops.features.planning.layout import AXES as AXES
@@ -39,6 +38,8 @@ from fvflops.features.planning.layout import (
 )
 from fvflops.features.planning.layout import PlanError as PlanError
 from fvflops.features.planning.layout import fake_process_group as fake_process_group
+from fvflops.features.planning.memory.estimated_memory import EstimatedMemory, estimate_memory
+from fvflops.features.planning.memory.step_memory import ActionMemory, StepMemory, walk_step
 from fvflops.features.planning.parallelism.expert_parallel import (
     EXPERT_AXES,
     dense_axes,
@@ -50,7 +51,6 @@ from fvflops.features.planning.rank_model import RankModel
 from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal
 from fvflops.features.planning.recording import Recipe, StageModule, record_actions
 from fvflops.features.planning.schedules import choose_schedule, rank_of_stage
-from fvflops.features.planning.step_memory import ActionMemory, StepMemory, walk_step
 from fvflops.features.planning.trace_changes import shift_groups
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fvflops.features.memory.fit import MemoryFit
 from fvflops.features.memory.report import MemoryPrediction
 from fvflops.features.planning.plan import RankPlan
 from fvflops.features.utilisation.devices import Device
@@ -44,10 +45,5 @@ def describe_fit(nbytes: int, device: Device, *, advice: str = "") -> str:
     peak = format_bytes(nbytes)
     if device.memory is None:
         return f"Predicted peak: {peak}. The memory of {device.name} is not known: give it in a file of devices."
-    room = int(device.memory) - nbytes
-    total = format_bytes(device.memory)
-    if room >= 0:
-        return f"Fits: {peak} of the {total} of {device.name}; {format_bytes(room)} are left for what is not predicted."
-    return " ".join(
-        filter(None, [f"Does not fit: {peak} is {format_bytes(-room)} more than the {total} of {device.name}.", advice])
-    )
+    fit = MemoryFit(device.name, int(device.memory), nbytes)
+    return " ".join(filter(None, [*fit.describe(), "" if fit else advice]))

@@ -1,0 +1,1 @@
+"""Memory of a planned rank over its step."""
