@@ -1,11 +1,12 @@
 """The memory of a step in which equal passes are shared equals that of one in which every microbatch was run."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from fvflops import plan_rank
+from fvflops import plan_rank, plan_step
 from fvflops.features.memory.compute import read_memory
 from fvflops.features.planning import recording
 from fvflops.zoo.llama import Llama, LlamaConfig
@@ -48,6 +49,20 @@ def test_the_walk_equals_a_recording_of_all_microbatches(name, last, monkeypatch
         [item._replace(action=None) for item in each.memory_by_action(first_step=True)] for each in (shared, separate)
     )
     assert ours == theirs
+
+
+def test_a_rank_that_shares_a_recording_has_the_memory_of_its_own():
+    """But for one buffer of a collective, which FSDP2 keeps until the next: equal stages are recorded in one order."""
+    with torch.device("meta"):
+        model = Llama(replace(CONFIG, layers=14))
+    options = {"mesh": {"pp": 4, "fsdp": 2}, "microbatches": 8, "schedule": "interleaved"}
+    shared = plan_step(model, TOKENS, **options).ranks
+    assert shared[1].recorded.events is shared[2].recorded.events
+    for rank in (1, 2):
+        own = plan_rank(model, TOKENS, rank=shared[rank].rank, **options)
+        theirs, expected = (each.memory().at_peak().by_kind for each in (shared[rank], own))
+        buffer = theirs.pop("communication", 0), expected.pop("communication", 0)
+        assert theirs == expected and abs(buffer[0] - buffer[1]) <= own.parameter_bytes * 2
 
 
 def test_actions_follow_each_other():

@@ -111,7 +111,7 @@ class _Walk:
             ]
         # Before `freed`: a pass frees what it allocated only as `within`.
         freed = [(start + at * shown, self._take(block)) for at, block in item.freed]
-        self._ended += [block._replace(end=at) for at, block in freed if block.begin < at]
+        self._ended += [block._replace(end=at) for at, block in freed if block is not None and block.begin < at]
         for block in item.kept:
             key = _likeness(block)
             self._alive.setdefault(key, deque()).append(block._replace(begin=start + block.begin * shown, end=None))
@@ -121,11 +121,17 @@ class _Walk:
         """Return all blocks, those that are alive at the end last."""
         return [*self._ended, *(block for alive in self._alive.values() for block in alive)]
 
-    def _take(self, block: Block) -> Block:
-        """Remove and return the oldest block that is alive and like one that a pass freed."""
+    def _take(self, block: Block) -> Block | None:
+        """Remove and return the oldest block that is alive and like one that a pass freed.
+
+        None if there is none: FSDP2 keeps the buffers of a collective until the next one, and in another order of
+        actions than the recorded one others come before.
+        """
         key = _likeness(block)
         if not self._alive.get(key):
-            raise RuntimeError(f"the step frees {block}, but holds nothing like it")
+            if block.kind != "communication":
+                raise RuntimeError(f"the step frees {block}, but holds nothing like it")
+            return None
         self._change(key, -1)
         return self._alive[key].popleft()
 
