@@ -42,7 +42,7 @@ MAX_EXTENDS = 16
 _FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
 # Shipped YAML files that are not formula tables.
-_OTHER_FILES = ("devices",)
+_OTHER_FILES = ("devices", "efficiencies", "networks")
 
 Rows = dict[str, tuple[Row, Node]]
 
