@@ -13,6 +13,9 @@ from fvflops.capture.recorder.signature import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.rows import cost_of_call
+from fvflops.formulas.schema import KNOWN_NAMESPACES
+from fvflops.text import suggest
+from fvflops.torch_internals import all_op_names
 from fvflops.trace import Signature, TensorSpec
 from fvflops.trace.signature import packet_of
 
@@ -101,7 +104,11 @@ def overloads_of(op: str) -> list[Any]:
     namespace, _, name = packet_of(op).partition("::")
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
-        raise NotRunnable(f"this torch has no {op}")
+        if namespace in KNOWN_NAMESPACES:
+            raise NotRunnable(f"this torch has no {op}")
+        near = suggest(op, {name for name in all_op_names() if name.startswith(f"{namespace}::")})
+        hint = near or ": import the module that registers it (fvflops ops --import MODULE)"
+        raise NotRunnable(f"no op {op} is registered{hint}")
     overloads = [getattr(packet, name) for name in packet.overloads()]
     matching = [overload for overload in overloads if op in (packet_of(overload.name()), overload.name())]
     return [overload for overload in matching if op.endswith("out") or not overload.name().endswith("out")]

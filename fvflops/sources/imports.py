@@ -62,7 +62,12 @@ def import_library(name: str, *, extra: str = "") -> ModuleType:
         raise
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{name} is installed, but cannot be imported: {type(error).__name__}: {reason}") from error
+        remedy = ""
+        if "torchvision::" in reason:  # what torchvision raises beside a torch that it was not compiled for
+            remedy = "; torchvision was built for another torch: install both from one index (see the page Install)"
+        raise ValueError(
+            f"{name} is installed, but cannot be imported: {type(error).__name__}: {reason}{remedy}"
+        ) from error
 
 
 def describe_unknown_model(library: str, name: str, names: Sequence[str]) -> str:

@@ -263,7 +263,8 @@ def test_invalid_arguments_are_reported_before_the_model_runs(folder, capsys, mo
     assert "there is no budget file 'budget.yaml': --update creates it" in capsys.readouterr().err
     (folder / "budget.yaml").write_text("models: {nett: {flops: 1}}")
     assert check() == 2
-    assert "budget.yaml has no model 'net': did you mean 'nett'?" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "budget.yaml has no model 'net': did you mean 'nett'? (--name or name= chooses one;" in error
     assert check("--summary", str(folder), name="nett") == 2
     assert "cannot be written" in capsys.readouterr().err
     assert check("--depth", "1") == 2

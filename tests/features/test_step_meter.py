@@ -396,6 +396,25 @@ def test_a_device_without_peaks_gives_nan_and_one_warning(device, reason, caplog
     assert len(caplog.records) == 1 and reason in caplog.text
 
 
+def test_an_unsupported_op_is_named_once(caplog):
+    library = torch.library.Library("meter_test", "FRAGMENT")
+    library.define("scan(Tensor x) -> Tensor")
+    library.impl("scan", torch.clone, "CompositeExplicitAutograd")
+
+    class Scan(nn.Module):
+        def forward(self, x):
+            return torch.ops.meter_test.scan(x)
+
+    model = nn.Sequential(nn.Linear(16, 16), Scan())
+    with caplog.at_level(logging.WARNING, "fvflops"), StepMeter(model, device=CHIP) as meter, torch.no_grad():
+        for rows in (4, 8, 4):
+            with meter.step():
+                model(torch.ones(rows, 16))
+    assert caplog.messages == [
+        "StepMeter: unsupported, so not counted: meter_test::scan (1 call); a table with rows for them counts them"
+    ]
+
+
 def test_more_than_the_peak_gives_nan_and_one_warning(caplog):
     model = Net()
     slow = Device("slow", matrix={"fp32": 1000})

@@ -77,6 +77,21 @@ def test_the_examples_of_a_users_table_are_checked(tmp_path):
     assert str(problems["aten::gelu"]) == f"{path}:4: aten::gelu: the example '2 3 = 47' costs 48"
 
 
+def test_an_op_that_no_module_has_registered_is_reported_with_what_to_do(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text('ops:\n  unheardof_lib::scan: {flops: numel(u), example: "2 3 = 6"}\n')
+    ((_, problem),) = check_examples(load_table(str(path)))
+    assert str(problem) == (
+        f"{path}:2: no op unheardof_lib::scan is registered: import the module that registers it "
+        "(fvflops ops --import MODULE)"
+    )
+
+
+@pytest.mark.parametrize("name", shipped_tables())
+def test_each_file_listed_as_a_table_is_one(name):
+    assert load_table(name).rows
+
+
 def test_an_inherited_example_is_that_of_the_table_it_stands_in(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(

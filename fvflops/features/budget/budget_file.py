@@ -66,7 +66,8 @@ def find_budget(budgets: Mapping[str, Budget], name: str, path: str) -> Budget:
     """Return the budget of a name; an unknown one raises ValueError naming the nearest."""
     if name not in budgets:
         hint = suggest(name, budgets) or f": it has {', '.join(map(truncate, budgets)) or 'none'}"
-        raise ValueError(f"{path} has no model {truncate(name)!r}{hint} (updating it would add the model)")
+        remedy = "--name or name= chooses one; updating the file adds this one"
+        raise ValueError(f"{path} has no model {truncate(name)!r}{hint} ({remedy})")
     return budgets[name]
 
 

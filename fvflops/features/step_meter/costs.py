@@ -20,6 +20,8 @@ from fvflops.features.step_meter.model import UNKNOWN_COST, StepCost, WorkParts,
 from fvflops.features.step_meter.sizes import SizeFamilies
 from fvflops.features.utilisation.compute import UtilisationError
 from fvflops.formulas import FormulaTable
+from fvflops.reports.names import list_ops
+from fvflops.trace import Entry, Status
 
 _LOGGER = logging.getLogger("fvflops")
 # Distinct steps that are recorded because they cannot be counted by shapes.
@@ -70,6 +72,7 @@ class StepCosts:
         self._families = SizeFamilies()
         self._recorded: dict[Hashable, StepCost] = {}
         self._can_record = True
+        self._unsupported: set[str] = set()  # ops that a warning has named
         self._optimizer_costs: dict[int, StepCost] = {}
         self.parts: dict[Hashable, WorkParts] = {}  # number of a call, or key of a recorded step → its FLOPs by part
         self.largest: tuple[float, ModelCall | None] = 0, None  # model FLOPs of a call, and the call
@@ -139,6 +142,7 @@ class StepCosts:
         call = self._waiting.pop(number)
         try:
             entries = count_call(call, self._table).entries
+            self._warn_of_unsupported(entries)
             cost = self._counted[number] = self._peaks.cost_of(entries)
             self.parts[number] = WorkParts.of(entries, self._prefixes.get(id(call.model), ""))
             self.largest = max(self.largest, (cost.model_flops, call), key=lambda pair: pair[0])
@@ -187,6 +191,7 @@ class StepCosts:
         self._recorded[work.recorded] = UNKNOWN_COST
         try:
             entries = [entry for entry in recording.counts().entries if entry.phase != "optimizer"]
+            self._warn_of_unsupported(entries)
             self._recorded[work.recorded] = self._peaks.cost_of(entries)
             self.parts[work.recorded] = WorkParts.of(entries)
         except UtilisationError:
@@ -226,8 +231,9 @@ class StepCosts:
         if number not in self._optimizer_costs:
             optimizer = self._optimizers[number]
             try:
-                entries = count_optimizer(optimizer, self._table).entries
-                cost = self._peaks.cost_of(entry for entry in entries if entry.phase == "optimizer")
+                entries = [e for e in count_optimizer(optimizer, self._table).entries if e.phase == "optimizer"]
+                self._warn_of_unsupported(entries)
+                cost = self._peaks.cost_of(entries)
             except UtilisationError:
                 raise
             except Exception as error:  # as above
@@ -235,6 +241,17 @@ class StepCosts:
                 self._warn("hardware_flops", f"the steps of {type(optimizer).__name__} cannot be counted: {error}")
             self._optimizer_costs[number] = cost
         return self._optimizer_costs[number]
+
+    def _warn_of_unsupported(self, entries: Iterable[Entry]) -> None:
+        """Log the unsupported ops of counted work that no warning has named yet."""
+        calls: Counter[str] = Counter()
+        for entry in entries:
+            if entry.status is Status.UNSUPPORTED and entry.op not in self._unsupported:
+                calls[entry.op] += entry.calls
+        if calls:
+            self._unsupported.update(calls)
+            ops = list_ops(calls)
+            _LOGGER.warning("StepMeter: unsupported, so not counted: %s; a table with rows for them counts them", ops)
 
 
 def _name(models: Sequence[nn.Module]) -> list[str]:

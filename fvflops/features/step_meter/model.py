@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fvflops.text import short_repr
 from fvflops.trace import Entry
 from fvflops.trace.module_tree import innermost
-from fvflops.units import format_percent, format_quantity, format_seconds, format_short, format_thousands
+from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short
 
 
 class StepCost(NamedTuple):
@@ -129,11 +129,13 @@ class StepFigures:
 
         >>> StepFigures(1, 0.5, tokens=4096, mfu=0.25).rates()
         '500 ms, 8,192 tokens/s, MFU 25.0%'
+        >>> StepFigures(1, 2.0, samples=1).rates()
+        '2 s, 0.5 samples/s'
         """
         texts = [format_seconds(self.seconds)]
         for what, rate in (("tokens", self.tokens_per_second), ("samples", self.samples_per_second)):
             if not math.isnan(rate):
-                texts.append(f"{format_thousands(round(rate))} {what}/s")
+                texts.append(f"{format_ratio(rate)} {what}/s")
         if not math.isnan(self.tflops_per_device):
             texts.append(f"{self.tflops_per_device:.3g} TFLOP/s{' per device' if self.devices > 1 else ''}")
         texts += [
