@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import ROOT, TOOLS
+from tests.support.long_files import LONG_FILES
 
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
@@ -118,3 +119,7 @@ def test_no_folder_holds_more_files_than_a_reader_takes_in():
     sizes = {folder: len([*folder.glob("*.py")]) - 1 for folder in folders}
     assert not {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER}
     assert all((folder / "__init__.py").exists() for folder in folders)
+
+
+def test_the_files_that_run_first_exist():
+    assert all((TESTS / file).is_file() for file in LONG_FILES)

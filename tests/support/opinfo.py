@@ -32,6 +32,8 @@ def op_infos() -> list[Any]:
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
     found = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+    # Samples look for a running unittest.TestCase by inspect.stack, which is slow.
+    sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None  # type: ignore[attr-defined]
     # Which torch's tests switch off for the whole process; the module that torch.backends is has other globals.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     return found
@@ -170,7 +172,7 @@ def run(
         results.append(layouts(result))
         return result
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     with calls_noted() as notes:
         trace = record_call(
             model, args, kwargs, execution=execution, quiet=True, stops_at=stops_at, loss=loss, **options
@@ -214,7 +216,7 @@ def check_op(
     """Yield the comparison of each sample of an op, at most so many, that real execution runs."""
     if backward and not (info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):
         return
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     for number, sample in enumerate(info.sample_inputs("cpu", dtype, requires_grad=backward)):
         if most is not None and number >= most:
             return

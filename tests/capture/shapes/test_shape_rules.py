@@ -1,9 +1,6 @@
 """Shape rules: each compared with its op, assumed sizes, and shape execution compared with real execution by op."""
 
 import json
-import sys
-import types
-import unittest
 from typing import Any
 
 import pytest
@@ -24,6 +21,7 @@ from fvflops.formulas.language.example import Example
 from fvflops.trace import Trace
 from tests.support.layout_cases import LAYOUTS
 from tests.support.old_torch import OLDER
+from tests.support.opinfo import op_infos, total
 
 OPS = torch.ops.aten
 META = torch.device("meta")
@@ -307,7 +305,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 def test_rule_returns_the_layouts_of_the_op(op, args, kwargs):
     rule = ShapeRules().replacement_for(op.name())
     assert rule is not None
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     with torch.no_grad():
         real = op(*pytree.tree_map_only(torch.Tensor, torch.clone, args), **kwargs)
     assert described(rule(*to_meta(args), **to_meta(kwargs))) == described(real)
@@ -556,7 +554,7 @@ def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execution: str, 
         results.append(described(result))
         return result
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     options.setdefault("stops_at", STOPS)
     trace = record_call(model, args, kwargs, execution=execution, quiet=True, **options)
     return calls(trace), results[-1]
@@ -855,20 +853,6 @@ def test_examples_of_the_default_table_have_the_shapes_of_real_execution():
     assert runs > 80
 
 
-def op_infos() -> list[Any]:
-    """Return torch's own samples of its ops, with a stub for a package that their module imports without using it."""
-    if "expecttest" not in sys.modules:
-        stub = types.ModuleType("expecttest")
-        stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
-        sys.modules["expecttest"] = stub
-    return pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
-
-
-def total(result: Any) -> Any:
-    parts = [item.sum() for item in pytree.tree_leaves(result) if isinstance(item, torch.Tensor) and item.requires_grad]
-    return sum(part.real if part.is_complex() else part for part in parts)
-
-
 def sweep(
     dtype: torch.dtype, max_samples: int, names: frozenset[str] | None = None, backward: bool = False
 ) -> dict[str, str]:
@@ -881,7 +865,7 @@ def sweep(
             continue
         if not info.supports_dtype(dtype, "cpu") or (backward and not info.supports_autograd):
             continue
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         for sample, _ in zip(
             info.sample_inputs("cpu", dtype, requires_grad=backward), range(max_samples), strict=False
         ):
@@ -891,7 +875,7 @@ def sweep(
             ):
                 continue  # whether autograd copies such a gradient depends on its strides, which are arbitrary
             try:
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)
                 run(info.op, args, kwargs, "real", **options)
             except (RuntimeError, ValueError, TypeError, AssertionError, AttributeError):
                 continue  # a sample that raises or has no gradient

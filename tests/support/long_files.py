@@ -1,0 +1,17 @@
+"""Files of tests that take longest, the longest first.
+
+A worker runs a whole file (tools/test), so that one that begins last leaves the other workers without work.
+"""
+
+LONG_FILES = (
+    "capture/shapes/test_opinfo.py",
+    "peers/test_torch_flops.py",
+    "features/test_memory_ranks.py",
+    "capture/restore/test_shapes_restore.py",
+    "features/test_diff.py",
+    "features/test_deepspeed.py",
+    "features/test_kernels_annotation.py",
+    "peers/test_deepspeed.py",
+    "peers/test_calflops.py",
+    "sweep/test_sweep.py",
+)
