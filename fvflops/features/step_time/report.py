@@ -313,7 +313,7 @@ def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterato
     for memory in distinct.values():
         chart = memory_chart(memory.timeline)
         if any(chart.totals()):
-            title = f"Memory of {name_of(memory.plan)} over the ops of its recorded passes, in bytes by kind"
+            title = f"Memory of {name_of(memory.plan)} over the ops of its step, in bytes by kind"
             yield replace(chart, name=f"memory {name_of(memory.plan)}", title=title)
 
 
