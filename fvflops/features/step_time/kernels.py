@@ -47,7 +47,8 @@ def kernel_of(signature: Signature, moved: bool | None = None) -> Kernel | None:
 
     >>> from fvflops.trace import TensorSpec
     >>> a, b, c = (TensorSpec(shape, "bfloat16") for shape in ((64, 32), (32, 16), (64, 16)))
-    >>> kernel = kernel_of(Signature("aten::mm", ("self", "mat2"), (a, b), (c,)))
+    >>> schema = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
+    >>> kernel = kernel_of(Signature("aten::mm", ("self", "mat2"), (a, b), (c,), schema))
     >>> kernel.kind, kernel.macs, kernel.rows, kernel.columns, kernel.inner
     ('matmul', 32768, 64, 16, 32)
     """

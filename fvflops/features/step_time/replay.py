@@ -32,6 +32,13 @@ class Clocks:
         """Return when all streams are free."""
         return max(self.compute, *self.streams.values()) if self.streams else self.compute
 
+    def finish_collectives(self) -> None:
+        """Let the compute stream wait for all collectives, as before an optimizer's step."""
+        for name, end in self.streams.items():
+            delay = max(0.0, end - self.compute)
+            self.exposed[name] = self.exposed.get(name, 0.0) + delay
+            self.compute += delay
+
     def wait(self, until: float) -> None:
         """Let the compute stream wait for another stage."""
         self.idle += max(0.0, until - self.compute)

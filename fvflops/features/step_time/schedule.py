@@ -102,6 +102,8 @@ def _arrival_of(action: TimedAction, arrivals: dict[tuple[str, int, int], float]
 
 def _run(action: TimedAction, clocks: Clocks, arrival: float, host_waits: bool) -> Span:
     clocks.wait(arrival)
+    if action.kind == "optimizer":
+        clocks.finish_collectives()
     if host_waits:
         clocks.host = max(clocks.host, clocks.compute)
     start = clocks.compute
