@@ -18,14 +18,10 @@ from fvflops.zoo import llama, megatron_gpt, mpt
 from training_runs.rows import TrainingRun
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.float32, "amp_bf16": torch.float32}
-_NORMS = ("torch.nn.modules.normalization.LayerNorm", "torch.nn.modules.normalization.RMSNorm")
 _FUSED = {
-    megatron_gpt.MegatronGPTConfig: (
-        *(f"{item.__module__}.{item.__qualname__}" for item in megatron_gpt.FUSED),
-        *_NORMS,
-    ),
-    mpt.MPTConfig: _NORMS,
-    llama.LlamaConfig: _NORMS,
+    megatron_gpt.MegatronGPTConfig: tuple(f"{item.__module__}.{item.__qualname__}" for item in megatron_gpt.FUSED),
+    mpt.MPTConfig: (),
+    llama.LlamaConfig: (),
 }
 _BLOCKS = {
     megatron_gpt.MegatronGPTConfig: megatron_gpt.Block,

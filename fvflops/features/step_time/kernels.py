@@ -37,6 +37,8 @@ class Kernel(NamedTuple):
 _KNOWN: SignatureCache[dict[bool | None, Kernel | None]] = SignatureCache()
 # They move data on the host or for bookkeeping, without a kernel of their own.
 _NO_KERNEL = frozenset({"aten::lift_fresh", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::detach"})
+# Classes of modules that are one kernel on CUDA, and several ops in a recording.
+_ONE_KERNEL = frozenset({"torch.nn.RMSNorm"})
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 
 
@@ -102,12 +104,12 @@ def _product_shape(signature: Signature, macs: int) -> tuple[int, int, int, int]
 class FusedKernels:
     """Which ops of a Trace run in one kernel: those inside one call of a module of some classes.
 
-    Products and collectives inside stay kernels of their own.
+    Products and collectives inside stay kernels of their own. PyTorch's RMSNorm is always one kernel.
     """
 
     def __init__(self, trace: Trace, classes: Collection[str]) -> None:
-        wanted = frozenset(classes)
-        modules = trace.modules.by_name.items() if wanted else ()
+        wanted = _ONE_KERNEL.union(classes)
+        modules = trace.modules.by_name.items()
         self._names = {name for name, module in modules if not wanted.isdisjoint(module.classes)}
         self._scopes = trace.scopes()
         self._by_stack: dict[int, str | None] = {}
