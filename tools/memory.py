@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from tests.support.measured_memory import Autocast, compare_forward, compare_steps  # noqa: E402
 from tests.support.models.mixed_precision_adam import MixedPrecisionAdam  # noqa: E402
-from tests.support.rank_memory import compare_ranks  # noqa: E402
+from tests.support.ranks.rank_memory import compare_ranks  # noqa: E402
 from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)

@@ -159,7 +159,7 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, length: int | None = None) -> Tensor:
         x = self.embed_tokens(tokens)
-        cos, sin = compute_rotary(tokens.shape[1] if length is None else length, self.config, like=x)
+        cos, sin = compute_rotary(length if isinstance(length, int) else tokens.shape[1], self.config, like=x)
         for block in self.layers:
             x = block(x, cos, sin)
         return self.lm_head(self.norm(x))

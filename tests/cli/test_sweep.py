@@ -53,7 +53,7 @@ def test_failures_of_an_earlier_sweep_are_shown_again(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["zoo:resmet*", "--output", "r.csv"], "'zoo:resmet*' matches none of the 9 models of zoo"),
+        (["zoo:resmet*", "--output", "r.csv"], "'zoo:resmet*' matches none of the 30 models of zoo"),
         (["zoo:lenet5", "--output", "r.txt"], "--output r.txt: results are written as .parquet, .csv, .jsonl, .sqlite"),
         (["zoo:lenet5", "--output", "r.csv", "--memory", "2K"], "--memory: must be at least 1 GB"),
         (["zoo:lenet5", "--output", "r.csv", "--memory", "much"], "'much' is not a number such as"),

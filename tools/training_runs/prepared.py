@@ -28,6 +28,7 @@ _BLOCKS = {
     mpt.MPTConfig: mpt.Block,
     llama.LlamaConfig: llama.Block,
 }
+_CHECKPOINTS = {"none": (), "full": "full", "selective": "selective"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,10 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
 
 def _recorded(run: TrainingRun) -> TrainingRun:
     """Return the run that is planned instead: with few microbatches and replicas."""
-    microbatches = min(run.microbatches or 1, max(3, run.mesh.get("pp", 1)))
+    microbatches = run.microbatches or 1
+    # FSDP2's order of gathering in a pipeline depends on the number of microbatches.
+    if not {"fsdp", "pp"} <= run.mesh.keys():
+        microbatches = min(microbatches, max(3, run.mesh.get("pp", 1)))
     return replace(
         run,
         local_batch=(run.micro_batch or 1) * microbatches,
@@ -83,7 +87,17 @@ def key_of(run: TrainingRun) -> Hashable:
     return (*(getattr(recorded, name) for name in _KEYS), recorded.microbatches, tuple(recorded.mesh.items()))
 
 
-_KEYS = ("config", "sequence", "micro_batch", "checkpointing", "sharding", "precision", "gathered_in", "reduced_in")
+_KEYS = (
+    "compiled",
+    "config",
+    "sequence",
+    "micro_batch",
+    "checkpointing",
+    "sharding",
+    "precision",
+    "gathered_in",
+    "reduced_in",
+)
 
 
 def _replicas(run: TrainingRun) -> int:
@@ -91,11 +105,14 @@ def _replicas(run: TrainingRun) -> int:
 
 
 def _virtual_stages(run: TrainingRun) -> int:
-    """Return the stages of each pipeline rank: where the source does not say, the fewest that divide its layers."""
+    """Return the stages of each pipeline rank.
+
+    Where the source does not say, the fewest that divide its layers; four of about two layers for Llama-3-405B's 126.
+    """
     per_rank, rest = divmod(run.config.layers, run.mesh.get("pp", 1))
     if run.virtual_stages is not None or "pp" not in run.mesh:
         return run.virtual_stages or 1
-    return 2 if rest else next(count for count in range(2, per_rank + 1) if per_rank % count == 0)
+    return 4 if rest else next(count for count in range(2, per_rank + 1) if per_rank % count == 0)
 
 
 def _ranks_of_stages(ranks: int, virtual: int) -> dict[int, int]:
@@ -119,12 +136,15 @@ def _plan(run: TrainingRun) -> StepProgram:
         microbatches=run.microbatches or 1,
         schedule="interleaved" if virtual > 1 else None,
         stages_per_rank=virtual if virtual > 1 else None,
-        checkpoint=[_BLOCKS[type(run.config)]] if run.checkpointing == "full" else (),
+        checkpoint=_CHECKPOINTS[run.checkpointing],
         optimizer=partial(MasterWeights, make=adam) if is_megatron else adam,
         device="cuda",
         **_options(run),
     )
-    return read_step(plan.ranks, fused=_FUSED[type(run.config)])
+    block = _BLOCKS[type(run.config)]
+    # torch.compile makes one kernel of the ops between products.
+    compiled = (f"{block.__module__}.{block.__qualname__}",) if run.compiled else ()
+    return read_step(plan.ranks, fused=(*_FUSED[type(run.config)], *compiled))
 
 
 def _options(run: TrainingRun) -> dict[str, Any]:

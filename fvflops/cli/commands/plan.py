@@ -43,7 +43,7 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh dp=8,tp=8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2",
     "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
-    "fvflops plan zoo:llama3_8b --mesh fsdp=64 --precision bf16-mixed --device H100 --tokens 15e12 --price 2.5",
+    "fvflops plan zoo:llama3_8b --mesh fsdp=64 --device H100 --tokens 1e12",
 )
 _NEED_ACCELERATOR = ("network", "efficiency", "fused", "tokens", "price", "watts", "trace", "depth")
 
