@@ -163,25 +163,6 @@ def test_the_ranks_of_a_pipeline_are_planned_together(mesh, options):
     assert len({id(planned.recorded.events) for planned in inner}) <= 1
 
 
-def test_a_stage_holds_the_activations_of_microbatches_in_flight():
-    def held(planned):
-        timeline = planned.memory()
-        (begin, *_) = sorted(item.begin for action, item in planned.step.passes.items() if action.kind == "backward")
-        return timeline.curve("activation")[begin]  # before the first backward pass
-
-    planned = [plan({"pp": 4}, rank=rank, microbatches=8) for rank in (1, 2)]
-    one = held(plan({"pp": 4}, rank=1))
-    assert [held(each) for each in planned] == [3 * one, 2 * one]
-    assert [each.estimated_memory.in_flight for each in planned] == [3, 2]
-    assert planned[0].memory().peak == planned[1].memory().peak + one
-    assert held(plan({"pp": 4}, rank=1, microbatches=8, schedule="gpipe")) == 8 * one
-    # Interleaved stages warm up with more microbatches of a part of the layers each.
-    chunks = plan({"pp": 2}, microbatches=8, schedule="interleaved").estimated_memory
-    assert chunks.in_flight == 5 and list(chunks.describe()) == [
-        "activations of 5 microbatches in flight (schedule interleaved)"
-    ]
-
-
 def test_a_sharded_stage_accumulates_whole_gradients():
     planned = plan({"pp": 2, "fsdp": 2}, microbatches=3, precision="bf16-mixed")
     gradients = planned.memory().curve("gradient")
