@@ -18,7 +18,7 @@ _ON_STREAM_OF_GATHER = frozenset({"fsdp::all_gather_copy_in"})
 
 
 class Launch(NamedTuple):
-    """A kernel with the phase and the module that launch it; `ops` is the number of ops that the host dispatched."""
+    """A kernel, with the phase, the module and the op that launch it; `op` is "fused" for the ops of a fused module."""
 
     kernel: Kernel
     phase: str
@@ -66,7 +66,7 @@ class Program:
 def read_program(trace: Trace, begin: int = 0, end: int | None = None, *, fused: Collection[str] = ()) -> Program:
     """Return the program of the events `begin` to `end` of a Trace.
 
-    `fused` are qualified names of module classes, such as "torch.nn.modules.normalization.RMSNorm": the ops in one call
+    `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call
     of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
     and writes what is left of its results. A Trace without ordered events raises TraceError.
     """

@@ -74,7 +74,6 @@ class TimedProgram:
 
     items: tuple[_TimedItem, ...]
     launch: float
-    device_seconds: float = 0.0
 
     def replay(self, clocks: Clocks) -> None:
         """Advance the clocks by one execution of the program."""
@@ -125,8 +124,7 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
             )
         else:
             items.append(_TimedWait(item.number, streams[item.number]))
-    device = sum(item.device for item in items if isinstance(item, _TimedRun))
-    return TimedProgram(tuple(items), efficiency.launch_collective, device)
+    return TimedProgram(tuple(items), efficiency.launch_collective)
 
 
 _FORWARD = ("forward", "recompute")
@@ -144,7 +142,9 @@ def _time_run(items: tuple[int, ...], seconds: list[float], hosts: list[float]) 
 
 def _time_collective(item: Collective, timer: KernelTimer, network: Network | None) -> float:
     call = item.call
-    if call.group is None or call.group.size < 2:
+    if call.group is None:
+        raise ValueError(f"{call.collective} of {item.module or 'the model'} has a process group of unknown size")
+    if call.group.size < 2:
         return 0.0
     if network is None:
         raise ValueError(f"{call.collective} over {call.group} needs a network: pass network= (--network)")
