@@ -24,7 +24,8 @@ Undo = Callable[[], None]
 _Get = Callable[[], Any]
 _Set = Callable[[Any], Any]
 
-_ABSENT = object()
+_ABSENT = object()  # in this torch
+_NOT_ASSIGNED = object()
 _PRECISIONS = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
 
@@ -38,6 +39,19 @@ def _precision(backend: str, op: str) -> tuple[_Get, _Set]:
         partial(get_precision, backend, op),
         partial(set_precision, backend, op),
     )
+
+
+def _opt_einsum(name: str) -> tuple[tuple[_Get, _Set], ...]:
+    """A setting of torch.backends.opt_einsum, and the attribute that hides it once a program has assigned one."""
+    own = vars(opt_einsum)
+
+    def restore(value: Any) -> None:
+        if value is _NOT_ASSIGNED:
+            own.pop(name, None)
+        else:
+            own[name] = value
+
+    return _attribute(own["m"], name), (lambda: own.get(name, _NOT_ASSIGNED), restore)
 
 
 def _autocast(device: str) -> tuple[tuple[_Get, _Set], ...]:
@@ -83,7 +97,7 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (cuda.math_sdp_enabled, cuda.enable_math_sdp),
     (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
     (mha.get_fastpath_enabled, mha.set_fastpath_enabled),
-    _attribute(opt_einsum, "enabled"),
+    *(pair for name in ("enabled", "strategy") for pair in _opt_einsum(name)),
     _attribute(quantized, "engine"),
     *(pair for device in _AUTOCAST for pair in _autocast(device)),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),

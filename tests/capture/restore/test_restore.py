@@ -353,6 +353,8 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
     for execution in ("shapes", "real"):
         record_call(model, (x,), execution=execution)
         assert look() == before
+    with torch.backends.opt_einsum.flags(enabled=False):  # has no effect once a program has assigned `enabled`
+        assert not torch.backends.opt_einsum.enabled
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")

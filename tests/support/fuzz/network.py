@@ -72,7 +72,7 @@ class Network(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
         self.made: dict[str, Made] = {}
         self.shapes: dict[str, Shape] = {}
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(plan.seed)
             self.input = x = torch.randn(_STARTS[layout])
             for place, name in blocks:
