@@ -13,6 +13,8 @@ from fvflops.trace.module_tree import innermost
 
 # What optimizers create their state with, in their first step only.
 _FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
+# FSDP2 runs what follows it, up to the optimizer's step, on the stream on which it runs.
+_REDUCTION = "c10d::_reduce_scatter_base_"
 # They fill the buffer of an all-gather, on the stream on which it runs.
 _ON_STREAM_OF_GATHER = frozenset({"fsdp::all_gather_copy_in"})
 
@@ -35,8 +37,8 @@ class Run(NamedTuple):
 class Collective(NamedTuple):
     """A collective; `number` identifies it in the program, `gate` is the one whose end of waiting it waits for.
 
-    Collectives of one group run one after the other. Without a gate it starts when all kernels launched before it have
-    ended, since they write what it sends.
+    Collectives of one group run one after the other. With `after` it starts when that collective has ended, whose result
+    it sends. Without a gate it starts when all kernels launched before it have ended, since they write what it sends.
     """
 
     number: int
@@ -44,6 +46,14 @@ class Collective(NamedTuple):
     phase: str
     module: str
     gate: int | None
+    after: int | None = None
+
+
+class StreamRun(NamedTuple):
+    """A kernel on the stream of a collective, after it, such as one that adds gradients which FSDP2 has reduced."""
+
+    number: int
+    item: int
 
 
 class Wait(NamedTuple):
@@ -52,7 +62,7 @@ class Wait(NamedTuple):
     number: int
 
 
-Item = Run | Collective | Wait
+Item = Run | Collective | StreamRun | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,8 @@ class _Compiler:
         self._items: list[Item] = []
         self._run: list[int] = []
         self._writers: dict[int, int] = {}  # storage → outstanding collective
+        self._reductions: set[int] = set()  # of FSDP2, and what sends their results
+        self._last_reduction: int | None = None
         self._collectives = 0
         self._last_gather: dict[str, int] = {}
         self._group: _Group | None = None
@@ -114,6 +126,11 @@ class _Compiler:
             return
         if event.phase == "optimizer" and signature.packet in _FIRST_STEP:
             return
+        reduction = self._reduction_of(event)
+        if reduction is not None:
+            self._launch_on_stream(reduction, Launch(kernel, event.phase, self._owners[event.stack], signature.packet))
+            self._writers.update(dict.fromkeys(event.writes, reduction))
+            return
         self._wait_for(event)
         module = self._fused.module_of(event) if kernel.kind == "memory" else None
         if self._group is not None and (module != self._group.module or event.phase != self._group.phase):
@@ -127,6 +144,18 @@ class _Compiler:
 
     def _launch(self, launch: Launch) -> None:
         self._run.append(self._launches.setdefault(launch, len(self._launches)))
+
+    def _launch_on_stream(self, number: int, launch: Launch) -> None:
+        self._end_group()
+        self._end_run()
+        self._items.append(StreamRun(number, self._launches.setdefault(launch, len(self._launches))))
+
+    def _reduction_of(self, event: Event) -> int | None:
+        """Return the reduction of FSDP2 whose result an op of a backward pass reads, None if it reads none."""
+        if event.phase == "optimizer" or not self._reductions:
+            return None
+        numbers = (self._writers.get(storage) for storage in event.reads)
+        return max((number for number in numbers if number in self._reductions), default=None)
 
     def _end_group(self) -> None:
         group, self._group = self._group, None
@@ -151,15 +180,24 @@ class _Compiler:
                 self._writers = {key: value for key, value in self._writers.items() if value != number}
 
     def _add_collective(self, event: Event, call: CollectiveCall) -> None:
-        self._wait_for(event)
+        after = self._reduction_of(event)
+        if after is None:
+            self._wait_for(event)
         self._end_run()
         number = self._collectives
         self._collectives += 1
+        is_reduction = self._trace.signatures[event.item].packet == _REDUCTION
+        if is_reduction:
+            # FSDP2 keeps the input of one reduction at a time.
+            self._items += [Wait(self._last_reduction)] if self._last_reduction is not None else []
+            self._last_reduction = number
+        if is_reduction or after is not None:
+            self._reductions.add(number)
         gate = None
         if call.collective == "all_gather" and self._is_gather_of_parameters(event):
             gate = self._last_gather.get(str(call.group), -1)
             self._last_gather[str(call.group)] = number
-        self._items.append(Collective(number, call, event.phase, self._owners[event.stack], gate))
+        self._items.append(Collective(number, call, event.phase, self._owners[event.stack], gate, after))
         for storage in event.writes or event.reads:
             self._writers[storage] = number
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fvflops.features.step_time.efficiency import KernelTimer
 from fvflops.features.step_time.network import Network
-from fvflops.features.step_time.program import Collective, Program, Run
+from fvflops.features.step_time.program import Collective, Program, Run, StreamRun
 
 
 @dataclass(slots=True)
@@ -58,6 +58,14 @@ class _TimedCollective(NamedTuple):
     stream: str
     seconds: float
     gate: int | None
+    after: int | None
+
+
+class _TimedStreamRun(NamedTuple):
+    number: int
+    stream: str
+    seconds: float
+    host: float
 
 
 class _TimedWait(NamedTuple):
@@ -65,7 +73,7 @@ class _TimedWait(NamedTuple):
     stream: str
 
 
-_TimedItem = _TimedRun | _TimedCollective | _TimedWait
+_TimedItem = _TimedRun | _TimedCollective | _TimedStreamRun | _TimedWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +96,19 @@ class TimedProgram:
                 clocks.host += item.host
             elif isinstance(item, _TimedCollective):
                 clocks.host += self.launch
-                ready = clocks.compute if item.gate is None else waited.get(item.gate, 0.0)
+                if item.after is not None:
+                    ready = ends[item.after]
+                else:
+                    ready = clocks.compute if item.gate is None else waited.get(item.gate, 0.0)
                 begin = max(ready, clocks.host, clocks.streams.get(item.stream, 0.0))
                 clocks.streams[item.stream] = ends[item.number] = begin + item.seconds
                 clocks.busy[item.stream] = clocks.busy.get(item.stream, 0.0) + item.seconds
                 if clocks.log is not None:
                     clocks.log.append((item.stream, begin, begin + item.seconds))
+            elif isinstance(item, _TimedStreamRun):
+                clocks.host += item.host
+                begin = max(ends[item.number], clocks.host, clocks.streams[item.stream])
+                clocks.streams[item.stream] = ends[item.number] = begin + item.seconds
             else:
                 delay = max(0.0, ends[item.number] - clocks.compute)
                 clocks.exposed[item.stream] = clocks.exposed.get(item.stream, 0.0) + delay
@@ -120,8 +135,14 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
         elif isinstance(item, Collective):
             streams[item.number] = str(item.call.group)
             items.append(
-                _TimedCollective(item.number, streams[item.number], _time_collective(item, timer, network), item.gate)
+                _TimedCollective(
+                    *(item.number, streams[item.number], _time_collective(item, timer, network)),
+                    *(item.gate, item.after),
+                )
             )
+        elif isinstance(item, StreamRun):
+            stream = streams[item.number]
+            items.append(_TimedStreamRun(item.number, stream, seconds[item.item], hosts[item.item]))
         else:
             items.append(_TimedWait(item.number, streams[item.number]))
     return TimedProgram(tuple(items), efficiency.launch_collective)

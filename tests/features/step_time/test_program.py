@@ -1,5 +1,6 @@
 """Recorded passes as programs: their kernels, fused modules, and what waits for which collective."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from fvflops import plan_rank, record_call
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.step_time.kernels import kernel_of
-from fvflops.features.step_time.program import Collective, Run, Wait, read_program
+from fvflops.features.step_time.program import Collective, Run, StreamRun, Wait, read_program
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 
@@ -114,12 +115,38 @@ def test_fsdp_gathers_ahead_of_the_module_that_waits():
     assert waits == [item.number for item in gathers]
 
 
-def test_a_backward_pass_reduces_gradients_that_nothing_waits_for():
+def reductions_of(program):
+    found = [item for item in program.items if isinstance(item, Collective) and item.gate is None]
+    return [item for item in found if item.call.collective == "reduce_scatter"]
+
+
+def test_a_backward_pass_reduces_gradients_that_only_the_next_reduction_waits_for():
     program = program_of(plan({"fsdp": 4}, microbatches=2), "backward")
-    reductions = [item for item in program.items if isinstance(item, Collective) and item.gate is None]
-    assert [item.call.collective for item in reductions] == ["reduce_scatter"] * 3
-    waited = {item.number for item in program.items if isinstance(item, Wait)}
-    assert not waited & {item.number for item in reductions}
+    reductions = reductions_of(program)
+    assert len(reductions) == 3
+    for earlier, later in itertools.pairwise(reductions):
+        assert program.items[program.items.index(later) - 1] == Wait(earlier.number)
+    waited = [item.number for item in program.items if isinstance(item, Wait)]
+    assert [waited.count(item.number) for item in reductions] == [1, 1, 0]
+
+
+def test_fsdp_accumulates_gradients_on_the_stream_of_their_reduction():
+    """As torch's foreach_reduce, under post_reduce_stream: the compute stream goes on."""
+    planned = plan({"fsdp": 4}, microbatches=2)
+    recorded = planned.step.pass_of(Action("backward", 0, 1))
+    program = read_program(recorded.trace, recorded.begin, recorded.end)
+    added = [item for item in program.items if isinstance(item, StreamRun)]
+    assert {program.launches[item.item].op for item in added} == {"aten::add_"}
+    assert {item.number for item in added} == {item.number for item in reductions_of(program)}
+    waited = [item.number for item in program.items if isinstance(item, Wait)]
+    assert waited.count(added[-1].number) == 0
+
+
+def test_replicas_of_shards_reduce_after_the_shards_while_the_compute_stream_goes_on():
+    program = program_of(plan({"dp": 2, "fsdp": 4}), "backward")
+    sums = [item for item in program.items if isinstance(item, Collective) and item.call.collective == "all_reduce"]
+    assert [item.after for item in sums] == [item.number for item in reductions_of(program)]
+    assert not {item.number for item in program.items if isinstance(item, Wait)} & {item.number for item in sums}
 
 
 def test_a_trace_without_order_is_an_error():
