@@ -317,7 +317,45 @@ def _share_of(piece: Slice, cell: int, width: float) -> float:
     return (min(piece.end, (cell + 1) * width) - max(piece.start, cell * width)) / width
 
 
-Part = str | Items | Table | Chart | Gantt
+class Point(NamedTuple):
+    """A point of a scatter plot; `marked` ones, such as those of a Pareto front, are drawn stronger."""
+
+    x: float
+    y: float
+    label: str = ""
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Points by two quantities, whose names and formats are `x`, `y`, `x_form` and `y_form`.
+
+    `limit` is a line at a value of `y`, such as the memory of a device, and its name; `marks` says what the marked
+    points are. `name` is the plot's key in JSON, `title` its heading.
+
+    >>> Scatter("layouts", [Point(2, 8), Point(3, 4)], "time", "memory", limit=(10, "80 GB")).spans()
+    ((2, 3), (4, 10))
+    """
+
+    name: str
+    points: Sequence[Point]
+    x: str
+    y: str
+    x_form: Callable[[float], str] = format_short
+    y_form: Callable[[float], str] = format_short
+    title: str = ""
+    marks: str = "Pareto front"
+    limit: tuple[float, str] | None = None
+    notes: Sequence[str] = ()
+
+    def spans(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the least and the largest `x`, and those of `y`, with the limit."""
+        xs = [point.x for point in self.points]
+        ys = [point.y for point in self.points] + ([] if self.limit is None else [self.limit[0]])
+        return (min(xs), max(xs)), (min(ys), max(ys))
+
+
+Part = str | Items | Table | Chart | Gantt | Scatter
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
-from fvflops.cli.accelerator import find_accelerator, kernels_of
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
@@ -22,7 +21,8 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.training_step import default_loss, find_modules, find_optimizer, have_classes_of
+from fvflops.cli.planning.accelerator import find_accelerator, kernels_of
+from fvflops.cli.planning.training_step import default_loss, find_modules, find_optimizer, have_classes_of
 from fvflops.cli.values import parse_assumptions, parse_mesh
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from functools import partial
 from typing import Any
 
 from fvflops import paths
-from fvflops.cli.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_convention,
@@ -21,9 +21,12 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
+from fvflops.cli.planning.layout_search import add_search, check_search, run_search
+from fvflops.cli.planning.training_step import default_loss, find_modules, find_optimizer, find_policy
 from fvflops.cli.terminal import find_width
-from fvflops.cli.training_step import default_loss, find_modules, find_optimizer, have_classes_of
 from fvflops.cli.values import parse_amount, parse_assumptions, parse_mesh
+from fvflops.features.layout_search.report import search_report
 from fvflops.features.planning.master_weights import MasterWeights
 from fvflops.features.planning.plan import plan_rank, plan_step
 from fvflops.features.planning.report import plan_report
@@ -44,6 +47,7 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2",
     "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --device H100 --tokens 1e12",
+    "fvflops plan zoo:llama3_70b --seq 8192 --search --gpus 1024 --global-batch 1024 --device H100",
 )
 _NEED_ACCELERATOR = ("network", "efficiency", "fused", "tokens", "price", "watts", "trace", "depth")
 
@@ -55,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         shape="shape of an input of one rank (its share of the batch, with cp also of the sequence) and microbatch",
     )
-    add_mesh(parser, required=True)
+    add_mesh(parser)
+    add_search(parser)
     _add_step(find_group(parser, "training step"))
     _add_time(find_group(parser, "time"))
     find_group(parser, "additional files").add_argument(
@@ -79,8 +84,9 @@ def _add_step(step: argparse._ActionsContainer) -> None:
         "--checkpoint",
         action="append",
         default=[],
-        metavar="CLASS",
-        help="class of the modules whose activations are recomputed (torch.utils.checkpoint); may be repeated",
+        metavar="POLICY",
+        help="activation checkpointing of the layers: full, selective or 'every 2'; or a class of modules whose "
+        "activations are recomputed (torch.utils.checkpoint), which may be repeated",
     )
     step.add_argument(
         "--loss",
@@ -123,10 +129,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan a training step of the model that the arguments name and write the report; return the exit code."""
     accelerator = find_accelerator(arguments.device)
     _check(arguments, accelerator)
+    check_search(arguments)
     table = load_table(arguments.table)
     optimizer = _make_optimizer(arguments, "none" if accelerator is None else "AdamW")
     options: dict[str, Any] = {
-        "mesh": parse_mesh(arguments.mesh),
         **layout_options(arguments),
         "optimizer": optimizer,
         "assume": parse_assumptions(arguments.assume),
@@ -135,9 +141,14 @@ def run(arguments: argparse.Namespace) -> int:
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(True)
-    options["checkpoint"] = have_classes_of(subject, find_modules(subject, arguments.checkpoint))
     if arguments.loss is not None:
         options["loss"] = load_function(arguments.loss, "--loss")
+    if arguments.search:
+        assert accelerator is not None  # checked
+        _report_search(subject, arguments, accelerator, options)
+        return 0
+    options["mesh"] = parse_mesh(arguments.mesh)
+    options["checkpoint"] = find_policy(subject, arguments.checkpoint)
     if accelerator is None:
         _report_rank(subject, arguments, table, {**options, "device": arguments.device})
     else:
@@ -191,6 +202,42 @@ def _report_step(
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
     _write(estimate, arguments)
+
+
+def _report_search(
+    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: dict[str, Any]
+) -> None:
+    kept = {name: options[name] for name in ("shard_by", "reduce_each_microbatch", "routing", "assume", "table")}
+    search = with_input_hint(
+        subject,
+        lambda: run_search(
+            arguments,
+            subject.model,
+            _args_of(subject),
+            kwargs=subject.kwargs,
+            device=accelerator,
+            network=choose_network(arguments.network),
+            efficiency=choose_efficiency(arguments.efficiency, accelerator),
+            kernels=kernels_of(accelerator, arguments.device),
+            fused=_find_classes(subject, arguments.fused),
+            optimizer=options["optimizer"],
+            precision=options["precision"],
+            loss=options.get("loss", default_loss),
+            **kept,
+        ),
+    )
+    report = search_report(search, name=arguments.model, command=_describe_command(arguments))
+    report = report.ranked(sort=arguments.sort, top=arguments.top)
+    write(write_document(report, arguments.format, width=find_width(sys.stdout)), arguments.output)
+
+
+def _describe_command(arguments: argparse.Namespace) -> str:
+    """Return the command without the options that a search chooses."""
+    words = ["fvflops plan", shlex.quote(arguments.model)]
+    words += [f"--seq {arguments.seq}"] if arguments.seq else []
+    words += [f"--input {shlex.quote(text)}" for text in arguments.input]
+    words += [f"--{name} {getattr(arguments, name)}" for name in ("dtype", "precision") if getattr(arguments, name)]
+    return " ".join(words)
 
 
 def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:

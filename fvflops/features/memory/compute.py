@@ -196,21 +196,24 @@ def read_memory(
 
 def _devices(trace: Trace) -> dict[str, int]:
     """Return device → bytes of its storages; first the emulated device, or in real execution that with the most."""
-    devices = Counter({trace.info.device: 0} if _is_emulated(trace) else {})
+    emulated = _emulated_device(trace)
+    devices = Counter({emulated: 0} if emulated else {})
     for storage in trace.storages:
-        devices[_device_of(trace, storage)] += storage.nbytes
-    return devices if _is_emulated(trace) else dict(devices.most_common())
+        devices[_device_of(storage, emulated)] += storage.nbytes
+    return devices if emulated else dict(devices.most_common())
 
 
-def _device_of(trace: Trace, storage: Storage) -> str:
+def _device_of(storage: Storage, emulated: str) -> str:
     """Return a storage's device; in shape execution the emulated one, unless it was offloaded to the host."""
-    if not _is_emulated(trace):
+    if not emulated:
         return storage.device
-    return "cpu" if storage.device == _HOST else trace.info.device
+    return "cpu" if storage.device == _HOST else emulated
 
 
-def _is_emulated(trace: Trace) -> bool:
-    return trace.info.execution == "shapes" and bool(trace.info.device)
+def _emulated_device(trace: Trace) -> str:
+    """Return the device of a shape execution, "" in another one."""
+    info = trace.info
+    return info.device if info.execution == "shapes" else ""
 
 
 def _workspaces(trace: Trace, sizes: Sequence[int]) -> list[Block]:
@@ -235,8 +238,9 @@ class _Lifetimes:
     def __init__(self, trace: Trace, device: str, unit: int, run_end: int | None) -> None:
         self._trace = trace
         self._unit = unit
-        self._storages = trace.storages
-        self._on_device = [_device_of(trace, row) == device for row in self._storages]
+        self._storages: Sequence[Storage] = tuple(trace.storages)
+        emulated = _emulated_device(trace)
+        self._on_device = [_device_of(row, emulated) == device for row in self._storages]
         self._events: Sequence[Event] = tuple(trace.events or ())
         self._run_end = _find_end_of_run(self._events) if run_end is None else run_end
         self._first: dict[int, int] = {}

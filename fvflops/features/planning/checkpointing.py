@@ -43,6 +43,15 @@ _KEPT = frozenset(
 )
 
 
+def is_policy(name: str) -> bool:
+    """Return whether a name is that of a policy.
+
+    >>> is_policy("every 3"), is_policy("Block")
+    (True, False)
+    """
+    return name in POLICIES or _EVERY.fullmatch(name) is not None
+
+
 def find_checkpointed(model: nn.Module, checkpoint: Checkpoint) -> list[nn.Module]:
     """Return the modules to checkpoint of a model, or of a pipeline stage; an unknown policy raises ValueError.
 
@@ -52,12 +61,12 @@ def find_checkpointed(model: nn.Module, checkpoint: Checkpoint) -> list[nn.Modul
     """
     if not isinstance(checkpoint, str):
         return checkpointed_modules(model, checkpoint)
-    every = _EVERY.fullmatch(checkpoint)
-    if every is None and checkpoint not in POLICIES:
+    if not is_policy(checkpoint):
         raise ValueError(
             f"no checkpoint policy {checkpoint!r}{suggest(checkpoint, POLICIES)}: they are {', '.join(POLICIES)}; or "
             "pass a list of module names or classes"
         )
+    every = _EVERY.fullmatch(checkpoint)
     step = 1 if every is None else int(every[1])
     return find_blocks(model)[step - 1 :: step]
 

@@ -19,7 +19,7 @@ from fvflops.capture.run import Loss
 from fvflops.capture.training_step import OptimizerMaker
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
-from fvflops.features.memory.compute import read_memory
+from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.planning.checkpointing import Checkpoint, make_contexts
 from fvflops.features.planning.estimated_calls import allreduce, gradient_allreduce, local_spec, send_recv, total_of
@@ -120,8 +120,10 @@ class RankPlan(Displayed):
         `estimated_memory` names; on the CPU gloo's copies are workspaces. Not included: the process groups' own
         buffers, such as NCCL's, FSDP2's CPUOffloadPolicy, and what `left_out` names.
         """
-        options: Any = {"device": device, "granularity": granularity}
-        return printed(self._walk(first_step=first_step, workspaces=workspaces, **options).timeline)
+        recording = self.recorded_memory(
+            device=device, granularity=granularity, first_step=first_step, workspaces=workspaces
+        )
+        return self.memory_of_step(recording)
 
     def memory_by_action(self, *, device: str | None = None, first_step: bool = False) -> tuple[ActionMemory, ...]:
         """Return the bytes allocated before, at the peak of and after each action of `step`, in order.
@@ -135,11 +137,18 @@ class RankPlan(Displayed):
         >>> len(peaks), max(peaks) == plan.memory().peak
         (4, True)
         """
-        return self._walk(device=device, first_step=first_step).actions
+        return self._walk(self.recorded_memory(device=device, first_step=first_step)).actions
 
-    def _walk(self, **options: Any) -> StepMemory:
-        timeline = read_memory(self.recorded, run_end=self.step.recorded_events, **options)
-        return walk_step(self.estimated_memory.added_to(timeline), self.step)
+    def recorded_memory(self, **options: Any) -> MemoryTimeline:
+        """Return the memory of `recorded`, without what a step adds to it; the arguments are those of `memory`."""
+        return read_memory(self.recorded, run_end=self.step.recorded_events, **options)
+
+    def memory_of_step(self, recording: MemoryTimeline) -> MemoryPrediction:
+        """Return the memory of the step from that of its recording, which ranks with equal stages share."""
+        return printed(self._walk(recording).timeline)
+
+    def _walk(self, recording: MemoryTimeline) -> StepMemory:
+        return walk_step(self.estimated_memory.added_to(recording), self.step)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

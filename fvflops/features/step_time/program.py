@@ -37,8 +37,9 @@ class Run(NamedTuple):
 class Collective(NamedTuple):
     """A collective; `number` identifies it in the program, `gate` is the one whose end of waiting it waits for.
 
-    Collectives of one group run one after the other. With `after` it starts when that collective has ended, whose result
-    it sends. Without a gate it starts when all kernels launched before it have ended, since they write what it sends.
+    Collectives of one group run one after the other. With `after` it starts when that collective has ended, since it
+    sends its result. Without a gate it starts when all kernels launched before it, which write what it sends, have
+    ended.
     """
 
     number: int

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Table
+from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import printable
 from fvflops.reports.pictures.svg_chart import svg_chart
 from fvflops.reports.pictures.svg_gantt import svg_gantt
+from fvflops.reports.pictures.svg_scatter import svg_scatter
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -79,6 +80,9 @@ def _write_part(part: Part) -> str:
     if isinstance(part, Gantt):
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
         return f"{title}{svg_gantt(part)}{_write_notes(part.notes)}"
+    if isinstance(part, Scatter):
+        title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
+        return f'{title}<div class="plot" tabindex="0">{svg_scatter(part)}</div>{_write_notes(part.notes)}'
     if isinstance(part, Items):
         heading = f"<p>{_escape(part.heading)}</p>\n" if part.heading else ""
         return heading + "<ul>" + "".join(f"<li>{_escape(item)}</li>" for item in part.items) + "</ul>"

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Table, Value
+from fvflops.reports.document import Chart, Document, Gantt, Items, Scatter, Table, Value
 
 SCHEMA = 1
 _POINTS = 1000  # of a chart, each with the largest total of its part
@@ -34,6 +34,7 @@ def _encode(document: Document) -> dict[str, Any]:
     tables = {table.name: _encode_table(table) for table in document.tables()}
     charts = {part.name: _encode_chart(part) for part in document.parts if isinstance(part, Chart)}
     charts |= {part.name: _encode_gantt(part) for part in document.parts if isinstance(part, Gantt)}
+    charts |= {part.name: _encode_scatter(part) for part in document.parts if isinstance(part, Scatter)}
     return {"title": document.title, "tables": tables, **({"charts": charts} if charts else {}), "notes": notes}
 
 
@@ -61,6 +62,11 @@ def _encode_gantt(gantt: Gantt) -> dict[str, Any]:
         lane: [{"kind": piece.kind, "start": piece.start, "end": piece.end, "note": piece.note} for piece in slices]
         for lane, slices in gantt.lanes.items()
     }
+
+
+def _encode_scatter(plot: Scatter) -> dict[str, Any]:
+    points = [{"label": point.label, plot.x: point.x, plot.y: point.y, "marked": point.marked} for point in plot.points]
+    return {"points": points}
 
 
 def _encode_value(value: Value) -> Value:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Table
+from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import escape_latex
-from fvflops.reports.text.text_chart import text_chart
-from fvflops.reports.text.text_gantt import text_gantt
+from fvflops.reports.text.text_picture import text_picture
 
 
 def write(document: Document, *, width: int | None = None) -> str:
@@ -34,10 +33,9 @@ def _write_part(part: Part) -> str:
     if isinstance(part, Table):
         blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
         return "\n\n".join([*blocks, _write_table(part), *map(escape_latex, part.notes)])
-    if isinstance(part, (Chart, Gantt)):
+    if isinstance(part, (Chart, Gantt, Scatter)):
         blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
-        text = text_chart(part) if isinstance(part, Chart) else text_gantt(part)
-        drawn = f"\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
+        drawn = f"\\begin{{verbatim}}\n{text_picture(part)}\n\\end{{verbatim}}"
         return "\n\n".join([*blocks, drawn, *map(escape_latex, part.notes)])
     if isinstance(part, Items):
         heading = [escape_latex(part.heading)] if part.heading else []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Table
+from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import escape_markdown
-from fvflops.reports.text.text_chart import text_chart
-from fvflops.reports.text.text_gantt import text_gantt
+from fvflops.reports.text.text_picture import text_picture
 
 
 def write(document: Document, *, width: int | None = None) -> str:
@@ -31,9 +30,9 @@ def _write_part(part: Part) -> str:
         blocks.append("\n".join(_write_table(part)))
         blocks += [escape_markdown(note) for note in part.notes]
         return "\n\n".join(blocks)
-    if isinstance(part, (Chart, Gantt)):
+    if isinstance(part, (Chart, Gantt, Scatter)):
         blocks = [f"**{escape_markdown(part.title)}**"] if part.title else []
-        drawn = text_chart(part) if isinstance(part, Chart) else text_gantt(part)
+        drawn = text_picture(part)
         return "\n\n".join([*blocks, f"```\n{drawn}\n```", *map(escape_markdown, part.notes)])
     if isinstance(part, Items):
         heading = f"{escape_markdown(part.heading)}\n\n" if part.heading else ""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fvflops.reports.document import Chart, Column, Document, Gantt, Items, Part, Table
+from fvflops.reports.document import Chart, Column, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import printable, printable_short
 from fvflops.reports.text.display_width import display_width, truncate_middle, wrap
-from fvflops.reports.text.text_chart import text_chart
-from fvflops.reports.text.text_gantt import text_gantt
+from fvflops.reports.text.text_picture import text_picture
 from fvflops.reports.text.text_table import GAP, text_table
 
 _PROSE_WIDTH = 100  # longest line of a sentence if no width is given
@@ -45,9 +44,9 @@ def write(document: Document, *, width: int | None = None) -> str:
 def _write_part(part: Part, width: int | None) -> str:
     if isinstance(part, Table):
         return _write_table(part, width)
-    if isinstance(part, (Chart, Gantt)):
+    if isinstance(part, (Chart, Gantt, Scatter)):
         title = [_write_lines(part.title, width)] if part.title else []
-        drawn = text_chart(part, width=width) if isinstance(part, Chart) else text_gantt(part, width=width)
+        drawn = text_picture(part, width=width)
         return "\n".join([*title, drawn, *(_write_lines(note, width) for note in part.notes)])
     if isinstance(part, Items):
         heading = [_write_lines(part.heading, width)] if part.heading else []

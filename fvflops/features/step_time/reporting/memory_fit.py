@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fvflops.features.memory.compute import MemoryTimeline
 from fvflops.features.memory.fit import MemoryFit
 from fvflops.features.memory.report import MemoryPrediction
 from fvflops.features.planning.plan import RankPlan
@@ -26,11 +27,16 @@ def read_memories(plans: Sequence[RankPlan]) -> list[RankMemory]:
     """Return the memory of each rank, one prediction for ranks that hold the same."""
     memories: list[RankMemory] = []
     known: dict[tuple[int, object], MemoryPrediction] = {}
+    recordings: dict[tuple[int, int], MemoryTimeline] = {}
     for plan in plans:
-        key = id(plan.recorded.events), tuple(plan.step.passes[action].begin for action in plan.step.actions)
+        recorded = id(plan.recorded.events)
+        key = recorded, tuple(plan.step.passes[action].begin for action in plan.step.actions)
         timeline = known.get(key)
         if timeline is None:
-            timeline = known[key] = plan.memory()
+            part = recorded, plan.step.recorded_events
+            if part not in recordings:
+                recordings[part] = plan.recorded_memory()
+            timeline = known[key] = plan.memory_of_step(recordings[part])
         memories.append(RankMemory(plan, timeline.peak, dict(timeline.at_peak().by_kind.most_common()), timeline))
     return memories
 

@@ -14,6 +14,7 @@ from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
+from fvflops.features.planning.checkpointing import Checkpoint, is_policy
 from fvflops.features.planning.plan import unsharded_class
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
@@ -64,6 +65,13 @@ def find_modules(subject: LoadedModel, classes: Sequence[str], *, option: str = 
             hint = suggest(name, by_class)
             raise ValueError(f"{option} {name}: the classes of the model's modules are {', '.join(by_class)}{hint}")
     return [name for class_name in classes for name in by_class[class_name]]
+
+
+def find_policy(subject: LoadedModel, names: Sequence[str]) -> Checkpoint:
+    """Return the policy of planning that `--checkpoint` names, or which modules have the classes that it names."""
+    if len(names) == 1 and is_policy(names[0]):
+        return names[0]
+    return have_classes_of(subject, find_modules(subject, names))
 
 
 def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str, nn.Module], bool]:

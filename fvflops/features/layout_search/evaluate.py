@@ -1,0 +1,127 @@
+"""Plan, time and measure one layout of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from fvflops.capture.run import Loss
+from fvflops.capture.training_step import OptimizerMaker
+from fvflops.features.layout_search.bounds import MicrobatchCost, Sharding, measure_microbatch
+from fvflops.features.layout_search.candidates import Candidate
+from fvflops.features.layout_search.inputs import resize_inputs
+from fvflops.features.layout_search.model import LayoutResult
+from fvflops.features.planning.pipeline import Inputs, find_stages
+from fvflops.features.planning.plan import StepPlan, plan_step
+from fvflops.features.planning.sharding import ShardingError
+from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
+from fvflops.features.step_time.estimate import estimate_step
+from fvflops.features.step_time.network import Network
+from fvflops.features.step_time.reporting.memory_fit import read_memories
+from fvflops.features.step_time.step_program import read_step
+from fvflops.features.utilisation.devices import Device
+from fvflops.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training step of which layouts are planned: the model, its inputs, and the options of `plan_step`."""
+
+    model: nn.Module
+    inputs: Inputs
+    device: Device
+    network: Network | None
+    efficiency: Efficiency
+    loss: Loss | None = None
+    optimizer: OptimizerMaker | None = None
+    precision: str | None = None
+    kernels: str | None = None
+    fused: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def blocks(self) -> str:
+        """The name of the module list that is divided among pipeline stages, "" if none is known."""
+        try:
+            return find_stages(self.model).blocks
+        except ShardingError:
+            return ""
+
+    @property
+    def layers(self) -> int:
+        """The number of layers that can be divided among pipeline stages."""
+        blocks: Any = self.model.get_submodule(self.blocks) if self.blocks else ()
+        return len(blocks)
+
+    def plan(self, candidate: Candidate) -> StepPlan:
+        """Plan a step of all pipeline ranks in a layout; the errors are those of `plan_step`."""
+        args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
+        return plan_step(
+            self.model,
+            args,
+            kwargs,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            device=self.kernels,
+            **self.options,
+            **candidate.plan_options(),
+        )
+
+    def measure(self, sharding: Sharding, gpus: int) -> MicrobatchCost:
+        """Return what a microbatch costs in a sharding of the layers, with as many shards as some GPUs can have."""
+        (plan,) = self.plan(sharding.candidate(gpus)).ranks
+        timer = KernelTimer(self.device, self.efficiency)
+        in_layers = _is_below(self.blocks) if self.blocks else _never
+        return measure_microbatch(plan, timer, self.network, in_layers, self.layers)
+
+    def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
+        """Plan a layout and return its time and memory; only its time if that is above a limit in seconds."""
+        step = self.plan(candidate)
+        timer = KernelTimer(self.device, self.efficiency)
+        seconds = read_step(step.ranks, fused=self.fused).simulate(timer, self.network).seconds + self.efficiency.step
+        if limit is not None and seconds >= limit:
+            return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
+        peak = max(memory.peak for memory in read_memories(step.ranks))
+        reason = describe_lack(peak, self.device)
+        if reason:
+            return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
+        estimate = estimate_step(
+            step, device=self.device, network=self.network, efficiency=self.efficiency, fused=self.fused
+        )
+        return LayoutResult(
+            candidate=candidate,
+            status="fits",
+            seconds=estimate.seconds,
+            peak=peak,
+            tokens_per_second=estimate.tokens_per_second,
+            samples_per_second=estimate.samples_per_second,
+            mfu=estimate.mfu,
+            hfu=estimate.hfu,
+            bubble_share=estimate.bubble_share,
+            exposed_share=estimate.exposed_share,
+        )
+
+
+def describe_lack(nbytes: int, device: Device, *, at_least: bool = False) -> str:
+    """Return by how much bytes do not fit a device, "" if they do or its memory is not known.
+
+    >>> from fvflops.features.utilisation.devices import find_device
+    >>> describe_lack(92_000_000_000, find_device("H100"))
+    '92 GB of 80 GB'
+    """
+    if device.memory is None or nbytes <= device.memory:
+        return ""
+    return f"{'at least ' if at_least else ''}{format_bytes(nbytes)} of {format_bytes(device.memory)}"
+
+
+def _is_below(blocks: str) -> Callable[[str], bool]:
+    return lambda name: name.startswith(f"{blocks}.")
+
+
+def _never(name: str) -> bool:
+    return False

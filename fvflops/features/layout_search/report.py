@@ -1,0 +1,239 @@
+"""Report of a search for a layout: the best, those that do not fit, and the time and memory of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fvflops.features.layout_search.candidates import Candidate
+from fvflops.features.layout_search.model import LayoutResult, LayoutSearch
+from fvflops.reports.document import (
+    Document,
+    Items,
+    Part,
+    Point,
+    Scatter,
+    Table,
+    number_column,
+    text_column,
+)
+from fvflops.reports.names import plain_name
+from fvflops.units import (
+    format_bytes,
+    format_quantity,
+    format_seconds,
+    format_share,
+    format_short,
+    format_thousands,
+)
+
+_SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
+
+
+def search_report(search: LayoutSearch, *, name: str = "", command: str = "", best: int | None = None) -> Document:
+    """Return the report of a search for the model `name`; `command` is `fvflops plan MODEL` with its inputs."""
+    found = search.best(best)
+    parts: list[Part] = [_summarise(search)]
+    if found:
+        parts.append(_tabulate_best(search, found))
+        parts.append(f"The first in full: {_join(command, found[0], search)}")
+    else:
+        parts.append("No layout fits: more GPUs, or a smaller sequence, lower what each needs.")
+    parts += [*_draw(search), *_list_not_fitting(search), *_list_failures(search)]
+    parts.append(Items("Assumptions:", list(_list_assumptions(search))))
+    title = f"Layouts of {plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}"
+    return Document("layout_search", title, parts, main="best", data=_encode(search))
+
+
+def describe(candidate: Candidate) -> str:
+    """Return the mesh of a layout.
+
+    >>> describe(Candidate({"pp": 2, "fsdp": 4, "tp": 8}, 1, 16, "1f1b", "full"))
+    'pp 2, fsdp 4, tp 8'
+    """
+    return ", ".join(f"{axis} {size}" for axis, size in candidate.mesh.items())
+
+
+def _describe_policies(candidate: Candidate) -> str:
+    """Return the schedule or how parameters are sharded, and what is checkpointed.
+
+    >>> _describe_policies(Candidate({"fsdp": 8}, 1, 1, checkpoint="full"))
+    'ZeRO-3, full'
+    """
+    policies = [candidate.schedule] if candidate.schedule else []
+    if not candidate.schedule and candidate.size("fsdp") > 1:
+        policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")
+    policies += [candidate.checkpoint] * (candidate.checkpoint != "none")
+    return ", ".join(policies)
+
+
+def _summarise(search: LayoutSearch) -> str:
+    counts = Counter(result.status for result in search.results)
+    planned = sum(result.seconds is not None for result in search.results)
+    rest = [
+        f"{format_thousands(counts[status])} {what}"
+        for status, what in (("does not fit", "do not fit"), ("slower", "are slower"), ("failed", "cannot be planned"))
+        if counts[status]
+    ]
+    return (
+        f"A global batch of {format_quantity(search.global_batch, 'sample')}. Of "
+        f"{format_quantity(len(search.results), 'layout')}, {format_thousands(planned)} were planned and simulated, in "
+        f"{format_seconds(search.seconds)}; {format_thousands(counts['fits'])} of them fit"
+        f"{''.join(f', {text}' for text in rest)}."
+    )
+
+
+def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table:
+    front = {id(result) for result in search.pareto_front()}
+    per_second = "samples" if found[0].tokens_per_second is None else "tokens"
+    columns = (
+        number_column("rank", "#"),
+        text_column("mesh"),
+        text_column("batch", "batch"),
+        text_column("policy"),
+        number_column("seconds", "step", form=format_seconds),
+        number_column("mfu", "MFU", form=format_share),
+        number_column("peak", "memory", form=format_bytes),
+        text_column("front", ""),
+        number_column("bubble_share", "bubble", form=format_share),
+        number_column("exposed_share", "exposed", form=format_share),
+        number_column(f"{per_second}_per_second", f"{per_second}/s", form=format_short),
+    )
+    rows = []
+    for number, result in enumerate(found, start=1):
+        candidate = result.candidate
+        rows.append(
+            (
+                number,
+                describe(candidate),
+                f"{candidate.micro_batch} × {candidate.microbatches}",
+                _describe_policies(candidate),
+                result.seconds,
+                result.mfu,
+                result.peak,
+                "*" if id(result) in front else "",
+                result.bubble_share,
+                result.exposed_share,
+                result.samples_per_second if per_second == "samples" else result.tokens_per_second,
+            )
+        )
+    notes = [
+        "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
+        "activation checkpointing. Exposed: communication that kernels wait for.",
+        f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
+        f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}.",
+    ]
+    return Table("best", columns, rows, title="The fastest layouts that fit", notes=notes, noun="layout")
+
+
+def _join(command: str, result: LayoutResult, search: LayoutSearch) -> str:
+    start = command or "fvflops plan MODEL"
+    return f"{start} {result.candidate.command()} --device '{search.device.name}'"
+
+
+def _draw(search: LayoutSearch) -> Iterator[Part]:
+    """Yield the picture of the time and the memory of the planned layouts."""
+    front = {id(result) for result in search.pareto_front()}
+    points = [
+        Point(result.seconds, result.peak, result.candidate.command(), id(result) in front)
+        for result in search.results
+        if result.seconds is not None and result.peak is not None
+    ]
+    if points:
+        memory = search.device.memory
+        limit = None
+        if memory is not None and memory < 2 * max(point.y for point in points):
+            limit = float(memory), f"{format_bytes(memory)} of {search.device.name}"
+        yield Scatter(
+            *("layouts", points, "step time", "memory"),
+            x_form=format_seconds,
+            y_form=lambda value: format_bytes(round(value)),
+            title="Time and memory of the planned layouts",
+            limit=limit,
+        )
+
+
+def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
+    without = [result for result in search.results if result.status == "does not fit"]
+    if not without:
+        return
+    without.sort(key=lambda result: (result.peak is None, result.peak or result.least_peak))
+    columns = (
+        text_column("mesh"),
+        text_column("batch"),
+        text_column("policy"),
+        number_column("seconds", "step", form=format_seconds),
+        text_column("reason", "memory"),
+    )
+    rows = [
+        (
+            describe(result.candidate),
+            f"{result.candidate.micro_batch} × {result.candidate.microbatches}",
+            _describe_policies(result.candidate),
+            result.seconds,
+            result.reason.partition(",")[0],
+        )
+        for result in without[:_SHOWN]
+    ]
+    left = len(without) - len(rows)
+    notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left else []
+    yield Table(
+        "without", columns, rows, title="Layouts that do not fit, the closest first", notes=notes, noun="layout"
+    )
+
+
+def _list_failures(search: LayoutSearch) -> Iterator[Part]:
+    reasons = Counter(result.reason for result in search.results if result.status == "failed")
+    if reasons:
+        yield Items(
+            "Cannot be planned:",
+            [f"{format_quantity(count, 'layout')}: {reason}" for reason, count in reasons.most_common(_SHOWN)],
+        )
+
+
+def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
+    yield f"Efficiency of {search.device.name}: {search.efficiency.source}."
+    if search.network is not None:
+        yield f"Network {search.network.name}: {search.network.source}."
+    yield (
+        "Layouts that were not planned have a lower bound of their time above that of the best: equal stages, the "
+        "least bubble, and all of FSDP2's communication hidden."
+    )
+    yield "Memory without NCCL's buffers, the device's context and fragmentation beyond the allocator's blocks."
+    yield "What else a step's time rests on is listed by `fvflops plan` of one layout."
+
+
+def _encode(search: LayoutSearch) -> dict[str, Any]:
+    front = {id(result) for result in search.pareto_front()}
+    return {
+        "gpus": search.gpus,
+        "global_batch": search.global_batch,
+        "device": search.device.name,
+        "network": None if search.network is None else search.network.name,
+        "seconds": search.seconds,
+        "layouts": [_encode_result(result, id(result) in front) for result in search.results],
+    }
+
+
+def _encode_result(result: LayoutResult, on_front: bool) -> dict[str, Any]:
+    candidate = result.candidate
+    return {
+        "mesh": dict(candidate.mesh),
+        "micro_batch": candidate.micro_batch,
+        "microbatches": candidate.microbatches,
+        "schedule": candidate.schedule,
+        "checkpoint": candidate.checkpoint,
+        "reshard_after_forward": candidate.reshard,
+        "options": candidate.command(),
+        "status": result.status,
+        "reason": result.reason,
+        "on_pareto_front": on_front,
+        **{
+            name: getattr(result, name)
+            for name in (
+                *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
+                *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
+            )
+        },
+    }
