@@ -12,6 +12,7 @@ import torch
 
 from fvflops.counting import Handle
 from fvflops.formulas import Call
+from fvflops.formulas.registry import can_be_called
 from fvflops.trace import Symbol, TensorSpec, Value
 
 FvcoreHandle = Callable[[list[Any], list[Any]], Any]
@@ -136,10 +137,15 @@ def adapt_handle(name: str, handle: Any) -> Handle:
     """Return a handle that takes a Call, from a handle for a Call or one in fvcore's form.
 
     A handle with one required positional parameter is called as `handle(call)`, any other as fvcore's
-    `handle(inputs, outputs)`. An object that is not callable raises TypeError.
+    `handle(inputs, outputs)`. Any other object raises TypeError.
     """
     if not callable(handle):
         raise TypeError(f"the handle of {name} must be a function, or None to ignore the op; got {handle!r}")
+    if not (can_be_called(handle, 1) or can_be_called(handle, 2)):
+        raise TypeError(
+            f"the handle of {name} takes {inspect.signature(handle)}: write a function of (call), or of "
+            "(inputs, outputs) as in fvcore"
+        )
     if _takes_call(handle):
         call_handle: Handle = handle
         return call_handle

@@ -158,12 +158,19 @@ class ModelAnalysis:
 
         A handle is a function of a `Call` that returns an int or a Counter of label → int, or a function of
         `(inputs, outputs)` as in fvcore. None makes the op ignored. Names are `aten::linear`, `aten::add.Tensor`
-        (one overload), `mylib::op` or `prim::PythonOp.NAME` (an autograd.Function). A lone name raises TypeError.
+        (one overload), `mylib::op` or `prim::PythonOp.NAME` (an autograd.Function). A lone name, and a function of
+        other arguments, raise TypeError, a name without a namespace ValueError.
         """
         if len(args) % 2:
             raise TypeError("set_op_handle takes pairs of an op name and a handle, such as ('aten::gelu', None)")
         passed = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
         # All are checked before any is set.
+        for name in passed:
+            if "::" not in name:
+                raise ValueError(
+                    f"{name!r} is not an op name: write namespace::name, such as aten::linear, or for an "
+                    f"autograd.Function prim::PythonOp.{name}"
+                )
         handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in passed.items()}
         self._handles.update(handles)
         self._counts = self._by_module_and_operator = None

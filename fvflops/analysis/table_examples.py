@@ -71,6 +71,11 @@ def _call_of_row(row: Row) -> Call:
         if not row.name.startswith("prim::PythonOp."):
             return Call.of(sign_example(row.name, row.example))
         example = Example.parse(row.example)
+        if example.outputs is None:
+            raise NotRunnable(
+                f"the example {row.example!r} of {row.name} lacks the shapes of its results, since an "
+                "autograd.Function is not run: write them after ->, such as '2 3 -> 2 3 = 6'"
+            )
         inputs = tuple(describe(_build(value)) for value in example.tensors)
         return Call.of_region(row.name, inputs, tuple(describe(_build(value)) for value in example.outputs or ()))
     except NotRunnable as problem:

@@ -27,6 +27,7 @@ from fvflops.capture.real.real_mode import SubclassAwareMode
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
+from fvflops.capture.shapes.assumptions import how_to_assume
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
@@ -227,7 +228,7 @@ def _record_shapes(
 def _remedy(has_meta_tensors: bool, op: str) -> str:
     """Return the remedy for a data-dependent op; `op` is its name if its output size can be assumed, else ""."""
     remedy = "pass real weights" if has_meta_tensors else 'use execution="auto"'
-    return f"{remedy}, or assume its output size: assume={{{op!r}: ...}}" if op else remedy
+    return f"{remedy}, or assume its output size: {how_to_assume(op)}" if op else remedy
 
 
 def _record_with_op_set(

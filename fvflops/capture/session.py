@@ -34,6 +34,7 @@ from fvflops.capture.restore.torch_state import (
     restore_modes,
 )
 from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, suspend_outer_recordings
+from fvflops.capture.shapes.assumptions import how_to_assume
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
@@ -250,7 +251,7 @@ class Session:
         if cause is error:
             remedy = 'use execution="real"'
             if self._rules.can_assume(op):
-                remedy += f", or assume its output size or value: assume={{{op!r}: ...}}"
+                remedy += f", or assume its output size or value: {how_to_assume(op)}"
             error.args = (f"{self._recorder.describe_failure(cause)}: {remedy}", *error.args[1:])
 
     def check_thread(self) -> None:

@@ -29,7 +29,7 @@ from fvflops.capture.run import (
     suspend_outer_recordings,
 )
 from fvflops.capture.session import Session
-from fvflops.capture.shapes.assumptions import can_be_assumed
+from fvflops.capture.shapes.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
@@ -121,7 +121,7 @@ def record_run(
                 raise
             remedy = "count a real step with fvflops.record"
             if session.failure is not None and can_be_assumed(session.failure[0]):
-                remedy += f", or assume its output size or value: assume={{{session.failure[0]!r}: ...}}"
+                remedy += f", or assume its output size or value: {how_to_assume(session.failure[0])}"
             raise ExecutionError(f"{message}: {remedy}") from error
         finally:
             session.stop(complete=complete)

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from fvflops.counting.count import CostModel, RegionCost
-from fvflops.formulas import Call, OpCost
+from fvflops.formulas import Call, Cost, OpCost
 from fvflops.formulas.rows import default_label
 from fvflops.formulas.table import attributes_of, find_class
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
@@ -84,5 +84,6 @@ def _number(value: Any, name: str) -> int:
         raise ValueError(
             f"the handle of {name} returned {value!r} of type {type(value).__name__}: "
             "return a Python int, or a Counter of them"
+            + ("; a Cost is what a formula returns: see register_formula" if isinstance(value, Cost) else "")
         )
     return value  # type: ignore[return-value]

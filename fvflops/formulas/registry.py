@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 from fvflops.formulas.cost import Cost
@@ -122,10 +123,27 @@ def register_formula(name: str, function: Formula) -> None:
         raise ValueError(f"a formula name must be an identifier such as 'fused_scan'; got {name!r}")
     if not callable(function):
         raise TypeError(f"the formula {name!r} is {function!r}, which cannot be called")
+    if not can_be_called(function, 1):
+        raise TypeError(f"the formula {name!r} takes {inspect.signature(function)}: write a function of (call)")
     if name in FORMULAS:
         raise ValueError(f"the formula {name!r} is shipped with fvflops: choose another name")
     if _REGISTERED.setdefault(name, function) is not function:
         raise ValueError(f"the formula {name!r} is registered already, as {_REGISTERED[name]!r}: choose another name")
+
+
+def can_be_called(function: Callable[..., object], count: int) -> bool:
+    """Return whether a function accepts `count` positional arguments alone; True where its signature is unknown.
+
+    >>> can_be_called(lambda call: 0, 1), can_be_called(lambda: 0, 1)
+    (True, False)
+    """
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a callable of C without a signature
+        return True
+    return True
 
 
 def find_formula(name: str) -> Formula:

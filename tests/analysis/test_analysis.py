@@ -20,6 +20,7 @@ from fvflops import (
     parameter_count,
     parameter_count_table,
 )
+from fvflops.formulas import Cost
 from fvflops.trace import TraceError
 from tests.support.models.whole_models import Toy, build_case
 
@@ -220,6 +221,12 @@ def test_handles_can_name_labels_and_are_checked():
         analysis.set_op_handle("aten::linear")
     with pytest.raises(TypeError, match="must be a function, or None to ignore the op"):
         analysis.set_op_handle("aten::linear", 3)
+    with pytest.raises(TypeError, match=r"handle of aten::linear takes \(a, b, c\): write a function of \(call\)"):
+        analysis.set_op_handle("aten::linear", lambda a, b, c: 1)
+    with pytest.raises(ValueError, match=r"'Fused' is not an op name: .* prim::PythonOp\.Fused"):
+        analysis.set_op_handle("Fused", lambda call: 1)
+    with pytest.raises(ValueError, match=r"return a Python int, .* a Cost is what a formula returns"):
+        analysis.set_op_handle("aten::linear", lambda call: Cost(macs=1)).total()
     with pytest.raises(ValueError, match="aten::linear returned 'many'"):
         analysis.set_op_handle("aten::linear", lambda call: "many").total()
     numpy = pytest.importorskip("numpy", reason="a handle may return NumPy numbers; NumPy is in the extra `test`")

@@ -141,6 +141,11 @@ def test_models_from_a_file(capsys, factory, name, options, flops):
     assert total_of(capsys, f"{factory}:{name}", *options) == flops
 
 
+def test_a_report_says_what_was_given_for_data_dependent_ops(capsys, factory):
+    assert main(["count", f"{factory}:routed", "--device", "meta", "--assume", "aten::index=6"]) == 0
+    assert "Given for data-dependent ops: aten::index=6." in capsys.readouterr().out
+
+
 def test_a_model_from_a_package(capsys, tmp_path, monkeypatch):
     (tmp_path / "own_package").mkdir()
     (tmp_path / "own_package" / "nets.py").write_text(FACTORY)
@@ -227,7 +232,10 @@ def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
         ("number", "returned int: return a torch.nn.Module"),
         ("build", "has no default input shapes: pass --input SHAPE"),
         ("routed --execution shapes", "aten::index.Tensor in module '' cannot be run in shape execution"),
-        ("routed --device meta", "pass real weights, or assume its output size: assume={'aten::index.Tensor': ...}"),
+        (
+            "routed --device meta",
+            "pass real weights, or assume its output size: assume={'aten::index.Tensor': ...} (--assume ",
+        ),
         ("routed --assume aten::index", "--assume 'aten::index' has no size: write aten::nonzero=100"),
         ("routed --assume aten::indx=3", "aten::index"),
     ],

@@ -69,9 +69,11 @@ def test_the_examples_of_a_users_table_are_checked(tmp_path):
         '  aten::bmm: {macs: numel(self)//0, example: "1 2 3, 1 3 4 = 24"}\n'
         '  aten::mv: {macs: numel(self), example: "2 3 load, 3 = 6"}\n'
         '  prim::PythonOp.Swish: {flops: 4*numel(out), example: "2 3 -> 2 3 = 24"}\n'
+        '  prim::PythonOp.Bare: {flops: 4*numel(out), example: "2 3 = 24"}\n'
     )
     problems = {row.name: problem for row, problem in check_examples(load_table(str(path)))}
     assert problems["aten::mm"] is None and problems["prim::PythonOp.Swish"] is None
+    assert "prim::PythonOp.Bare lacks the shapes of its results" in str(problems["prim::PythonOp.Bare"])
     assert "division by zero" in str(problems["aten::bmm"]) and str(problems["aten::bmm"]).startswith(f"{path}:5: ")
     assert str(problems["aten::mv"]) == f"{path}:6: this torch has no dtype 'load'"
     assert str(problems["aten::gelu"]) == f"{path}:4: aten::gelu: the example '2 3 = 47' costs 48"

@@ -305,6 +305,8 @@ def test_a_taken_name_is_refused():
         register_formula("a b", max)
     with pytest.raises(TypeError, match="cannot be called"):
         register_formula("test_number_5", 5)
+    with pytest.raises(TypeError, match=r"the formula 'test_two' takes \(a, b\): write a function of \(call\)"):
+        register_formula("test_two", lambda a, b: 5)
 
 
 @pytest.mark.parametrize("cost", [{"macs": -1}, {"flops": 1.5}, {"macs": True}, {"activations": -1}, {"macs": None}])

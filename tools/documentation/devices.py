@@ -11,8 +11,9 @@ _INTRODUCTION = """\
 
 Peaks of the accelerators that `--device`, `--peaks`, [`mfu`](api/training.md) and `find_device` know by name, in
 TFLOP/s by dtype (int8: 10^12 operations/s), from their vendors' documents. A multiply-add is 2 FLOPs; operands are
-dense. An empty cell is a value that the vendor does not state. A name without a variant, such as H100, is the fastest
-variant, so that no utilisation is overestimated.
+dense. An empty cell is a value that the vendor does not state. A name without a variant is the
+fastest one, so that no utilisation is overestimated: A100 is A100 SXM 80GB, and H100 is H100 SXM. The column "Also" has
+these names.
 
 `fvflops peak --output mine.yaml` measures those of your own device, and `--device mine.yaml` reads them. A device of
 your own is a `Device` in Python, or an entry of a YAML file:

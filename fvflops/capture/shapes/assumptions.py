@@ -15,7 +15,15 @@ from fvflops.trace.signature import packet_of
 
 ITEM = "aten::_local_scalar_dense"
 
-_CALL_ITEM = frozenset({"aten::item", "aten::is_nonzero", "aten::allclose"})  # composite ops that call ITEM
+# Composite ops and the op that they call: without autograd the former are recorded, with it the latter.
+_CALLED = {
+    "aten::item": ITEM,
+    "aten::is_nonzero": ITEM,
+    "aten::allclose": ITEM,
+    "aten::argwhere": "aten::nonzero",
+    "aten::nonzero_numpy": "aten::nonzero",
+    "aten::where": "aten::nonzero",
+}
 _BOOLEANS = frozenset({"aten::equal", "aten::is_nonzero", "aten::allclose"})
 
 
@@ -57,14 +65,23 @@ def can_be_assumed(name: str) -> bool:
     return data_dependent_key(name) in SIZE_RULES or packet_of(name) in SCALAR_RESULTS
 
 
+def how_to_assume(name: str) -> str:
+    """Return how a size or value is assumed for an op, as the end of a message.
+
+    >>> how_to_assume("aten::nonzero")
+    "assume={'aten::nonzero': ...} (--assume aten::nonzero=...)"
+    """
+    return f"assume={{{name!r}: ...}} (--assume {name}=...)"
+
+
 def assumption_for(name: str, assume: Mapping[str, Any]) -> Any:
-    """Return the assumption for an op: by its full name, its name without overload, or that of `.item()`.
+    """Return the assumption for an op: by its full name, its name without overload, or the op that it calls.
 
     >>> assumption_for("aten::index.Tensor", {"aten::index": 5}), assumption_for("aten::item", {ITEM: 7})
     (5, 7)
     """
     packet = packet_of(name)
-    for key in (name, packet, ITEM if packet in _CALL_ITEM else packet):
+    for key in (name, packet, _CALLED.get(packet, packet)):
         if key in assume:
             return assume[key]
     return None

@@ -84,7 +84,10 @@ def _choose_table(requested: str | None, budget: Budget | None) -> str:
         return requested or "default"
     budget_table = budget.table or "default"
     if requested not in (None, budget_table):
-        raise ValueError(f"--table must be {budget_table}, as in the budget of {budget.name}; got {requested}")
+        raise ValueError(
+            f"--table must be {budget_table}, as in the budget of {budget.name}; got {requested}: change its table: in "
+            "the file, or use another --name"
+        )
     return budget_table
 
 

@@ -27,6 +27,7 @@ from fvflops.views.breakdown import Breakdown, read_breakdown
 
 # Key of Trace.about → the note for the report.
 _NOTES = {
+    "given": "given for data-dependent ops: {}",
     "supposed": "ASSUMED (data-dependent): {}",
     "bounds": "an upper bound, since the output of {} is assumed to have its maximum size",
 }

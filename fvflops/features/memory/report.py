@@ -314,5 +314,7 @@ def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
     """Yield a sentence for each part of the memory that is not predicted."""
     if timeline.unseen:
         yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
+    if "given" in timeline.trace.about:
+        yield f"Given for data-dependent ops: {timeline.trace.about['given']}."
     if timeline.trace.info.assumed:
         yield f"ASSUMED (data-dependent): {timeline.trace.info.assumed}."

@@ -60,7 +60,9 @@ def find_stages(model: nn.Module) -> PipelineStages:
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     stages = STAGES.get(name) or _read_pp_plan(model)
     if stages is None:
-        raise ShardingError(f"no pipeline stages are known for {name}: pass split_by, a PipelineStages, or omit pp")
+        raise ShardingError(
+            f"no pipeline stages are known for {name}: from Python pass split_by, a PipelineStages, or omit pp"
+        )
     return stages
 
 

@@ -68,7 +68,7 @@ class RankPlan(Displayed):
     are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
     its calls that are estimated, not run, and `left_out` the work of a real step that is not included. `recorded` is
     the part that was run, equal microbatches once, and `estimated_memory` describes what `memory` adds to it. `step` is
-    the order of what the rank does.
+    the order of what the rank does, `table` the convention that `flops` counts by.
     """
 
     _report = "fvflops.features.planning.report:plan_report"
@@ -85,6 +85,7 @@ class RankPlan(Displayed):
     step: RankStep
     derived: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    table: str | FormulaTable = "default"
 
     def __repr__(self) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
@@ -96,9 +97,9 @@ class RankPlan(Displayed):
         """The number of ranks."""
         return math.prod(dense_axes(self.mesh).values())
 
-    def flops(self, table: str | FormulaTable = "default") -> FlopCountAnalysis:
-        """Return the FLOPs of the step in a convention, by module, operator and phase."""
-        return FlopCountAnalysis.from_trace(self.trace, table=table, warn=False)
+    def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
+        """Return the FLOPs of the step by module, operator and phase, in a convention or that of the plan."""
+        return FlopCountAnalysis.from_trace(self.trace, table=self.table if table is None else table, warn=False)
 
     def communication(self) -> Communication:
         """Return the communication of the rank in the step."""
@@ -224,7 +225,7 @@ def plan_rank(
                                     numbers for each rank of ep, or a mapping from the name of each mixture's experts
                                     to these: all get as many
         device, assume              kind of device whose kernels are shown, and what `record_call` assumes
-        table                       composite ops that it counts are not decomposed
+        table                       convention of `flops`, of which a plan does not decompose the composite ops
 
     A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
     cannot be split ShardingError, a schedule that does not fit ScheduleError. The model is not changed.
@@ -341,12 +342,12 @@ def _plan(
     alike: dict[Any, list[int]] = {}
     for item in ranks:
         alike.setdefault(rank_model.describe_stages(item), []).append(item)
-    plans = []
+    plans: list[RankPlan] = []
     for equal in alike.values():
         arguments = rank_model, layout, recipe, orders, equal
         # Where equal layers do not run equally, all of them are recorded.
         of_equal = _plan_equal_ranks(*arguments, shortened=True) or _plan_equal_ranks(*arguments, shortened=False)
-        plans += of_equal
+        plans += (replace(plan, table=table) for plan in of_equal)
     return sorted(plans, key=lambda plan: plan.rank)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.features.communication.report import communication_parts
 from fvflops.features.planning.plan import RankPlan, StepPlan
-from fvflops.formulas import FormulaTable, load_table
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import Status
@@ -16,12 +16,14 @@ from fvflops.units import format_thousands
 
 def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
     """Return the FLOPs by a convention, the parameters and the communication of a rank of the model `name`."""
-    table = table or load_table("default")
+    table = resolve_table(plan.table) if table is None else table
     flops = plan.flops(table)
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     coordinates = ", ".join(f"{axis} {index}" for axis, index in plan.coordinates.items())
     rank = f"rank {format_thousands(plan.rank)} of {format_thousands(plan.world)} ({coordinates})"
     notes = []
+    if "given" in plan.trace.about:
+        notes.append(f"Given for data-dependent ops: {plan.trace.about['given']}.")
     if "supposed" in plan.trace.about:
         notes.append(f"ASSUMED (data-dependent): {plan.trace.about['supposed']}.")
     notes += [f"Estimated: {rule}." for rule in plan.derived]
@@ -39,7 +41,7 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
 
 def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
     """Return the costs of each rank of a pipeline by a convention."""
-    table = table or load_table("default")
+    table = resolve_table(plan.ranks[0].table) if table is None else table
     first = plan.ranks[0]
     mesh = ", ".join(f"{axis}={size}" for axis, size in first.mesh.items())
     columns = (

@@ -205,6 +205,9 @@ def _list_assumptions(
     yield f"kernels are those of PyTorch on {plans[0].recorded.info.device}, not compiled"
     if efficiency.launch:
         yield "the host runs ahead of the device, except where a kernel is shorter than its launch"
+    if "given" in plans[0].trace.about:
+        given = plans[0].trace.about["given"]
+        yield f"the host does not wait for the values of data-dependent ops, for which are given {given}"
     if network is not None:
         yield (
             "collectives of one process group run one after the other, beside kernels and other groups' collectives, "

@@ -167,7 +167,12 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
         raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet. {_OTHERS}")
     names = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
     near = nearest(name.lower(), names, cutoff=0.5)
-    hint = f"did you mean {names[near]!r}?" if near else f"{file} has {', '.join(device.name for device in devices)}."
+    if near:
+        hint = f"did you mean {names[near]!r}?"
+    elif file == SHIPPED:
+        hint = "'fvflops list devices' lists those known."
+    else:
+        hint = f"{file} has {', '.join(device.name for device in devices)}."
     raise ValueError(f"no device {truncate(name)!r}: {hint} {_OTHERS}")
 
 

@@ -17,7 +17,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Call:
-    """One call, as passed to a formula or a handle: `def handle(call): return Cost(macs=call.out.numel)`.
+    """One call, as passed to a formula (`return Cost(macs=call.out.numel)`) or a handle (`return call.out.numel`).
 
     `op` is the full name (`aten::addmm`). `arguments` maps every argument name of the op's schema to its value,
     defaults filled in: a tensor is a `TensorSpec` (`.shape`, `.numel`, `.ndim`, `.dtype`), a list is a tuple, an

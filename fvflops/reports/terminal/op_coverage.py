@@ -75,6 +75,8 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
                 "assumed",
             )
         )
+    if "given" in summary.about:
+        sentences.append(Note(f"Given for data-dependent ops: {escape(summary.about['given'])}.", "assumed"))
     if "supposed" in summary.about:
         sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "assumed"))
     unsupported = _sort_by_calls(summary.ledger.get("unknown", {}))

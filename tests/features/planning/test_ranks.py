@@ -551,12 +551,18 @@ def test_a_plan_says_what_is_assumed_and_unsupported():
     plan = plan_llama({"tp": 2})
     calls = {(0, 0, "forward"): 3}
     signature = Signature("symm_mem::fused", ("input",), (TensorSpec((2,)),), ())
-    about = {**plan.trace.about, "supposed": "aten::nonzero: all elements are true"}
+    about = {**plan.trace.about, "given": "aten::index=0.25", "supposed": "aten::nonzero: all elements are true"}
     trace = Trace(plan.trace.modules, (), ((),), (signature,), (), calls, {}, about=about)
     text = write_document(plan_report(replace(plan, trace=trace), load_table("default"), name="llama"))
     assert "Unsupported, so not in the FLOPs: symm_mem::fused (3 calls)." in text
     assert "Unsupported, so not in the bytes: symm_mem::fused (3 calls)." in text
+    assert "Given for data-dependent ops: aten::index=0.25." in text
     assert "ASSUMED (data-dependent): aten::nonzero: all elements are true." in text and "collective" not in text
+
+
+def test_a_plan_counts_by_its_table():
+    plan = plan_llama({"tp": 2})  # by "exact"
+    assert plan.flops().total() == plan.flops("exact").total() > plan.flops("default").total()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from fvflops import Efficiency, MasterWeights, estimate_step, find_device, model_flops, plan_rank, plan_step
 from fvflops.features.step_time.efficiency import PEAK
@@ -112,6 +113,17 @@ def test_a_gpt_with_master_weights():
     estimated = estimate_step(step, device="A100", efficiency=EFFICIENCY)
     assert estimated.by_phase["optimizer"] > 0 and estimated.network.source.startswith("assumed for A100")
     assert any("DDP" in text for text in estimated.assumptions)
+
+
+def test_an_estimate_says_what_is_given_for_data_dependent_ops():
+    class Routed(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return super().forward(y[y[:, 0] > 0])
+
+    step = plan_step(Routed(8, 8), torch.ones(4, 8), mesh={"dp": 2}, assume={"aten::index": 0.5})
+    estimated = estimate_step(step, device="H100", efficiency=EFFICIENCY)
+    assert any(text.endswith("for which are given aten::index=0.5") for text in estimated.assumptions)
 
 
 def test_ranks_of_experts_are_no_more_ranks():

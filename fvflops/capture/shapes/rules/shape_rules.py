@@ -26,6 +26,7 @@ from fvflops.capture.shapes.rules import (
     sequences,
     spatial_transformer,
 )
+from fvflops.trace.signature import packet_of
 
 Rule = Callable[..., Any]
 
@@ -68,7 +69,8 @@ class ShapeRules:
 
     `assume` contains sizes or values of data-dependent ops by op name; invalid entries raise ValueError. `exact`
     excludes rules that return an upper bound; `device` is the device whose kernels are emulated. `bounds` are the ops
-    for which an upper bound was used, `assumed` the assumptions about other data-dependent ops.
+    for which an upper bound was used, `given` the entries of `assume` that were used, `assumed` the assumptions about
+    other data-dependent ops.
 
     >>> rule = ShapeRules({"aten::nonzero": 0.5}).assumed_size("aten::nonzero")
     >>> rule(torch.empty(3, 5, device="meta")).shape
@@ -82,6 +84,7 @@ class ShapeRules:
         check_assumptions(self.assume)
         self.exact = exact
         self.bounds: set[str] = set()
+        self.given: dict[str, Any] = {}
         self.assumed: dict[str, str] = {}
         self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
 
@@ -93,6 +96,8 @@ class ShapeRules:
         """Return the rule of an op whose size or value is assumed or bounded, or None."""
         key = data_dependent.data_dependent_key(name)
         assumption = assumption_for(name, self.assume)
+        if assumption is not None:
+            self.given[packet_of(name)] = assumption
         if key in data_dependent.SCALAR_RESULTS:
             return None if assumption is None else partial(convert_value, key, assumption)
         size_rule = data_dependent.SIZE_RULES.get(key)
@@ -119,10 +124,12 @@ class ShapeRules:
         return result
 
     def about(self) -> dict[str, str]:
-        """Return the bounds and assumptions for the Trace's metadata."""
+        """Return the bounds, the given results and the assumptions for the Trace's metadata."""
         metadata = {}
         if self.bounds:
             metadata["bounds"] = ", ".join(sorted(self.bounds))
+        if self.given:
+            metadata["given"] = ", ".join(f"{op}={assumption}" for op, assumption in sorted(self.given.items()))
         if self.assumed:
             metadata["supposed"] = ", ".join(f"{op}: {assumption}" for op, assumption in sorted(self.assumed.items()))
         return metadata
