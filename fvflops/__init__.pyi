@@ -27,6 +27,9 @@ from fvflops.features.kernels.annotation import AnnotatedTrace as AnnotatedTrace
 from fvflops.features.kernels.annotation import annotate_trace as annotate_trace
 from fvflops.features.kernels.kernel_profile import KernelProfile as KernelProfile
 from fvflops.features.kernels.model_profile import profile_kernels as profile_kernels
+from fvflops.features.layout_search.model import LayoutResult as LayoutResult
+from fvflops.features.layout_search.model import LayoutSearch as LayoutSearch
+from fvflops.features.layout_search.search import search_layouts as search_layouts
 from fvflops.features.memory.compute import MemoryMoment as MemoryMoment
 from fvflops.features.memory.compute import MemoryTimeline as MemoryTimeline
 from fvflops.features.memory.memory import predict_memory as predict_memory

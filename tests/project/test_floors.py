@@ -31,6 +31,7 @@ BUILDS_UPON = {
     "budget": {"memory"},
     "deepspeed": {"profiling"},
     "generation": {"scaling"},
+    "layout_search": {"planning", "step_time", "utilisation"},
     "parameters": {"experts"},
     "planning": {"communication", "memory"},
     "profiling": {"roofline", "utilisation"},

@@ -18,7 +18,7 @@ from fvflops.features.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
 
 # Kinds of memory that a rank has as many bytes of, divided by the number of ranks that share them.
-_STATES = ("parameter", "gradient", "optimizer")
+_STATES = ("parameter", "gradient", "optimizer state")
 
 
 class Sharding(NamedTuple):

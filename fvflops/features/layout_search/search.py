@@ -210,12 +210,12 @@ class _Search:
     def _settle_larger(self, smaller: Candidate, result: LayoutResult) -> None:
         """Settle the layouts that have at least the memory of one that does not fit."""
         for number, candidate in enumerate(self._candidates):
-            if number not in self._results and _needs_more(candidate, smaller):
+            if number not in self._results and needs_more(candidate, smaller):
                 reason = f"at least {result.reason}, as with {smaller.command()}"
                 self._settle(number, "does not fit", reason)
 
 
-def _needs_more(candidate: Candidate, smaller: Candidate) -> bool:
+def needs_more(candidate: Candidate, smaller: Candidate) -> bool:
     """Return whether a layout differs from another one only in larger microbatches and fewer recomputed activations."""
     same = replace(candidate, micro_batch=1, microbatches=1, checkpoint="") == replace(
         smaller, micro_batch=1, microbatches=1, checkpoint=""

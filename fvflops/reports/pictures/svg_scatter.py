@@ -24,25 +24,23 @@ def svg_scatter(plot: Scatter) -> str:
     (3, True, 1)
     """
     ink, quiet, line = (colours.adaptive(name) for name in ("ink", "quiet", "line"))
-    paints = colours.group(("marked", "limit"))
-    strong, limit = (colours.adaptive(paints.of(name)) for name in ("marked", "limit"))
     axes = _Axes(plot)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{_escape(plot.title)}" style="max-width:{_WIDTH}px;fill:{ink};'
         'font:11px system-ui,sans-serif;font-variant-numeric:tabular-nums">'
     ]
-    parts += [*axes.draw(line, quiet), *_draw_limit(plot, axes, limit), *_draw_front(plot, axes, strong)]
+    parts += [*axes.draw(line, quiet), *_draw_limit(plot, axes, quiet), *_draw_front(plot, axes, ink)]
     for point in sorted(plot.points, key=lambda point: point.marked):
-        fill, size = (strong, 4.5) if point.marked else (quiet, 3.5)
+        fill, size, opacity = (ink, 5, 1) if point.marked else (quiet, 3.5, 0.5)
         what = f"{point.label}: " if point.label else ""
         text = f"{what}{plot.x_form(point.x)} {plot.x}, {plot.y_form(point.y)} {plot.y}"
         parts.append(
             f'<circle cx="{axes.x(point.x)}" cy="{axes.y(point.y)}" r="{size}" style="fill:{fill}" '
-            f'fill-opacity="0.85"><title>{_escape(text)}</title></circle>'
+            f'fill-opacity="{opacity}"><title>{_escape(text)}</title></circle>'
         )
     if any(point.marked for point in plot.points):
-        parts.append(f'<circle cx="{_LEFT + 5}" cy="{_HEIGHT - 12}" r="4.5" style="fill:{strong}"/>')
+        parts.append(f'<circle cx="{_LEFT + 5}" cy="{_HEIGHT - 12}" r="5"/>')
         parts.append(f'<text x="{_LEFT + 15}" y="{_HEIGHT - 8}">{_escape(plot.marks)}</text>')
     return "\n".join([*parts, "</svg>"])
 
