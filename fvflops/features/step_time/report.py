@@ -317,10 +317,13 @@ def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterato
             yield replace(chart, name=f"memory {name_of(memory.plan)}", title=title)
 
 
-def _list_unsupported(estimate: StepEstimate) -> list[Part]:
+def _list_unsupported(estimate: StepEstimate) -> Iterator[Part]:
     unsupported = Counter[str]()
     for plan in estimate.plans:
         unsupported |= Counter(plan.flops().counts().ledger()[Status.UNSUPPORTED])
-    if not unsupported:
-        return []
-    return [f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."]
+    if unsupported:
+        yield f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."
+    if estimate.unknown:
+        yield f"Of unknown time, so not in the step: {list_ops(estimate.unknown)}."
+    if estimate.bytes_only:
+        yield f"Of unknown FLOPs, so in the step with the time of their bytes: {list_ops(estimate.bytes_only)}."

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fvflops.features.communication.compute import collective_of
 from fvflops.features.planning.plan import RankPlan
 from fvflops.features.planning.rank_step import Action, Call, Pass
 from fvflops.features.step_time.efficiency import KernelTimer
-from fvflops.features.step_time.kernels import kernel_of
+from fvflops.features.step_time.kernels import UNKNOWN, kernel_of
 from fvflops.features.step_time.network import Network
 from fvflops.features.step_time.program import Collective, Item, Launch, Program, Run, Wait, read_program
 from fvflops.features.step_time.replay import time_program
@@ -62,6 +63,21 @@ class StepProgram:
         """Return the step with other process groups by mesh axis, and other ranks of its stages."""
         programs = tuple(replace(program, items=_with_groups(program.items, groups)) for program in self.programs)
         return replace(self, programs=programs, places=places)
+
+    def unknown(self) -> Counter[str]:
+        """Return op → calls of those that take no time here, in the steps of all its ranks."""
+        return self._sum(program.unknown for program in self.programs)
+
+    def bytes_only(self) -> Counter[str]:
+        """Return op → calls of those that take the time of their bytes alone, in the steps of all its ranks."""
+        return self._sum(program.bytes_only for program in self.programs)
+
+    def _sum(self, by_program: Iterable[Mapping[str, int]]) -> Counter[str]:
+        times = Counter(index for actions in self.ranks for _, index in actions)
+        total: Counter[str] = Counter()
+        for index, calls in enumerate(by_program):
+            total.update({op: count * times[index] for op, count in calls.items()})
+        return total
 
     def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
         first, last = sorted((self.places[sender], self.places[receiver]))
@@ -122,13 +138,18 @@ def _with_added(recorded: Pass, fused: Collection[str]) -> Program:
     """Return the program of what was recorded, then of the calls that were not run."""
     program = read_program(recorded.trace, recorded.begin, recorded.end, fused=fused)
     launches, items = list(program.launches), list[Item](program.items)
+    unknown, bytes_only = Counter(program.unknown), Counter(program.bytes_only)
     kernels: list[int] = []
     number = sum(isinstance(item, Collective) for item in items)
     for signature, phase, times in recorded.added:
         call = collective_of(signature)
         if call is None:
             kernel = kernel_of(signature)
-            if kernel is not None:
+            if kernel == UNKNOWN:
+                unknown[signature.packet] += times
+            elif kernel is not None:
+                if kernel.bytes_only:
+                    bytes_only[signature.packet] += times
                 kernels += [len(launches)] * times
                 launches.append(Launch(kernel, phase, "", signature.packet))
         elif call.collective not in _POINT_TO_POINT:  # the simulation of the schedule sends
@@ -138,4 +159,4 @@ def _with_added(recorded: Pass, fused: Collection[str]) -> Program:
                 items += [Collective(number, call, phase, "", None), Wait(number)]
                 number += 1
     items += [Run(tuple(kernels))] if kernels else []
-    return Program(tuple(items), tuple(launches))
+    return Program(tuple(items), tuple(launches), dict(unknown), dict(bytes_only))
