@@ -79,14 +79,21 @@ class StepProgram:
             total.update({op: count * times[index] for op, count in calls.items()})
         return total
 
-    def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
+    def link(self, sender: int, receiver: int) -> tuple[ProcessGroupSpec, int] | None:
+        """Return the two ranks of neighbouring stages and the bytes that they send, None for stages of one rank."""
         first, last = sorted((self.places[sender], self.places[receiver]))
         if first == last:
+            return None
+        return ProcessGroupSpec("", 2, "pp", first, last - first), self.sent[min(sender, receiver)]
+
+    def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
+        link = self.link(sender, receiver)
+        if link is None:
             return 0.0
         if network is None:
             raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
-        link = ProcessGroupSpec("", 2, "pp", first, last - first)
-        return network.seconds("send", self.sent[min(sender, receiver)], link)
+        group, nbytes = link
+        return network.seconds("send", nbytes, group)
 
 
 def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
