@@ -72,8 +72,10 @@ def test_a_fit_finds_the_figures_that_made_the_times():
 def test_a_batch_takes_as_long_as_the_package_simulates():
     gpt = small(NODE, mesh={"pp": 2, "dp": 2, "tp": 2})
     interleaved = replace(gpt, virtual_stages=3, local_batch=4 * gpt.micro_batch)
-    slow_memory = replace(small("mpt", name="mpt 1b"), memory_bandwidth=1e12)
-    runs = [gpt, interleaved, slow_memory, small(NODE, mesh={"tp": 8})]
+    mpt = small("mpt", name="mpt 1b")
+    # With several microbatches FSDP2 adds gradients on the stream of their reduction.
+    accumulated = replace(mpt, memory_bandwidth=1e12, local_batch=3 * mpt.micro_batch)
+    runs = [gpt, interleaved, accumulated, small(NODE, mesh={"tp": 8})]
     items = [prepared.prepare(replace(run, device=DEVICE), {}) for run in runs]
     # The host or the device is late.
     fits = [fitting.Fit(DEVICE, {**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]

@@ -73,8 +73,7 @@ class Batch:
             return self._programs.setdefault((start, programs[index]), len(self._programs))
 
         def transfer(sender: int, receiver: int) -> int:
-            link = step.link(sender, receiver)
-            return 0 if link is None else self._tables.add_transfer(site, *link)
+            return self._tables.add_transfer(site, step.messages(sender, receiver))
 
         ranks = [[(action, number(action, index)) for action, index in actions] for actions in step.ranks]
         self._rounds.add(ranks, transfer, stages=1 + max(step.places))

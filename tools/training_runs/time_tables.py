@@ -12,6 +12,7 @@ from fvflops.features.step_time.kernels import Kernel
 from fvflops.features.step_time.network import Network
 from fvflops.features.step_time.program import Collective, Program, Run, StreamRun
 from fvflops.features.step_time.replay import FORWARD_PHASES, time_collective
+from fvflops.features.step_time.step_program import Message
 from fvflops.features.utilisation.devices import Device
 from fvflops.trace.process_group import ProcessGroupSpec
 
@@ -44,14 +45,14 @@ class Times(NamedTuple):
 
 
 class TimeTables:
-    """The distinct kernels, runs of kernels, collectives and transfers; the transfer with index 0 takes no time."""
+    """The distinct kernels, runs of kernels, collectives, and transfers between stages, of which 0 takes no time."""
 
     def __init__(self) -> None:
         self._devices: list[Device] = []
         self._kernels: dict[tuple[int, Kernel], int] = {}
         self._runs: dict[tuple[tuple[int, bool], ...], int] = {}
         self._collectives: dict[tuple[Site, str, int, ProcessGroupSpec | None], tuple[int, Collective]] = {}
-        self._transfers: dict[tuple[Site, ProcessGroupSpec, int], int] = {}
+        self._transfers: dict[tuple[Site, tuple[Message, ...]], int] = {}
 
     def read(self, program: Program, device: Device, site: Site, streams: Mapping[str, int]) -> tuple[Step, ...]:
         """Return the steps of a program; `streams` is name → index of a stream of collectives."""
@@ -81,9 +82,9 @@ class TimeTables:
                 steps.append(Step("wait", number=item.number))
         return tuple(steps)
 
-    def add_transfer(self, site: Site, link: ProcessGroupSpec, nbytes: int) -> int:
+    def add_transfer(self, site: Site, messages: tuple[Message, ...]) -> int:
         """Return the index of a transfer of hidden states."""
-        return self._transfers.setdefault((site, link, nbytes), 1 + len(self._transfers))
+        return self._transfers.setdefault((site, messages), 1 + len(self._transfers)) if messages else 0
 
     def at(self, points: Sequence[Point]) -> Times:
         """Return the times at some points."""
@@ -93,8 +94,8 @@ class TimeTables:
             for (site, *_), (_, item) in self._collectives.items()
         ]
         transfers = [
-            [network(*site).seconds("send", nbytes, link) for _, network in points]
-            for site, link, nbytes in self._transfers
+            [sum(network(*site).seconds(*message) for message in messages) for _, network in points]
+            for site, messages in self._transfers
         ]
         return Times(
             device,

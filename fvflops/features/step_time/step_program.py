@@ -18,19 +18,25 @@ from fvflops.features.step_time.schedule import Simulation, TimedAction, simulat
 from fvflops.trace.process_group import ProcessGroupSpec
 
 _POINT_TO_POINT = ("send", "receive")
+# A collective, its payload in bytes, and its group.
+Message = tuple[str, int, ProcessGroupSpec]
 
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
     """The actions of each rank of a pipeline, in order, each with the index of its program in `programs`.
 
-    `places` is stage → the rank that has it, `sent` is stage → bytes of the hidden state of one microbatch.
+    `places` is stage → the rank that has it, `sent` is stage → bytes of the hidden state of one microbatch. With
+    `scattered`, a tensor-parallel group, each of its ranks sends a share of them, which the receivers gather, as
+    Megatron-LM and DeepSpeed do. Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM" (2021), section 4.1.
     """
 
     ranks: tuple[tuple[tuple[Action, int], ...], ...]
     programs: tuple[Program, ...]
     places: Mapping[int, int]
     sent: Mapping[int, int]
+    scattered: ProcessGroupSpec | None = None
 
     def simulate(
         self, timer: KernelTimer, network: Network | None, *, host_waits: bool = False, log: bool = False
@@ -79,21 +85,23 @@ class StepProgram:
             total.update({op: count * times[index] for op, count in calls.items()})
         return total
 
-    def link(self, sender: int, receiver: int) -> tuple[ProcessGroupSpec, int] | None:
-        """Return the two ranks of neighbouring stages and the bytes that they send, None for stages of one rank."""
+    def messages(self, sender: int, receiver: int) -> tuple[Message, ...]:
+        """Return what carries a hidden state or its gradient to a neighbouring stage: none on the same rank."""
         first, last = sorted((self.places[sender], self.places[receiver]))
         if first == last:
-            return None
-        return ProcessGroupSpec("", 2, "pp", first, last - first), self.sent[min(sender, receiver)]
+            return ()
+        nbytes, link = self.sent[min(sender, receiver)], ProcessGroupSpec("", 2, "pp", first, last - first)
+        if self.scattered is None:
+            return (("send", nbytes, link),)
+        return ("send", -(-nbytes // self.scattered.size), link), ("all_gather", nbytes, self.scattered)
 
     def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
-        link = self.link(sender, receiver)
-        if link is None:
+        messages = self.messages(sender, receiver)
+        if not messages:
             return 0.0
         if network is None:
             raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
-        group, nbytes = link
-        return network.seconds("send", nbytes, group)
+        return sum(network.seconds(*message) for message in messages)
 
 
 def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
