@@ -13,9 +13,20 @@ from tests.support.tools import load_tool
 
 prepared = load_tool("training_runs.prepared")
 fitting = load_tool("training_runs.fitting")
+Batch = load_tool("training_runs.batch").Batch
 read_runs = load_tool("training_runs.rows").read_runs
 shipped = fitting.shipped
 NODE = "single node"
+
+
+DEVICE = "A100 SXM 80GB"
+EXPECTED = {name: item.expected for name, item in {**fitting.DEVICE, **fitting.NETWORK}.items()}
+
+
+def small_mpts():
+    """Return three models of three layers."""
+    names = ("mpt 350m", "mpt 1b", "mpt 3b")
+    return [prepared.prepare(small("mpt", name=name, device=DEVICE), {}) for name in names]
 
 
 def small(dataset, **wanted):
@@ -44,20 +55,53 @@ def test_estimates_of_whole_runs_are_near_what_was_measured():
 
 
 def test_a_fit_finds_the_figures_that_made_the_times():
-    items = [
-        prepared.prepare(small("mpt", name=name, device="A100 SXM 80GB"), {})
-        for name in ("mpt 350m", "mpt 1b", "mpt 3b")
+    items = small_mpts()
+    made = fitting.Fit(DEVICE, {**EXPECTED, "matmul": 0.7, "bandwidth": 0.9})
+    (seconds,) = Batch(items).predict([made.point()])
+    timed = Batch(
+        [
+            replace(item, run=replace(item.run, quantity="step seconds", value=value))
+            for item, value in zip(items, seconds, strict=True)
+        ]
+    )
+    found = fitting.fit(DEVICE, timed)
+    after, before = timed.predict([found.point(), fitting.Fit(DEVICE, EXPECTED).point()]) / seconds - 1
+    assert abs(after).max() < 0.04 < abs(before).max()
+
+
+def test_a_batch_takes_as_long_as_the_package_simulates():
+    gpt = small(NODE, mesh={"pp": 2, "dp": 2, "tp": 2})
+    interleaved = replace(gpt, virtual_stages=3, local_batch=4 * gpt.micro_batch)
+    mpt = small("mpt", name="mpt 1b")
+    # With several microbatches FSDP2 adds gradients on the stream of their reduction.
+    accumulated = replace(mpt, memory_bandwidth=1e12, local_batch=3 * mpt.micro_batch)
+    runs = [gpt, interleaved, accumulated, small(NODE, mesh={"tp": 8})]
+    items = [prepared.prepare(replace(run, device=DEVICE), {}) for run in runs]
+    # The host or the device is late.
+    fits = [fitting.Fit(DEVICE, {**EXPECTED, "launch": launch}) for launch in (1e-6, 3e-4)]
+    expected = [
+        [
+            fitting.predict_seconds(item, found.efficiency(), found.network(item.run.gpus_per_node, item.run.node_gbps))
+            for item in items
+        ]
+        for found in fits
     ]
-    values = {name: item.expected for name, item in {**fitting.DEVICE, **fitting.NETWORK}.items()}
-    made = fitting.Fit("A100 SXM 80GB", {**values, "matmul": 0.7, "bandwidth": 0.9})
-    timed = [
-        replace(item, run=replace(item.run, device=made.device, quantity="step seconds", value=seconds))
-        for item, seconds in zip(items, made.predict(items), strict=True)
-    ]
-    found = fitting.fit(made.device, timed)
-    errors = found.predict(timed) / np.array([item.run.step_seconds for item in timed]) - 1
-    before = fitting.Fit(made.device, values).predict(timed) / made.predict(timed) - 1
-    assert abs(errors).max() < 0.04 < abs(before).max()
+    assert Batch(items).predict([found.point() for found in fits]) == pytest.approx(np.array(expected), rel=1e-9)
+
+
+def test_a_model_is_predicted_by_a_fit_that_has_not_seen_it(monkeypatch):
+    batch, fits = Batch(small_mpts()), []
+    names = [item.run.name for item in batch.runs]
+
+    def fit(device, batch, *, chosen):
+        fits.append({names[index] for index in chosen})
+        return fitting.Fit(device, {**EXPECTED, "step": 1000.0 * len(fits)})
+
+    monkeypatch.setattr(fitting, "fit", fit)
+    predicted = fitting.cross_validate(DEVICE, batch, lambda item: item.run.name, 2)
+    # Each run has the time of the fit of its fold, between whose steps are thousands of seconds.
+    seen = [fits[int(seconds // 1000) - 1] for seconds in predicted]
+    assert len(fits) == 2 and all(name not in models for name, models in zip(names, seen, strict=True))
 
 
 def test_a_softmax_without_a_kernel_takes_longer():

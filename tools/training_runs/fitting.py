@@ -12,8 +12,9 @@ from scipy.optimize import least_squares
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
 from fvflops.features.step_time.network import Link, Network
-from fvflops.features.utilisation.devices import find_device
+from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
+from training_runs.time_tables import Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,64 +77,74 @@ class Fit:
             between=Link(node_gbps / 8 * 1e9 * values["between_bandwidth"], values["between_latency"]),
         )
 
-    def predict(self, runs: Sequence[PreparedRun]) -> np.ndarray:
-        """Return the estimated seconds of a step of each run."""
-        efficiency = self.efficiency()
-        return np.array(
-            [
-                predict_seconds(item, efficiency, self.network(item.run.gpus_per_node, item.run.node_gbps))
-                for item in runs
-            ]
-        )
+    def point(self) -> Point:
+        """Return the figures to simulate a batch with."""
+        return self.efficiency(), self.network
 
 
 def predict_seconds(item: PreparedRun, efficiency: Efficiency, network: Network) -> float:
     """Return the estimated seconds of a step of a run."""
-    device = find_device(item.run.device)
-    if item.run.memory_bandwidth is not None:
-        device = replace(device, bandwidth=item.run.memory_bandwidth)
-    simulation = item.step.simulate(KernelTimer(device, efficiency), network, host_waits=item.host_waits)
+    timer = KernelTimer(device_of(item.run), efficiency)
+    simulation = item.step.simulate(timer, network, host_waits=item.host_waits)
     return efficiency.step + simulation.seconds
 
 
-def fit(device: str, runs: Sequence[PreparedRun], *, evaluations: int = 12) -> Fit:
-    """Fit the figures of a device to measured runs: least squares of the relative errors, outliers weighing less."""
+def fit(device: str, batch: Batch, *, chosen: Sequence[int] | None = None, evaluations: int = 40) -> Fit:
+    """Fit the figures of a device to measured runs: least squares of the relative errors, outliers weighing less.
+
+    `chosen` are the indexes of the runs of the batch to fit to, by default all.
+    """
     parameters = {**DEVICE, **NETWORK}
     names = list(parameters)
     expected = np.log([parameters[name].expected for name in names])
     spread = np.array([parameters[name].spread for name in names])
-    measured = np.log([item.run.step_seconds or np.nan for item in runs])
+    least, most = (np.log([getattr(parameters[name], limit) for name in names]) for limit in ("least", "most"))
+    indexes = list(range(len(batch.runs)) if chosen is None else chosen)
+    measured = np.log([batch.runs[index].run.step_seconds or np.nan for index in indexes])
 
-    def residuals(point: np.ndarray) -> np.ndarray:
-        predicted = _fit_at(device, names, point).predict(runs)
-        return np.concatenate([(np.log(predicted) - measured) / _SPREAD, (point - expected) / spread])
+    def residuals_at(points: Sequence[np.ndarray]) -> np.ndarray:
+        predicted = batch.predict([_fit_at(device, names, point).point() for point in points])[:, indexes]
+        return np.hstack([(np.log(predicted) - measured) / _SPREAD, (np.array(points) - expected) / spread])
 
-    bounds = tuple(np.log([getattr(parameters[name], limit) for name in names]) for limit in ("least", "most"))
+    def jacobian(point: np.ndarray) -> np.ndarray:
+        steps = np.where(point + _STEP > most, -_STEP, _STEP)
+        base, *moved = residuals_at([point, *(point + np.diag(steps))])
+        return ((np.array(moved) - base) / steps[:, None]).T
+
     found = least_squares(
-        residuals, expected, loss="soft_l1", diff_step=1e-3, bounds=bounds, max_nfev=evaluations, x_scale=spread
+        lambda point: residuals_at([point])[0],
+        expected,
+        jac=jacobian,
+        loss="soft_l1",
+        bounds=(least, most),
+        max_nfev=evaluations,
+        x_scale=spread,
     )
     return _fit_at(device, names, found.x)
 
 
 # Relative error of a prediction at which it starts to weigh less than by its square.
 _SPREAD = 0.04
+# Of a logarithm, for differences in place of derivatives.
+_STEP = 1e-3
 
 
 def _fit_at(device: str, names: Sequence[str], point: np.ndarray) -> Fit:
     return Fit(device, dict(zip(names, np.exp(point).tolist(), strict=True)))
 
 
-def cross_validate(
-    device: str, runs: Sequence[PreparedRun], group_of: Callable[[PreparedRun], object], folds: int
-) -> np.ndarray:
-    """Return the predicted seconds of each run by a fit to runs of other groups, such as of other models."""
-    groups = sorted({group_of(item) for item in runs}, key=repr)
-    predicted = np.zeros(len(runs))
+def cross_validate(device: str, batch: Batch, group_of: Callable[[PreparedRun], object], folds: int) -> np.ndarray:
+    """Return the predicted seconds of each run by a fit to runs of other groups, such as of other models.
+
+    The groups are divided into folds; all groups of a fold are left out of the fit that predicts their runs.
+    """
+    groups = sorted({group_of(item) for item in batch.runs}, key=repr)
+    predicted = np.zeros(len(batch.runs))
     for fold in range(min(folds, len(groups))):
         held_out = {group for index, group in enumerate(groups) if index % folds == fold}
-        chosen = [index for index, item in enumerate(runs) if group_of(item) in held_out]
-        others = [item for item in runs if group_of(item) not in held_out]
-        predicted[chosen] = fit(device, others).predict([runs[index] for index in chosen])
+        is_held_out = np.array([group_of(item) in held_out for item in batch.runs])
+        found = fit(device, batch, chosen=np.flatnonzero(~is_held_out).tolist())
+        predicted[is_held_out] = batch.predict([found.point()])[0, is_held_out]
     return predicted
 
 

@@ -64,8 +64,10 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
         },
         {stage: rank * tp * _replicas(run) for stage, rank in _ranks_of_stages(stages, virtual).items()},
     )
-    is_megatron = isinstance(run.config, megatron_gpt.MegatronGPTConfig)
-    return PreparedRun(run, step, is_megatron and stages > 1)
+    is_pipelined_megatron = isinstance(run.config, megatron_gpt.MegatronGPTConfig) and stages > 1
+    if is_pipelined_megatron and tp > 1:
+        step = replace(step, scattered=ProcessGroupSpec("", tp, "tp", 0, 1))
+    return PreparedRun(run, step, is_pipelined_megatron)
 
 
 def _recorded(run: TrainingRun) -> TrainingRun:

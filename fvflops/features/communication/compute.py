@@ -115,7 +115,7 @@ def read_communication(trace: Trace) -> Communication:
     for (index, stack, phase), calls in trace.calls.items():
         signature = trace.signatures[index]
         packet = signature.packet
-        if packet.partition("::")[0] not in _NAMESPACES or packet in _NO_TRAFFIC:
+        if not is_communication(packet):
             continue
         if index not in cache:
             cache[index] = collective_of(signature)
@@ -129,6 +129,15 @@ def read_communication(trace: Trace) -> Communication:
             Transfer(traffic.collective, packet, traffic.group, traffic.dtype, scopes[stack], phase, volume)
         )
     return Communication(tuple(transfers), unknown)
+
+
+def is_communication(packet: str) -> bool:
+    """Return whether an op is one of torch's communication, with traffic.
+
+    >>> is_communication("c10d::allreduce_"), is_communication("_c10d_functional::wait_tensor")
+    (True, False)
+    """
+    return packet.partition("::")[0] in _NAMESPACES and packet not in _NO_TRAFFIC
 
 
 def collective_of(signature: Signature) -> CollectiveCall | None:

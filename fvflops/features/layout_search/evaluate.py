@@ -104,6 +104,8 @@ class Workload:
             hfu=estimate.hfu,
             bubble_share=estimate.bubble_share,
             exposed_share=estimate.exposed_share,
+            unknown=estimate.unknown,
+            bytes_only=estimate.bytes_only,
         )
 
 

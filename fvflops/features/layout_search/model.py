@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.step_time.efficiency import Efficiency
@@ -20,7 +20,7 @@ class LayoutResult:
     `seconds` is the estimated time of a step, `peak` the predicted bytes of its fullest rank; both are None of a layout
     that was not planned, for which `least_seconds` and `least_peak` are lower bounds. `status` is "fits", "does not
     fit", "slower" (not planned, since its lower bound is above the time of the best), or "failed"; `reason` says why it
-    is not among the best.
+    is not among the best. `unknown` and `bytes_only` are those of a StepEstimate.
     """
 
     candidate: Candidate
@@ -36,6 +36,8 @@ class LayoutResult:
     exposed_share: float | None = None
     least_seconds: float = 0.0
     least_peak: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    bytes_only: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return record_repr(self)

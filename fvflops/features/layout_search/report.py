@@ -8,6 +8,7 @@ from typing import Any
 
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.layout_search.model import LayoutResult, LayoutSearch
+from fvflops.features.step_time.report import list_unknown
 from fvflops.reports.document import (
     Document,
     Items,
@@ -38,6 +39,7 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     if found:
         parts.append(_tabulate_best(search, found))
         parts.append(f"The first in full: {_join(command, found[0], search)}")
+        parts += list_unknown(found[0].unknown, found[0].bytes_only)
     else:
         parts.append("No layout fits: more GPUs, or a smaller sequence, lower what each needs.")
     parts += [*_draw(search), *_list_not_fitting(search), *_list_failures(search)]
@@ -50,9 +52,9 @@ def describe(candidate: Candidate) -> str:
     """Return the mesh of a layout.
 
     >>> describe(Candidate({"pp": 2, "fsdp": 4, "tp": 8}, 1, 16, "1f1b", "full"))
-    'pp 2, fsdp 4, tp 8'
+    'pp2 fsdp4 tp8'
     """
-    return ", ".join(f"{axis} {size}" for axis, size in candidate.mesh.items())
+    return " ".join(f"{axis}{size}" for axis, size in candidate.mesh.items())
 
 
 def _describe_policies(candidate: Candidate) -> str:
@@ -95,10 +97,10 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         number_column("seconds", "step", form=format_seconds),
         number_column("mfu", "MFU", form=format_share),
         number_column("peak", "memory", form=format_bytes),
-        text_column("front", ""),
-        number_column("bubble_share", "bubble", form=format_share),
-        number_column("exposed_share", "exposed", form=format_share),
+        text_column("front", "*"),
         number_column(f"{per_second}_per_second", f"{per_second}/s", form=format_short),
+        number_column("bubble_share", only_for="data"),
+        number_column("exposed_share", only_for="data"),
     )
     rows = []
     for number, result in enumerate(found, start=1):
@@ -113,14 +115,14 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
                 result.mfu,
                 result.peak,
                 "*" if id(result) in front else "",
+                result.samples_per_second if per_second == "samples" else result.tokens_per_second,
                 result.bubble_share,
                 result.exposed_share,
-                result.samples_per_second if per_second == "samples" else result.tokens_per_second,
             )
         )
     notes = [
         "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
-        "activation checkpointing. Exposed: communication that kernels wait for.",
+        "activation checkpointing.",
         f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
         f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}.",
     ]

@@ -98,6 +98,8 @@ def estimate_step(
         efficiency=efficiency,
         network=network,
         assumptions=tuple(_list_assumptions(plans, efficiency, network, fused, host_waits)),
+        unknown=step.unknown(),
+        bytes_only=step.bytes_only(),
         simulation=simulation,
     )
 

@@ -10,8 +10,9 @@ from fvflops.counting.compute_dtype import find_dtype
 from fvflops.counting.cost_models import TableCostModel
 from fvflops.counting.signature_cache import SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
+from fvflops.features.communication.compute import collective_of, is_communication
 from fvflops.formulas import load_table
-from fvflops.trace import Event, Signature, TensorSpec, Trace
+from fvflops.trace import Event, Signature, Status, TensorSpec, Trace
 
 # Kinds of kernels, each with an efficiency of its own.
 KINDS = ("matmul", "attention", "attention backward", "memory")
@@ -21,7 +22,7 @@ class Kernel(NamedTuple):
     """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
 
     A product is `batch` times (`rows`, `inner`) by (`inner`, `columns`); all four are 0 where the shape is unknown, as
-    for attention.
+    for attention. `bytes_only` is True for an op without a formula: of its work only the bytes are known.
     """
 
     kind: str
@@ -32,20 +33,24 @@ class Kernel(NamedTuple):
     rows: int = 0
     columns: int = 0
     inner: int = 0
+    bytes_only: bool = False
 
 
+# What an op launches of which neither bytes nor multiply-adds are known.
+UNKNOWN = Kernel("unknown", 0, 0, "")
 _KNOWN: SignatureCache[dict[bool | None, Kernel | None]] = SignatureCache()
 # They move data on the host or for bookkeeping, without a kernel of their own.
 _NO_KERNEL = frozenset({"aten::lift_fresh", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::detach"})
 # Classes of modules that are one kernel on CUDA, and several ops in a recording.
 _ONE_KERNEL = frozenset({"torch.nn.RMSNorm"})
-_COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
+_COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::", "symm_mem::")
 
 
 def kernel_of(signature: Signature, moved: bool | None = None) -> Kernel | None:
     """Return the kernel that a call launches, None for views, allocations and collectives.
 
-    `moved` says whether its results are in new storages, None where that is unknown: `reshape` may copy or not.
+    It is `UNKNOWN` for an op of unknown work and for a communication op without a rule. `moved` says whether its
+    results are in new storages, None where that is unknown: `reshape` may copy or not.
 
     >>> from fvflops.trace import TensorSpec
     >>> a, b, c = (TensorSpec(shape, "bfloat16") for shape in ((64, 32), (32, 16), (64, 16)))
@@ -64,13 +69,17 @@ def kernel_of(signature: Signature, moved: bool | None = None) -> Kernel | None:
 
 def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
     packet = signature.packet
-    if packet in _NO_KERNEL or packet.startswith(_COLLECTIVES):
+    if packet in _NO_KERNEL:
         return None
+    if packet.startswith(_COMMUNICATION):
+        has_rule = collective_of(signature) is not None or not is_communication(packet)
+        return None if has_rule else UNKNOWN
     traffic = op_traffic(signature, StorageInfo(moved))
     nbytes = 0 if traffic is None else sum(traffic)
-    macs = sum(cost.macs for cost in TableCostModel(load_table("exact"), "flops").op_cost(signature))
+    costs = TableCostModel(load_table("exact"), "flops").op_cost(signature)
+    macs = sum(cost.macs for cost in costs)
     if not nbytes and not macs:
-        return None
+        return UNKNOWN if traffic is None else None
     dtype = find_dtype(signature.op, signature.names, signature.inputs, signature.outputs)
     if "attention" in packet and macs:
         # Fused kernels skip the masked half of causal attention.
@@ -78,7 +87,8 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
         return Kernel("attention backward" if "backward" in packet else "attention", macs, nbytes, dtype)
     # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
     if macs < nbytes:
-        return Kernel("memory", macs, nbytes, dtype)
+        bytes_only = any(cost.status is Status.UNSUPPORTED for cost in costs)
+        return Kernel("memory", macs, nbytes, dtype, bytes_only=bytes_only)
     return Kernel("matmul", macs, nbytes, dtype, *_product_shape(signature, macs))
 
 

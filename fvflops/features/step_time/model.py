@@ -41,6 +41,10 @@ class StepEstimate(Displayed):
         between     the time between steps, `efficiency.step`
 
     `communication` is by mesh axis how long its collectives take, whether anything waits for them or not.
+
+    `unknown` is op → calls of those that take no time in the simulation: neither their bytes nor their multiply-adds
+    are known, or they communicate and have no rule. `bytes_only` is op → calls of those without a formula in the
+    convention `exact`, which take the time of their bytes. Both are sums over the steps of all `plans`.
     """
 
     _report = "fvflops.features.step_time.report:estimate_report"
@@ -67,6 +71,8 @@ class StepEstimate(Displayed):
     efficiency: Efficiency
     network: Network | None
     assumptions: tuple[str, ...] = ()
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    bytes_only: Mapping[str, int] = field(default_factory=dict)
     simulation: Simulation = field(repr=False)
 
     def __repr__(self) -> str:

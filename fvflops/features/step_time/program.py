@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fvflops.features.communication.compute import CollectiveCall, collective_of
-from fvflops.features.step_time.kernels import FusedKernels, Kernel, kernel_of
+from fvflops.features.step_time.kernels import UNKNOWN, FusedKernels, Kernel, kernel_of
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost
 
@@ -68,10 +69,17 @@ Item = Run | Collective | StreamRun | Wait
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a pass does on the host's queue, in order; `launches` are its distinct kernels."""
+    """What a pass does on the host's queue, in order; `launches` are its distinct kernels.
+
+    `unknown` is op → calls of those that take no time here, because neither their bytes nor their multiply-adds are
+    known, or because they communicate and have no rule. `bytes_only` is op → calls of those without a formula, which
+    take the time of their bytes.
+    """
 
     items: tuple[Item, ...]
     launches: tuple[Launch, ...]
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    bytes_only: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_program(trace: Trace, begin: int = 0, end: int | None = None, *, fused: Collection[str] = ()) -> Program:
@@ -92,6 +100,8 @@ class _Compiler:
         self._fused = FusedKernels(trace, fused)
         self._owners = [innermost(scope) for scope in trace.scopes()]
         self._launches: dict[Launch, int] = {}
+        self._unknown: Counter[str] = Counter()
+        self._bytes_only: Counter[str] = Counter()
         self._items: list[Item] = []
         self._run: list[int] = []
         self._writers: dict[int, int] = {}  # storage → outstanding collective
@@ -112,7 +122,7 @@ class _Compiler:
                 self._add_op(event)
         self._end_group()
         self._end_run()
-        return Program(tuple(self._items), tuple(self._launches))
+        return Program(tuple(self._items), tuple(self._launches), dict(self._unknown), dict(self._bytes_only))
 
     def _add_op(self, event: Event) -> None:
         signature = self._trace.signatures[event.item]
@@ -127,21 +137,32 @@ class _Compiler:
             return
         if event.phase == "optimizer" and signature.packet in _FIRST_STEP:
             return
+        launch = Launch(kernel, event.phase, self._owners[event.stack], signature.packet)
+        self._count_unknown(launch)
         reduction = self._reduction_of(event)
         if reduction is not None:
-            self._launch_on_stream(reduction, Launch(kernel, event.phase, self._owners[event.stack], signature.packet))
             self._writers.update(dict.fromkeys(event.writes, reduction))
+            if kernel != UNKNOWN:
+                self._launch_on_stream(reduction, launch)
             return
         self._wait_for(event)
+        if kernel == UNKNOWN:
+            return
         module = self._fused.module_of(event) if kernel.kind == "memory" else None
         if self._group is not None and (module != self._group.module or event.phase != self._group.phase):
             self._end_group()
         if module is None:
-            self._launch(Launch(kernel, event.phase, self._owners[event.stack], signature.packet))
+            self._launch(launch)
             return
         if self._group is None:
             self._group = _Group(module, event.phase, kernel.dtype, self._trace)
         self._group.add(event, self._position)
+
+    def _count_unknown(self, launch: Launch) -> None:
+        if launch.kernel == UNKNOWN:
+            self._unknown[launch.op] += 1
+        elif launch.kernel.bytes_only:
+            self._bytes_only[launch.op] += 1
 
     def _launch(self, launch: Launch) -> None:
         self._run.append(self._launches.setdefault(launch, len(self._launches)))

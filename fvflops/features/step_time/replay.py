@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fvflops.features.step_time.efficiency import KernelTimer
+from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
 from fvflops.features.step_time.network import Network
 from fvflops.features.step_time.program import Collective, Program, Run, StreamRun
+
+# The host launches their ops in `Efficiency.launch`, others in `launch_backward`.
+FORWARD_PHASES = ("forward", "recompute")
 
 
 @dataclass(slots=True)
@@ -121,7 +124,8 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
     efficiency = timer.efficiency
     seconds = [timer.seconds(launch.kernel) for launch in program.launches]
     hosts = [
-        efficiency.launch if launch.phase in _FORWARD else efficiency.launch_backward for launch in program.launches
+        efficiency.launch if launch.phase in FORWARD_PHASES else efficiency.launch_backward
+        for launch in program.launches
     ]
     runs: dict[tuple[int, ...], _TimedRun] = {}
     streams: dict[int, str] = {}
@@ -136,7 +140,7 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
             streams[item.number] = str(item.call.group)
             items.append(
                 _TimedCollective(
-                    *(item.number, streams[item.number], _time_collective(item, timer, network)),
+                    *(item.number, streams[item.number], time_collective(item, efficiency, network)),
                     *(item.gate, item.after),
                 )
             )
@@ -146,9 +150,6 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
         else:
             items.append(_TimedWait(item.number, streams[item.number]))
     return TimedProgram(tuple(items), efficiency.launch_collective)
-
-
-_FORWARD = ("forward", "recompute")
 
 
 def _time_run(items: tuple[int, ...], seconds: list[float], hosts: list[float]) -> _TimedRun:
@@ -161,7 +162,8 @@ def _time_run(items: tuple[int, ...], seconds: list[float], hosts: list[float]) 
     return _TimedRun(device, with_host, host)
 
 
-def _time_collective(item: Collective, timer: KernelTimer, network: Network | None) -> float:
+def time_collective(item: Collective, efficiency: Efficiency, network: Network | None) -> float:
+    """Return the seconds of a collective; one without a network, or with a group of unknown size, raises ValueError."""
     call = item.call
     if call.group is None:
         raise ValueError(f"{call.collective} of {item.module or 'the model'} has a process group of unknown size")
@@ -169,4 +171,4 @@ def _time_collective(item: Collective, timer: KernelTimer, network: Network | No
         return 0.0
     if network is None:
         raise ValueError(f"{call.collective} over {call.group} needs a network: pass network= (--network)")
-    return timer.efficiency.kernel + network.seconds(call.collective, call.payload, call.group)
+    return efficiency.kernel + network.seconds(call.collective, call.payload, call.group)

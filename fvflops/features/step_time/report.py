@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -317,10 +317,22 @@ def _draw_memory(memories: Sequence[RankMemory], fullest: RankMemory) -> Iterato
             yield replace(chart, name=f"memory {name_of(memory.plan)}", title=title)
 
 
-def _list_unsupported(estimate: StepEstimate) -> list[Part]:
+def _list_unsupported(estimate: StepEstimate) -> Iterator[Part]:
     unsupported = Counter[str]()
     for plan in estimate.plans:
         unsupported |= Counter(plan.flops().counts().ledger()[Status.UNSUPPORTED])
-    if not unsupported:
-        return []
-    return [f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."]
+    if unsupported:
+        yield f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."
+    yield from list_unknown(estimate.unknown, estimate.bytes_only)
+
+
+def list_unknown(unknown: Mapping[str, int], bytes_only: Mapping[str, int]) -> Iterator[str]:
+    """Yield a sentence for the ops of unknown time, and one for those of unknown FLOPs: op → calls.
+
+    >>> list(list_unknown({"mine::scan": 2}, {}))
+    ['Of unknown time, so not in the step: mine::scan 2×.']
+    """
+    if unknown:
+        yield f"Of unknown time, so not in the step: {list_ops(unknown)}."
+    if bytes_only:
+        yield f"Of unknown FLOPs, so in the step with the time of their bytes: {list_ops(bytes_only)}."

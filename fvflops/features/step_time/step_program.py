@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fvflops.features.communication.compute import collective_of
 from fvflops.features.planning.plan import RankPlan
 from fvflops.features.planning.rank_step import Action, Call, Pass
 from fvflops.features.step_time.efficiency import KernelTimer
-from fvflops.features.step_time.kernels import kernel_of
+from fvflops.features.step_time.kernels import UNKNOWN, kernel_of
 from fvflops.features.step_time.network import Network
 from fvflops.features.step_time.program import Collective, Item, Launch, Program, Run, Wait, read_program
 from fvflops.features.step_time.replay import time_program
@@ -17,19 +18,25 @@ from fvflops.features.step_time.schedule import Simulation, TimedAction, simulat
 from fvflops.trace.process_group import ProcessGroupSpec
 
 _POINT_TO_POINT = ("send", "receive")
+# A collective, its payload in bytes, and its group.
+Message = tuple[str, int, ProcessGroupSpec]
 
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
     """The actions of each rank of a pipeline, in order, each with the index of its program in `programs`.
 
-    `places` is stage → the rank that has it, `sent` is stage → bytes of the hidden state of one microbatch.
+    `places` is stage → the rank that has it, `sent` is stage → bytes of the hidden state of one microbatch. With
+    `scattered`, a tensor-parallel group, each of its ranks sends a share of them, which the receivers gather, as
+    Megatron-LM and DeepSpeed do. Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM" (2021), section 4.1.
     """
 
     ranks: tuple[tuple[tuple[Action, int], ...], ...]
     programs: tuple[Program, ...]
     places: Mapping[int, int]
     sent: Mapping[int, int]
+    scattered: ProcessGroupSpec | None = None
 
     def simulate(
         self, timer: KernelTimer, network: Network | None, *, host_waits: bool = False, log: bool = False
@@ -63,14 +70,38 @@ class StepProgram:
         programs = tuple(replace(program, items=_with_groups(program.items, groups)) for program in self.programs)
         return replace(self, programs=programs, places=places)
 
-    def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
+    def unknown(self) -> Counter[str]:
+        """Return op → calls of those that take no time here, in the steps of all its ranks."""
+        return self._sum(program.unknown for program in self.programs)
+
+    def bytes_only(self) -> Counter[str]:
+        """Return op → calls of those that take the time of their bytes alone, in the steps of all its ranks."""
+        return self._sum(program.bytes_only for program in self.programs)
+
+    def _sum(self, by_program: Iterable[Mapping[str, int]]) -> Counter[str]:
+        times = Counter(index for actions in self.ranks for _, index in actions)
+        total: Counter[str] = Counter()
+        for index, calls in enumerate(by_program):
+            total.update({op: count * times[index] for op, count in calls.items()})
+        return total
+
+    def messages(self, sender: int, receiver: int) -> tuple[Message, ...]:
+        """Return what carries a hidden state or its gradient to a neighbouring stage: none on the same rank."""
         first, last = sorted((self.places[sender], self.places[receiver]))
         if first == last:
+            return ()
+        nbytes, link = self.sent[min(sender, receiver)], ProcessGroupSpec("", 2, "pp", first, last - first)
+        if self.scattered is None:
+            return (("send", nbytes, link),)
+        return ("send", -(-nbytes // self.scattered.size), link), ("all_gather", nbytes, self.scattered)
+
+    def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
+        messages = self.messages(sender, receiver)
+        if not messages:
             return 0.0
         if network is None:
             raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
-        link = ProcessGroupSpec("", 2, "pp", first, last - first)
-        return network.seconds("send", self.sent[min(sender, receiver)], link)
+        return sum(network.seconds(*message) for message in messages)
 
 
 def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
@@ -122,13 +153,18 @@ def _with_added(recorded: Pass, fused: Collection[str]) -> Program:
     """Return the program of what was recorded, then of the calls that were not run."""
     program = read_program(recorded.trace, recorded.begin, recorded.end, fused=fused)
     launches, items = list(program.launches), list[Item](program.items)
+    unknown, bytes_only = Counter(program.unknown), Counter(program.bytes_only)
     kernels: list[int] = []
     number = sum(isinstance(item, Collective) for item in items)
     for signature, phase, times in recorded.added:
         call = collective_of(signature)
         if call is None:
             kernel = kernel_of(signature)
-            if kernel is not None:
+            if kernel == UNKNOWN:
+                unknown[signature.packet] += times
+            elif kernel is not None:
+                if kernel.bytes_only:
+                    bytes_only[signature.packet] += times
                 kernels += [len(launches)] * times
                 launches.append(Launch(kernel, phase, "", signature.packet))
         elif call.collective not in _POINT_TO_POINT:  # the simulation of the schedule sends
@@ -138,4 +174,4 @@ def _with_added(recorded: Pass, fused: Collection[str]) -> Program:
                 items += [Collective(number, call, phase, "", None), Wait(number)]
                 number += 1
     items += [Run(tuple(kernels))] if kernels else []
-    return Program(tuple(items), tuple(launches))
+    return Program(tuple(items), tuple(launches), dict(unknown), dict(bytes_only))

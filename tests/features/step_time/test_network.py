@@ -24,6 +24,15 @@ def test_a_ring_all_reduce_moves_twice_n_minus_1_over_n(size):
     assert NETWORK.seconds("all_gather", 0, group(size)) == pytest.approx((size - 1) * 1e-6)
 
 
+def test_an_all_reduce_by_two_trees_sends_the_payload_up_and_down_but_once_between_two_nodes():
+    # All GPUs of a node share its adapters; a ring sends 2(n-1)/n of the payload over them.
+    times = {size: EXACT.seconds("all_reduce", NBYTES, group(size)) for size in (12, 16, 24)}
+    assert times[16] == pytest.approx(2 * NBYTES / INSIDE)  # more than NBYTES / (8 * BETWEEN)
+    assert times[12] == pytest.approx(2 * NBYTES / INSIDE)  # six GPUs in each node
+    assert times[24] == pytest.approx(2 * 23 / 24 * NBYTES / (8 * BETWEEN))  # a ring
+    assert EXACT.seconds("all_reduce", NBYTES, group(4, step=4)) == pytest.approx(NBYTES / (2 * BETWEEN))
+
+
 def test_a_group_communicates_over_the_links_that_it_crosses():
     assert NETWORK.span(group(8)) == (1, 8)
     assert NETWORK.span(group(16)) == (2, 8)

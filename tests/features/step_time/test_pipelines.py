@@ -1,5 +1,6 @@
 """Simulated pipelines against theory: a forward pass of 1 s and a backward pass of 2 s, and nothing else."""
 
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from fvflops.features.step_time.program import Launch, Program, Run
 from fvflops.features.step_time.schedule import ScheduleError
 from fvflops.features.step_time.step_program import StepProgram
 from fvflops.features.utilisation.devices import Device
+from fvflops.trace.process_group import ProcessGroupSpec
 
 # A byte takes a second.
 DEVICE = Device("unit", matrix={"bf16": 1.0}, bandwidth=1.0)
@@ -92,3 +94,12 @@ def test_ranks_that_wait_for_each_other_are_an_error():
         step.simulate(KernelTimer(DEVICE, PEAK), FREE)
     with pytest.raises(ValueError, match="hidden states over a network"):
         run("1f1b", 2, 1, network=None)
+
+
+def test_ranks_that_send_shares_gather_them():
+    step = StepProgram((), (), {0: 0, 1: 8, 2: 8}, {0: 801, 1: 8, 2: 0})
+    link = ProcessGroupSpec("", 2, "pp", 0, 8)
+    assert step.messages(0, 1) == step.messages(1, 0) == (("send", 801, link),)
+    assert step.messages(1, 2) == ()  # on one rank
+    group = ProcessGroupSpec("", 8, "tp", 0, 1)
+    assert replace(step, scattered=group).messages(0, 1) == (("send", 101, link), ("all_gather", 801, group))

@@ -68,6 +68,8 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
         "training": None if cost is None else _encode_cost(cost),
         "estimated": list(first.derived),
         "left_out": list(first.left_out),
+        "unknown_time": dict(estimate.unknown),
+        "time_of_bytes_only": dict(estimate.bytes_only),
         "assumptions": list(estimate.assumptions),
     }
 

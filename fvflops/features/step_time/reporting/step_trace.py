@@ -26,6 +26,7 @@ def write_step_trace(estimate: StepEstimate) -> Iterator[str]:
         "network": "" if estimate.network is None else f"{estimate.network.name}: {estimate.network.source}",
         "seconds": estimate.seconds,
         "mfu": estimate.mfu,
+        "unknown_time": dict(estimate.unknown),
         "assumptions": list(estimate.assumptions),
     }
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'
