@@ -61,13 +61,13 @@ def _describe_policies(candidate: Candidate) -> str:
     """Return the schedule or how parameters are sharded, and what is checkpointed.
 
     >>> _describe_policies(Candidate({"fsdp": 8}, 1, 1, checkpoint="full"))
-    'ZeRO-3, full'
+    'ZeRO-3 full'
     """
     policies = [candidate.schedule] if candidate.schedule else []
     if not candidate.schedule and candidate.size("fsdp") > 1:
         policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")
     policies += [candidate.checkpoint] * (candidate.checkpoint != "none")
-    return ", ".join(policies)
+    return " ".join(policies)
 
 
 def _summarise(search: LayoutSearch) -> str:

@@ -330,7 +330,7 @@ def list_unknown(unknown: Mapping[str, int], bytes_only: Mapping[str, int]) -> I
     """Yield a sentence for the ops of unknown time, and one for those of unknown FLOPs: op → calls.
 
     >>> list(list_unknown({"mine::scan": 2}, {}))
-    ['Of unknown time, so not in the step: mine::scan 2×.']
+    ['Of unknown time, so not in the step: mine::scan (2 calls).']
     """
     if unknown:
         yield f"Of unknown time, so not in the step: {list_ops(unknown)}."
