@@ -10,7 +10,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, FormulaTable, load_table
 from fvflops.capture.model.first_read import FirstRead
-from fvflops.capture.model.model import read_tree
+from fvflops.capture.model.model import class_facts, read_tree
 from fvflops.capture.model.model_index import ModelIndex, read_modules
 from fvflops.sources.meta import build_on_meta
 from fvflops.trace import ModuleTree
@@ -178,3 +178,15 @@ def test_a_model_counted_once_is_counted_as_one_counted_often():
     once = FlopCountAnalysis(other, image, table=table)
     assert [analysis.by_module() for analysis in often] == [once.by_module()] * 3
     assert often[2].trace().to_json() == once.trace().to_json()
+
+
+class Marker:
+    """A base without a forward, as fully_shard puts before a module's class."""
+
+
+class Marked(Marker, nn.Linear):
+    pass
+
+
+def test_a_base_without_a_forward_does_not_hide_the_class_whose_forward_runs():
+    assert class_facts(Marked).classes == (f"{__name__}.Marked", "torch.nn.Linear")

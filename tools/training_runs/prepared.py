@@ -109,12 +109,24 @@ def _replicas(run: TrainingRun) -> int:
 def _virtual_stages(run: TrainingRun) -> int:
     """Return the stages of each pipeline rank.
 
-    Where the source does not say, the fewest that divide its layers; four of about two layers for Llama-3-405B's 126.
+    Where the source does not say, the fewest that divide its layers; for Llama-3-405B one layer for each.
     """
     per_rank, rest = divmod(run.config.layers, run.mesh.get("pp", 1))
     if run.virtual_stages is not None or "pp" not in run.mesh:
         return run.virtual_stages or 1
-    return 4 if rest else next(count for count in range(2, per_rank + 1) if per_rank % count == 0)
+    if rest:
+        return (run.config.layers + 2) // run.mesh["pp"]
+    return next(count for count in range(2, per_rank + 1) if per_rank % count == 0)
+
+
+def _stage_layers(run: TrainingRun) -> list[int] | None:
+    """Return the layers of each stage where they are not equal.
+
+    Llama-3-405B has two fewer than stages: its first stage has the embedding alone, its last the head (arXiv:2407.21783,
+    section 3.3.2).
+    """
+    stages = run.mesh.get("pp", 1) * _virtual_stages(run)
+    return None if run.config.layers % stages == 0 else [0, *[1] * run.config.layers, 0]
 
 
 def _ranks_of_stages(ranks: int, virtual: int) -> dict[int, int]:
@@ -138,6 +150,9 @@ def _plan(run: TrainingRun) -> StepProgram:
         microbatches=run.microbatches or 1,
         schedule="interleaved" if virtual > 1 else None,
         stages_per_rank=virtual if virtual > 1 else None,
+        stage_layers=_stage_layers(run),
+        # As torchtitan does; the paper on Llama 3 does not say.
+        sequence_parallel=isinstance(run.config, llama.LlamaConfig) and "tp" in run.mesh,
         checkpoint=_CHECKPOINTS[run.checkpointing],
         optimizer=partial(MasterWeights, make=adam) if is_megatron else adam,
         device="cuda",

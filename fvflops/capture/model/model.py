@@ -189,11 +189,17 @@ def class_facts(cls: type[nn.Module]) -> ClassFacts:
 
 
 def _classes_with_forward(cls: type) -> Iterator[str]:
-    """Yield the qualified names of a class and of those bases whose forward it inherits unchanged."""
+    """Yield the qualified names of a class and of those bases whose forward it inherits unchanged.
+
+    Bases without a forward, such as the FSDPModule of torch's fully_shard, are left out.
+    """
     forward = _forward_of(cls)
     for base in cls.__mro__:
-        if base is nn.Module or _forward_of(base) is not forward:
+        own = _forward_of(base)
+        if base is nn.Module or own not in (forward, None):
             return
+        if own is None:
+            continue
         public = getattr(nn, base.__name__, None) is base
         yield f"torch.nn.{base.__name__}" if public else f"{base.__module__}.{base.__qualname__}"
 

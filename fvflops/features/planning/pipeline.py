@@ -113,13 +113,18 @@ def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
-    """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage."""
-    if layers < stages:
+    """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage.
+
+    The first stage may have the embedding alone, and the last the head alone, as those of Llama 3.
+    """
+    if given is None and layers < stages:
         raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages: use at most {layers}")
-    if given is not None and (len(given) != stages or sum(given) != layers or min(given) < 1):
+    if given is None:
+        return
+    if len(given) != stages or sum(given) != layers or min(given) < 0 or min(given[1:-1], default=1) < 1:
         raise ShardingError(
             f"{name} has {layers} layers for {stages} stages, and stage_layers gives {list(given)}, a sum of "
-            f"{sum(given)}: give a number of at least 1 for each stage"
+            f"{sum(given)}: give a number of at least 1 for each stage, or 0 for the first and the last"
         )
 
 

@@ -149,6 +149,13 @@ def test_replicas_of_shards_reduce_after_the_shards_while_the_compute_stream_goe
     assert not {item.number for item in program.items if isinstance(item, Wait)} & {item.number for item in sums}
 
 
+def test_a_module_that_is_sharded_fully_keeps_its_class():
+    planned = plan({"fsdp": 4})
+    assert "fvflops.zoo.llama.Block" in planned.recorded.modules.by_name["layers.0"].classes
+    fused = launches(program_of(planned, fused={"fvflops.zoo.llama.Block"}))
+    assert len(fused) < len(launches(program_of(planned))) and any(launch.op == "fused" for launch in fused)
+
+
 def test_a_trace_without_order_is_an_error():
     with pytest.raises(TraceError, match="no ordered events"):
         read_program(record_call(torch.relu, (torch.ones(2),)).aggregate())
