@@ -218,3 +218,23 @@ def test_csv_has_every_module(capsys):
     assert names[0] == "" and {"layers.0", "layers.1", "layers.0.self_attn.q_proj"} <= set(names)
     kinds = [key for key in rows[0] if key not in ("module", "bytes", "share")]
     assert all(int(row["bytes"]) == sum(int(row[kind]) for kind in kinds) for row in rows)
+
+
+def test_policies_and_master_weights_are_those_of_plan(capsys):
+    def predict(*options):
+        command = ["memory", "zoo:llama_tiny", "--seq", "64", "--no-savings", "--device", "cuda", "--format", "json"]
+        assert main([*command, *options]) == 0
+        return json.loads(capsys.readouterr().out)["tables"]["kinds"]["rows"]
+
+    def bytes_of(rows, kind):
+        return sum(row["bytes"] for row in rows if row["kind"] == kind)
+
+    plain, full = predict(), predict("--checkpoint", "full")
+    assert bytes_of(full, "activation") < bytes_of(plain, "activation")
+    assert full == predict("--checkpoint", "Block")
+    assert predict("--mesh", "dp=1", "--checkpoint", "full") == predict("--mesh", "dp=1", "--checkpoint", "Block")
+    half = predict("--dtype", "bf16")
+    masters = predict("--dtype", "bf16", "--master-weights")
+    assert bytes_of(masters, "optimizer state") > 2 * bytes_of(half, "optimizer state")
+    assert main(["memory", "zoo:llama_tiny", "--checkpoint", "selective"]) == 2
+    assert "--checkpoint selective is planned for a rank: add --mesh" in capsys.readouterr().err

@@ -122,8 +122,8 @@ def _virtual_stages(run: TrainingRun) -> int:
 def _stage_layers(run: TrainingRun) -> list[int] | None:
     """Return the layers of each stage where they are not equal.
 
-    Llama-3-405B has two fewer than stages: its first stage has the embedding alone, its last the head (arXiv:2407.21783,
-    section 3.3.2).
+    Llama-3-405B has two fewer than stages: its first stage has the embedding alone, its last the head, as
+    arXiv:2407.21783 says in section 3.3.2.
     """
     stages = run.mesh.get("pp", 1) * _virtual_stages(run)
     return None if run.config.layers % stages == 0 else [0, *[1] * run.config.layers, 0]

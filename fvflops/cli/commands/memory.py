@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch.optim import Optimizer
-
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
@@ -22,7 +20,14 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import find_accelerator, kernels_of
-from fvflops.cli.planning.training_step import default_loss, find_modules, find_optimizer, have_classes_of
+from fvflops.cli.planning.training_step import (
+    add_step,
+    default_loss,
+    find_checkpointed_names,
+    find_optimizer,
+    find_policy,
+    make_optimizer,
+)
 from fvflops.cli.values import parse_assumptions, parse_mesh
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
@@ -65,24 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_convention(parser)
     add_model(parser, shape="shape of an input of one rank and microbatch")
     step = find_group(parser, "training step")
-    step.add_argument(
-        "--optimizer",
-        default="AdamW",
-        metavar="NAME",
-        help="optimizer of torch.optim, in any case, or none for forward and backward only; default: AdamW",
-    )
-    step.add_argument(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="CLASS",
-        help="class of the modules whose activations are recomputed (torch.utils.checkpoint); may be repeated",
-    )
-    step.add_argument(
-        "--loss",
-        metavar="PATH:FUNCTION",
-        help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
-    )
+    add_step(step, default="AdamW")
     step.add_argument(
         "--first-step", action="store_true", help="predict the first step, which creates the optimizer's state"
     )
@@ -107,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Predict the memory of the model that the arguments name and write the report; return the exit code."""
     table = load_table(arguments.table)
-    optimizer = find_optimizer(arguments.optimizer)
+    optimizer = make_optimizer(arguments, "AdamW")
     accelerator = find_accelerator(arguments.device)
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     loss = default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
@@ -115,11 +103,11 @@ def run(arguments: argparse.Namespace) -> int:
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(not arguments.inference)
-    checkpoint = find_modules(subject, arguments.checkpoint)
+    choose = find_checkpointed_names if mesh is None else find_policy
     step: dict[str, Any] = {
         "loss": loss,
         "optimizer": optimizer,
-        "checkpoint": checkpoint,
+        "checkpoint": choose(subject, arguments.checkpoint),
         "device": kernels_of(accelerator, arguments.device),
         "assume": parse_assumptions(arguments.assume),
         "table": table,
@@ -147,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         depth=default_depth if arguments.depth is None else arguments.depth,
         collapsed=not for_data,
         subject=arguments.model,
-        setting=_describe_setting(optimizer, arguments),
+        setting=_describe_setting(arguments),
         notes=notes,
     )
     write_report(report, arguments)
@@ -157,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Raise ValueError for options that do not fit each other, before the model is loaded."""
     if arguments.inference:
-        for option in ("checkpoint", "loss", "first_step"):
+        for option in ("checkpoint", "master_weights", "loss", "first_step"):
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} is for a training step: omit it, or --inference")
         if arguments.mesh is not None or arguments.microbatches != 1:
@@ -202,7 +190,6 @@ def _predict_rank(
         **layout_options(arguments),
         **step,
     }
-    options["checkpoint"] = have_classes_of(subject, step["checkpoint"])
     plan = with_input_hint(subject, lambda: plan_rank(subject.model, args, subject.kwargs, **options))
     notes = [
         *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
@@ -216,10 +203,12 @@ def _predict_rank(
     )
 
 
-def _describe_setting(optimizer: type[Optimizer] | None, arguments: argparse.Namespace) -> str:
+def _describe_setting(arguments: argparse.Namespace) -> str:
     if arguments.inference:
         return ""
+    optimizer = find_optimizer(arguments.optimizer or "AdamW")
     parts = ["no optimizer" if optimizer is None else f"optimizer {optimizer.__name__}"]
+    parts += ["float32 master weights"] * arguments.master_weights
     if arguments.loss is None:
         parts.append("loss: that of the model if it returns one, else the sum of its outputs")
     parts += [f"{arguments.microbatches} microbatches"] if arguments.microbatches > 1 else []

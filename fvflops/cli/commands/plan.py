@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from functools import partial
 from typing import Any
 
 from fvflops import paths
@@ -23,11 +22,10 @@ from fvflops.cli.arguments import (
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
 from fvflops.cli.planning.layout_search import add_search, check_search, run_search
-from fvflops.cli.planning.training_step import default_loss, find_modules, find_optimizer, find_policy
+from fvflops.cli.planning.training_step import add_step, default_loss, find_modules, find_policy, make_optimizer
 from fvflops.cli.terminal import find_width
 from fvflops.cli.values import parse_amount, parse_assumptions, parse_mesh
 from fvflops.features.layout_search.report import search_report
-from fvflops.features.planning.master_weights import MasterWeights
 from fvflops.features.planning.plan import plan_rank, plan_step
 from fvflops.features.planning.report import plan_report
 from fvflops.features.step_time.calibration import load_networks
@@ -61,38 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_mesh(parser)
     add_search(parser)
-    _add_step(find_group(parser, "training step"))
+    add_step(
+        find_group(parser, "training step"),
+        default="AdamW with a DEVICE, else none",
+    )
     _add_time(find_group(parser, "time"))
     find_group(parser, "additional files").add_argument(
         "--trace", metavar="PATH", help="a timeline of the simulated ranks for Perfetto, in Chrome's trace format"
     )
     add_depth(parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1 %% of the time")
     add_report(parser)
-
-
-def _add_step(step: argparse._ActionsContainer) -> None:
-    step.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help="optimizer of torch.optim, in any case, or none for forward and backward only; default: AdamW with a "
-        "DEVICE, else none",
-    )
-    step.add_argument(
-        "--master-weights", action="store_true", help="the optimizer keeps float32 copies of the parameters"
-    )
-    step.add_argument(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="POLICY",
-        help="activation checkpointing of the layers: full, selective or 'every 2'; or a class of modules whose "
-        "activations are recomputed (torch.utils.checkpoint), which may be repeated",
-    )
-    step.add_argument(
-        "--loss",
-        metavar="PATH:FUNCTION",
-        help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
-    )
 
 
 def _add_time(time: argparse._ActionsContainer) -> None:
@@ -131,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments, accelerator)
     check_search(arguments)
     table = load_table(arguments.table)
-    optimizer = _make_optimizer(arguments, "none" if accelerator is None else "AdamW")
+    optimizer = make_optimizer(arguments, "none" if accelerator is None else "AdamW")
     options: dict[str, Any] = {
         **layout_options(arguments),
         "optimizer": optimizer,
@@ -167,15 +143,6 @@ def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
         for option in ("price", "watts"):
             if getattr(arguments, option) is not None:
                 raise ValueError(f"--{option} is for a whole training: add --tokens, such as --tokens 15e12")
-
-
-def _make_optimizer(arguments: argparse.Namespace, default: str) -> Any:
-    optimizer: Any = find_optimizer(arguments.optimizer or default)
-    if not arguments.master_weights:
-        return optimizer
-    if optimizer is None:
-        raise ValueError("--master-weights are of an optimizer: add --optimizer, such as --optimizer AdamW")
-    return partial(MasterWeights, make=optimizer)
 
 
 def _report_rank(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +16,48 @@ from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
-from fvflops.features.planning.checkpointing import Checkpoint, is_policy
+from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed, is_policy
+from fvflops.features.planning.master_weights import MasterWeights
 from fvflops.features.planning.plan import unsharded_class
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
 
 NO_OPTIMIZER = "none"
+
+
+def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
+    """Add the optimizer, `default` of which is described, what is checkpointed, and the loss."""
+    step.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="optimizer of torch.optim, in any case, or none for forward and backward only; default: " + default,
+    )
+    step.add_argument(
+        "--master-weights", action="store_true", help="the optimizer keeps float32 copies of the parameters"
+    )
+    step.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="POLICY",
+        help="activation checkpointing of the layers: full, selective or 'every 2'; or a class of modules whose "
+        "activations are recomputed (torch.utils.checkpoint), which may be repeated",
+    )
+    step.add_argument(
+        "--loss",
+        metavar="PATH:FUNCTION",
+        help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
+    )
+
+
+def make_optimizer(arguments: argparse.Namespace, default: str) -> Any:
+    """Return what makes the optimizer of the arguments, None for none; `default` is the name without one."""
+    optimizer = find_optimizer(arguments.optimizer or default)
+    if not arguments.master_weights:
+        return optimizer
+    if optimizer is None:
+        raise ValueError("--master-weights are of an optimizer: add --optimizer, such as --optimizer AdamW")
+    return partial(MasterWeights, make=optimizer)
 
 
 def find_optimizer(name: str) -> type[Optimizer] | None:
@@ -72,6 +110,16 @@ def find_policy(subject: LoadedModel, names: Sequence[str]) -> Checkpoint:
     if len(names) == 1 and is_policy(names[0]):
         return names[0]
     return have_classes_of(subject, find_modules(subject, names))
+
+
+def find_checkpointed_names(subject: LoadedModel, names: Sequence[str]) -> list[str]:
+    """Return the modules of one process that `--checkpoint` names; a policy that it does not have raises ValueError."""
+    if len(names) != 1 or not is_policy(names[0]):
+        return find_modules(subject, names)
+    if names[0] == "selective":
+        raise ValueError("--checkpoint selective is planned for a rank: add --mesh, such as --mesh dp=1")
+    chosen = {id(module) for module in find_checkpointed(subject.model, names[0])}
+    return [name for name, module in module_paths(subject.model) if id(module) in chosen]
 
 
 def have_classes_of(subject: LoadedModel, names: Sequence[str]) -> Callable[[str, nn.Module], bool]:
