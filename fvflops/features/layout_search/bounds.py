@@ -29,16 +29,17 @@ class Sharding(NamedTuple):
     ep: int
     micro_batch: int
     checkpoint: str
+    sequence_parallel: bool = False
 
     @classmethod
     def of(cls, candidate: Candidate) -> Sharding:
         """Return the sharding of a layout.
 
         >>> Sharding.of(Candidate({"pp": 4, "fsdp": 8, "tp": 2}, 1, 16, "1f1b", "full"))
-        Sharding(tp=2, cp=1, ep=1, micro_batch=1, checkpoint='full')
+        Sharding(tp=2, cp=1, ep=1, micro_batch=1, checkpoint='full', sequence_parallel=False)
         """
         tp, cp, ep = (candidate.size(axis) for axis in ("tp", "cp", "ep"))
-        return cls(tp, cp, ep, candidate.micro_batch, candidate.checkpoint)
+        return cls(tp, cp, ep, candidate.micro_batch, candidate.checkpoint, candidate.sequence_parallel)
 
     def candidate(self, gpus: int) -> Candidate:
         """Return a layout with this sharding without pipeline stages, with as many shards as some GPUs can have."""
@@ -48,6 +49,7 @@ class Sharding(NamedTuple):
             *({axis: size for axis, size in axes.items() if size > 1}, self.micro_batch, 1),
             checkpoint=self.checkpoint,
             reshard=False,  # the fewest kernels
+            sequence_parallel=self.sequence_parallel,
         )
 
 

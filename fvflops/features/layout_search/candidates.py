@@ -19,7 +19,7 @@ _SCHEDULES = ("1f1b", "interleaved")
 
 # What a search chooses, and what it tries by default.
 CHOICES: Mapping[str, str] = {
-    "tp": "tensor parallel ranks, with sequence parallelism: 1, 2, 4 and so on up to the GPUs of a node",
+    "tp": "tensor parallel ranks, with sequence parallelism where it is known: 1, 2, 4 and so on up to a node's GPUs",
     "pp": "pipeline ranks: 1, 2, 4, 8, 16, up to the model's layers; with others than 1 for models with known stages",
     "cp": "context parallel ranks: 1",
     "ep": "expert parallel ranks: 1",
@@ -36,7 +36,8 @@ class Candidate:
     """A layout of a training run with its policies.
 
     `mesh` is axis → size, outermost first, `micro_batch` the samples of each of the `microbatches`. `schedule` is ""
-    without pipeline stages; `reshard` is whether FSDP2 gathers parameters again for the backward pass (ZeRO-3).
+    without pipeline stages; `reshard` is whether FSDP2 gathers parameters again for the backward pass (ZeRO-3);
+    `sequence_parallel` is whether tp divides the sequence between the layers.
     """
 
     mesh: Mapping[str, int]
@@ -45,6 +46,7 @@ class Candidate:
     schedule: str = ""
     checkpoint: str = "none"
     reshard: bool = True
+    sequence_parallel: bool = False
 
     def __repr__(self) -> str:
         return record_repr(self)
@@ -63,7 +65,7 @@ class Candidate:
         options: dict[str, Any] = {
             "mesh": dict(self.mesh),
             "microbatches": self.microbatches,
-            "sequence_parallel": self.size("tp") > 1,
+            "sequence_parallel": self.sequence_parallel,
             "checkpoint": () if self.checkpoint == "none" else self.checkpoint,
         }
         if self.schedule:
@@ -76,10 +78,10 @@ class Candidate:
         """Return the options of `fvflops plan` for the candidate, besides the inputs.
 
         >>> Candidate({"pp": 2, "fsdp": 4, "tp": 8}, 1, 16, "1f1b", "full").command()
-        '--mesh pp=2,fsdp=4,tp=8 --sequence-parallel --batch 1 --microbatches 16 --schedule 1f1b --checkpoint full'
+        '--mesh pp=2,fsdp=4,tp=8 --batch 1 --microbatches 16 --schedule 1f1b --checkpoint full'
         """
         words = [f"--mesh {','.join(f'{axis}={size}' for axis, size in self.mesh.items())}"]
-        words += ["--sequence-parallel"] * (self.size("tp") > 1)
+        words += ["--sequence-parallel"] * self.sequence_parallel
         words += [f"--batch {self.micro_batch}", f"--microbatches {self.microbatches}"]
         words += [f"--schedule {self.schedule}"] * bool(self.schedule)
         words += ["--no-reshard-after-forward"] * (self.size("fsdp") > 1 and not self.schedule and not self.reshard)
@@ -91,14 +93,15 @@ class Candidate:
 class Space:
     """What is searched: `gpus` GPUs, `gpus_per_node` of them in a node, and a global batch of so many samples.
 
-    `layers` is the number of layers that can be divided among pipeline stages, 0 for none. `choices` is a key of
-    `CHOICES` → what is tried instead of the default.
+    `layers` is the number of layers that can be divided among pipeline stages, 0 for none; `sequence_parallel` is
+    whether tp can divide the sequence. `choices` is a key of `CHOICES` → what is tried instead of the default.
     """
 
     gpus: int
     gpus_per_node: int
     global_batch: int
     layers: int = 0
+    sequence_parallel: bool = False
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,9 +122,9 @@ class Space:
         >>> space = Space(8, 8, 8, choices={"micro-batch": [1], "checkpoint": ["full"], "tp": [4]})
         >>> for candidate in space.list_candidates():
         ...     print(candidate.command())
-        --mesh fsdp=2,tp=4 --sequence-parallel --batch 1 --microbatches 4 --checkpoint full
-        --mesh fsdp=2,tp=4 --sequence-parallel --batch 1 --microbatches 4 --no-reshard-after-forward --checkpoint full
-        --mesh dp=2,tp=4 --sequence-parallel --batch 1 --microbatches 4 --checkpoint full
+        --mesh fsdp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
+        --mesh fsdp=2,tp=4 --batch 1 --microbatches 4 --no-reshard-after-forward --checkpoint full
+        --mesh dp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
         """
         candidates = [
             candidate
@@ -157,13 +160,14 @@ class Space:
         microbatches, rest = divmod(self.global_batch, replicas * micro_batch)
         if rest or not microbatches:
             return
+        divides = self.sequence_parallel and mesh.get("tp", 1) > 1
         if mesh.get("pp", 1) > 1:
             for schedule in self._values("schedule", _SCHEDULES):
                 if choose_schedule(schedule, None)[1] * mesh["pp"] <= self.layers:
-                    yield Candidate(mesh, micro_batch, microbatches, schedule, checkpoint, reshard=False)
+                    yield Candidate(mesh, micro_batch, microbatches, schedule, checkpoint, False, divides)
             return
         for reshard in (True, False) if mesh.get("fsdp", 1) > 1 else (True,):
-            yield Candidate(mesh, micro_batch, microbatches, "", checkpoint, reshard)
+            yield Candidate(mesh, micro_batch, microbatches, "", checkpoint, reshard, divides)
 
 
 def _powers_of_two(limit: int) -> list[int]:

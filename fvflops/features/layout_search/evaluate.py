@@ -17,7 +17,7 @@ from fvflops.features.layout_search.inputs import resize_inputs
 from fvflops.features.layout_search.model import LayoutResult
 from fvflops.features.planning.pipeline import Inputs, find_stages
 from fvflops.features.planning.plan import StepPlan, plan_step
-from fvflops.features.planning.sharding import ShardingError
+from fvflops.features.planning.sharding import ShardingError, find_sharding
 from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
 from fvflops.features.step_time.estimate import estimate_step
 from fvflops.features.step_time.network import Network
@@ -56,6 +56,17 @@ class Workload:
         """The number of layers that can be divided among pipeline stages."""
         blocks: Any = self.model.get_submodule(self.blocks) if self.blocks else ()
         return len(blocks)
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether tp can divide the sequence between the layers: if such a plan is known, and without `shard_by`."""
+        if self.options.get("shard_by") is not None:
+            return False
+        try:
+            find_sharding(self.model, sequence=True)
+        except ShardingError:
+            return False
+        return True
 
     def plan(self, candidate: Candidate) -> StepPlan:
         """Plan a step of all pipeline ranks in a layout; the errors are those of `plan_step`."""

@@ -93,7 +93,9 @@ def search_layouts(
         options,
     )
     node = _ONE_NODE if network is None else network.gpus_per_node
-    space = Space(gpus, min(node, gpus), global_batch, workload.layers, choices or {})
+    space = Space(
+        *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel), choices=choices or {}
+    )
     candidates = space.list_candidates()
     if not candidates:
         raise PlanError(
