@@ -202,6 +202,8 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
         "Layouts that were not planned have a lower bound of their time above that of the best: equal stages, the "
         "least bubble, and all of FSDP2's communication hidden."
     )
+    if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
+        yield "DDP's gradients are reduced after the last backward pass: where they are beside it, dp alone is faster."
     yield "Memory without NCCL's buffers, the device's context and fragmentation beyond the allocator's blocks."
     yield "What else a step's time rests on is listed by `fvflops plan` of one layout."
 
