@@ -15,6 +15,7 @@ from fvflops.sources.load import load_model
 from fvflops.sources.meta import build_on_meta, on_meta
 from fvflops.sources.options import SourceOptions
 from fvflops.zoo import ZOO
+from tests.support.library_versions import is_older
 
 TIMM = (
     *("resnet18", "mobilenetv3_small_100", "efficientnet_b0", "vit_tiny_patch16_224", "convnext_atto", "regnetx_002"),
@@ -89,6 +90,8 @@ def test_models_of_the_zoo_are_those_of_the_meta_device(name):
 @pytest.mark.parametrize("name", TIMM)
 def test_models_of_timm_are_those_of_the_meta_device(name):
     timm = pytest.importorskip("timm")
+    if name.startswith("regnet") and is_older("timm", "1.0.30"):
+        pytest.skip("before timm 1.0.30, RegNets compute their widths with tensors: not on the meta device")
     assert_twins(partial(timm.create_model, name))
 
 
