@@ -145,7 +145,8 @@ class Mixtral(nn.Module):
     176,160,768 in each expert (3 * 4096 * 14336), and 8,192 in norms; the embedding and the head have 131,072,000 each
     (32000 * 4096), and the last norm 4,096.
 
-    Takes token ids (b, n), returns logits (b, n, vocab_size).
+    Takes token ids (b, n), returns logits (b, n, vocab_size). A pipeline stage without the embedding takes a hidden
+    state (b, n, hidden_size), and where that is a part of the sequence, the `length` of the whole.
 
     >>> with torch.device("meta"):
     ...     model = Mixtral(CONFIGS["mixtral_8x7b"])
@@ -164,9 +165,9 @@ class Mixtral(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.apply(initialise)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, length: int | None = None) -> Tensor:
         x = self.embed_tokens(tokens)
-        cos, sin = compute_rotary(tokens.shape[1], self.config, like=x)
+        cos, sin = compute_rotary(length if isinstance(length, int) else tokens.shape[1], self.config, like=x)
         for block in self.layers:
             x = block(x, cos, sin)
         return self.lm_head(self.norm(x))

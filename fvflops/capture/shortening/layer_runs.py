@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import nn
 
@@ -43,6 +43,15 @@ def find_layer_runs(model: nn.Module, marked: Collection[int] = ()) -> list[Laye
             prefix = path + "." if path else ""
             pending += [(prefix + key, child) for key, child in module._modules.items() if child is not None]
     return runs
+
+
+def find_layer_kinds(layers: Iterable[nn.Module]) -> list[int]:
+    """Return a number for each layer, the same for equal ones: the index of the first of them.
+
+    >>> find_layer_kinds([nn.Linear(2, 3), nn.ReLU(), nn.Linear(2, 3)])
+    [0, 1, 0]
+    """
+    return [number for number, _ in _find_kinds(list(layers), (), ())]
 
 
 def _find_in_list(

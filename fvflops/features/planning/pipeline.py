@@ -48,7 +48,9 @@ STAGES: Mapping[str, PipelineStages] = {
     "fvflops.zoo.mpt.MPT": PipelineStages(
         ("embedding",), "blocks", ("head",), "tokens", "tokens", last_arguments=("labels",)
     ),
-    "fvflops.zoo.mixtral.Mixtral": PipelineStages(("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens"),
+    "fvflops.zoo.mixtral.Mixtral": PipelineStages(
+        ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
+    ),
 }
 
 
@@ -137,7 +139,17 @@ def copy_stage(model: nn.Module, stages: PipelineStages, stage: int, counts: Seq
     }
     for path in (*(stages.first if stage > 0 else ()), *(stages.last if stage < len(counts) - 1 else ())):
         replaced[model.get_submodule(path)] = nn.Identity()
-    return copy_to_meta(model, replaced)
+    copied = copy_to_meta(model, replaced)
+    _keep_layer_types(copied.get_submodule(stages.blocks.rpartition(".")[0]), len(module_list), start)
+    return copied
+
+
+def _keep_layer_types(owner: Any, layers: int, start: int) -> None:
+    """Let a stage's first layer have the attention of the layer `start`: transformers finds it by a layer's index."""
+    config = getattr(owner, "config", None)
+    types = getattr(config, "layer_types", None)
+    if config is not None and isinstance(types, Sequence) and len(types) == layers:
+        config.layer_types = [*types[start:], *types[:start]]
 
 
 def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:

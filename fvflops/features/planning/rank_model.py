@@ -14,6 +14,7 @@ from torch import nn
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.run import Loss
+from fvflops.capture.shortening.layer_runs import find_layer_kinds
 from fvflops.capture.shortening.shorten import shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed
@@ -62,12 +63,13 @@ class RankModel:
         self._loss = loss
         self._stages: PipelineStages | None = None
         self._hidden: TensorSpec | None = None
+        self._whole_hidden: TensorSpec | None = None  # not divided by sequence parallelism
         self.layers: tuple[int, ...] = ()
-        self._shapes: list[tuple[torch.Size, ...]] = []  # of the parameters of each layer
+        self._kinds: list[int] = []  # of each layer
         if layout.size("pp") > 1:
             self._stages = layout.split_by or find_stages(model)
             blocks: Any = model.get_submodule(self._stages.blocks)
-            self._shapes = [tuple(parameter.shape for parameter in block.parameters()) for block in blocks]
+            self._kinds = find_layer_kinds(blocks)
             given = layout.stage_layers
             check_layers(self._stages.blocks, len(blocks), layout.stages, given)
             self.layers = divide_layers(len(blocks), layout.stages) if given is None else tuple(given)
@@ -93,16 +95,16 @@ class RankModel:
         index = layout.coordinates(rank).get("pp", 0)
         return stages_of_rank(layout.schedule, index, layout.size("pp"), layout.stages_per_rank)
 
-    def describe_stages(self, rank: int) -> tuple[tuple[bool, bool, tuple[Any, ...]], ...]:
-        """Return what tells ranks apart: for each stage whether it is the first, the last, and its layers' shapes.
+    def describe_stages(self, rank: int) -> tuple[tuple[bool, bool, tuple[int, ...]], ...]:
+        """Return what tells ranks apart: for each stage whether it is the first, the last, and its layers' kinds.
 
-        The first layers of a mixture of experts may be dense.
+        The first layers of a mixture of experts may be dense, and some layers may have attention in windows.
         """
         if self._stages is None:
             return ()
         starts = [0, *accumulate(self.layers)]
         return tuple(
-            (stage == 0, stage == len(self.layers) - 1, tuple(self._shapes[starts[stage] : starts[stage + 1]]))
+            (stage == 0, stage == len(self.layers) - 1, tuple(self._kinds[starts[stage] : starts[stage + 1]]))
             for stage in self.stages_of(rank)
         )
 
@@ -139,7 +141,7 @@ class RankModel:
         if shortened and not isinstance(layout.routing, Mapping) and not loops_over_experts(stage.module):
             kwargs = dict(stage.kwargs)
             if stage.received is not None:
-                kwargs[stage.hidden_argument] = self._make_hidden(stage.received, whole=not names_all)
+                kwargs[stage.hidden_argument] = _make_hidden(stage.received if names_all else self._whole_hidden)
             stage = replace(
                 stage,
                 shortened=shorten(
@@ -155,13 +157,6 @@ class RankModel:
         experts = self._divide_experts(module, device_mesh)
         return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
 
-    def _make_hidden(self, spec: TensorSpec, *, whole: bool) -> torch.Tensor:
-        """Return a hidden state without values; `whole`: as a stage that is not split gets it."""
-        shape = list(spec.shape)
-        if whole and self._layout.sequence_parallel:
-            shape[1] *= self._layout.size("tp")
-        return torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
-
     def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
         """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
         if self._stages is None or self._hidden is not None:
@@ -170,11 +165,17 @@ class RankModel:
         precision = self._layout.precision
         if self._layout.is_fully_sharded and precision is not None:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
+        inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
+
+        def find() -> TensorSpec:
+            with self.around_forward(device_mesh)():
+                return find_hidden_state(first, inputs)
+
+        whole = find() if self._layout.sequence_parallel else None
         first = self._split(first, device_mesh)
         self._divide_experts(first, device_mesh)
-        with self.around_forward(device_mesh)():
-            inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
-            self._hidden = find_hidden_state(first, inputs)
+        self._hidden = find()
+        self._whole_hidden = whole or self._hidden
         return self._hidden
 
     def links(self, rank: int, hidden: TensorSpec | None) -> dict[int, StageLinks]:
@@ -245,6 +246,12 @@ class RankModel:
         elif layout.routing is not None:
             raise PlanError(f"no mixtures of experts are known in {type(model).__name__}: plan it without routing")
         return experts
+
+
+def _make_hidden(spec: TensorSpec | None) -> torch.Tensor:
+    """Return a hidden state without values."""
+    assert spec is not None
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
 
 
 def _find_checkpointed(stage: nn.Module, model: nn.Module, checkpoint: Checkpoint) -> list[nn.Module]:

@@ -1,93 +1,20 @@
 """Plans of mixtures of experts: tensor and expert parallelism of zoo models and of transformers."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from fvflops import FlopCountAnalysis
 from fvflops.cli import main
-from fvflops.features.communication.compute import read_communication
 from fvflops.features.planning.plan import plan_rank, plan_step
 from fvflops.features.planning.sharding import ShardingError
-from fvflops.trace import Trace
 from fvflops.zoo import build
-from tests.support.checkout import ROOT
 from tests.support.models import small_transformers as sizes
 from tests.support.models.small_transformers import build_small
-from tests.support.processes.expert_worker import CASES, RANKS, TOKENS
+from tests.support.processes.family_worker import TOKENS
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 FLOAT = 4  # bytes of a float32
 define_torchvision_schemas()
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Return case → rank → Trace, and the tokens that each rank sent to each expert, of four processes."""
-    folder = tmp_path_factory.mktemp("experts")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.expert_worker"]
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
-    results = {}
-    for name in CASES:
-        traces, histograms = json.loads((folder / f"{name}.json").read_text())
-        results[name] = {int(rank): Trace.from_json(text) for rank, text in traces.items()}, histograms
-    return results
-
-
-def list_senders(mesh, rank):
-    """Return the ranks of a rank's group of ep; the ranks of etp alternate."""
-    ep, etp = mesh.get("ep", 1), mesh.get("etp", 1)
-    first = rank - rank % (ep * etp) + rank % etp
-    return range(first, first + ep * etp, etp)
-
-
-def payloads(communication):
-    """Return (collective, ranks, dtype) → calls and payload."""
-    return {
-        (key.collective, key.size, key.dtype): volume[:2]
-        for key, volume in communication.by_collective_and_group().items()
-    }
-
-
-def analyse(trace):
-    return FlopCountAnalysis.from_trace(trace, table="exact", warn=False)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_plan_equals_each_process(runs, name):
-    make, _, mesh, sequence = CASES[name]
-    traces, histograms = runs[name]
-    for rank in (0, RANKS - 1):
-        trace = traces[rank]
-        routing = None
-        if "ep" in mesh:
-            senders = list_senders(mesh, rank)
-            routing = {key: [histograms[sender][key] for sender in senders] for key in histograms[0]}
-        plan = plan_rank(
-            make(),
-            (TOKENS,),
-            {} if name.startswith("zoo") else {"use_cache": False},
-            mesh=mesh,
-            rank=rank,
-            sequence_parallel=sequence,
-            routing=routing,
-            table="exact",
-        )
-        assert plan.flops("exact").macs() == analyse(trace).macs() > 0
-        assert payloads(plan.communication()) == payloads(read_communication(trace))
-        assert plan.flops("exact").by_phase() == analyse(trace).by_phase()
 
 
 # --- tensor parallelism of transformers' models -----------------------------------------------------------------------

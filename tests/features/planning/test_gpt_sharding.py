@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from fvflops import plan_rank
+from fvflops.capture.shortening.shorten import shorten
 from fvflops.features.communication.model import Volume
+from fvflops.features.planning import rank_model
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import build
 from tests.support.checkout import ROOT
@@ -137,6 +139,25 @@ def test_a_stage_between_has_no_embedding():
     assert not any("copy" in line for line in stages[1].derived)
     # Of a middle stage: one layer, of 12 * 64^2 weights, 13 * 64 biases and norms.
     assert stages[1].parameters == 12 * HIDDEN**2 + 13 * HIDDEN
+
+
+@pytest.mark.parametrize(("name", "shape"), [("megatron_gpt_tiny", (16, 2, HIDDEN)), ("mpt_tiny", (2, 16, HIDDEN))])
+def test_layers_are_compared_with_the_hidden_state_of_the_whole_sequence(monkeypatch, name, shape):
+    shapes = []
+
+    def watch(model, args, kwargs, **options):
+        shapes.append(tuple(kwargs["tokens"].shape))
+        return shorten(model, args, kwargs, **options)
+
+    monkeypatch.setattr(rank_model, "shorten", watch)
+    model = build(name, device="meta", layers=10)
+    mesh = {"pp": 2, "tp": 2}
+    short = plan_rank(model, (TOKENS, LABELS), mesh=mesh, rank=2, sequence_parallel=True, table="exact")
+    assert shapes == [shape]
+    monkeypatch.setattr(rank_model, "shorten", lambda *_, **options: None)
+    full = plan_rank(model, (TOKENS, LABELS), mesh=mesh, rank=2, sequence_parallel=True, table="exact")
+    assert short.flops().by_phase() == full.flops().by_phase()
+    assert short.communication().by_collective() == full.communication().by_collective()
 
 
 def kept_activations(layers, mesh, sequence):

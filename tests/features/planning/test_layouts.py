@@ -21,7 +21,7 @@ from fvflops.features.planning.sharding import ShardingError
 from fvflops.trace import Trace
 from fvflops.zoo.llama import Llama
 from tests.support.checkout import ROOT
-from tests.support.processes.layout_worker import CASES, CONFIG, LENGTH, RANKS, TOKENS
+from tests.support.processes.layout_worker import CASES, COMPARED, CONFIG, LENGTH, RANKS, TOKENS
 
 FLOAT = 4  # bytes of a float32
 HIDDEN = FLOAT * TOKENS.numel() * CONFIG.hidden_size
@@ -77,7 +77,7 @@ def pass_kinds(planned):
     return Counter(action.kind for action in planned.step.actions)
 
 
-@pytest.mark.parametrize("rank", [0, RANKS - 1])
+@pytest.mark.parametrize("rank", COMPARED)
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_equals_the_process(recorded, name, rank):
     mesh, options = CASES[name]

@@ -2,15 +2,27 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from fvflops import record
+from fvflops.features.planning.fully_sharded import find_blocks
+from fvflops.features.planning.parallelism.expert_parallel import (
+    dense_axes,
+    make_expert_mesh,
+    shard_experts_fully,
+    without_experts,
+)
+from fvflops.features.planning.parallelism.expert_parallel import divide as divide_experts
 from fvflops.features.planning.pipeline import divide_layers
 from fvflops.features.planning.schedules import SCHEDULES, stages_of_rank
 from fvflops.features.planning.sharding import find_sharding, shard
@@ -18,6 +30,7 @@ from fvflops.zoo.llama import Llama, LlamaConfig
 from tests.support.processes.rank_worker import keep_stage
 
 RANKS = 4
+COMPARED = (0, RANKS - 1)  # with plans
 BATCH, LENGTH, LAYERS = 2, 16, 4
 TOKENS = torch.ones(BATCH, LENGTH, dtype=torch.int64)  # of a microbatch
 CONFIG = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, layers=LAYERS, heads=4, kv_heads=2)
@@ -47,34 +60,66 @@ CASES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models of one class: how one is built, its number of layers, and how it is reduced to a stage."""
+
+    build: Callable[[], nn.Module]
+    layers: int
+    keep_stage: Callable[[nn.Module, int, Sequence[int]], None] = keep_stage
+
+
+LLAMA = Family(lambda: Llama(CONFIG), LAYERS)
+
+
 def make_mesh(mesh):
-    copies = RANKS // torch.Size(mesh.values()).numel()
-    return init_device_mesh("cpu", (copies, *mesh.values()), mesh_dim_names=("copy", *mesh))
+    """Return torch's mesh of the axes but those of experts; process groups are made once."""
+    dense = dense_axes(mesh)
+    copies = RANKS // torch.Size(dense.values()).numel()
+    return connect((copies, *dense.values()), ("copy", *dense))
+
+
+@cache
+def connect(sizes, axes):
+    return init_device_mesh("cpu", sizes, mesh_dim_names=axes)
 
 
 def divide(model, mesh, device_mesh, options):
+    experts = None
     if "tp" in mesh:
-        shard(model, device_mesh["tp"], find_sharding(model, sequence=options.get("sequence_parallel", False)))
+        sharding = find_sharding(model, sequence=options.get("sequence_parallel", False))
+        shard(model, device_mesh["tp"], without_experts(model, sharding, mesh))
+    if "ep" in mesh:
+        each = RANKS // mesh.get("pp", 1)
+        for first in range(0, RANKS, each):  # a process group is made by all ranks
+            if first <= dist.get_rank() < first + each:
+                experts = divide_experts(model, device_mesh, mesh, rank=dist.get_rank())
+            else:
+                make_expert_mesh(mesh, first)
     if "fsdp" in mesh:
         axes = ("dp", "fsdp") if "dp" in mesh else ("fsdp",)
         policy = MixedPrecisionPolicy()
         if options.get("precision") == "bf16-mixed":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         again = options.get("reshard_after_forward", "pp" not in mesh)
-        for block in model.layers:
+        if experts is not None:
+            shard_experts_fully(experts, reshard_after_forward=again)
+        for block in (block for block in find_blocks(model) if not isinstance(block, nn.Identity)):  # of another stage
             fully_shard(block, mesh=device_mesh[axes], reshard_after_forward=again, mp_policy=policy)
         fully_shard(model, mesh=device_mesh[axes], reshard_after_forward=None if again else False, mp_policy=policy)
     return model
 
 
-def make_step(mesh, options):
+def make_step(family, mesh, options):
     """Return a function that runs a training step of this rank."""
     device_mesh = make_mesh(mesh)
-    microbatches = options["microbatches"]
+    microbatches = options.get("microbatches", 1)
     torch.manual_seed(0)
     if "pp" in mesh:
-        return make_pipeline_step(mesh, device_mesh, options, microbatches)
-    model = divide(Llama(CONFIG), mesh, device_mesh, options)
+        return make_pipeline_step(family, mesh, device_mesh, options, microbatches)
+    model = family.build()
+    family.keep_stage(model, 0, (family.layers,))
+    divide(model, mesh, device_mesh, options)
 
     def step():
         model.zero_grad()
@@ -86,14 +131,14 @@ def make_step(mesh, options):
     return step
 
 
-def make_pipeline_step(mesh, device_mesh, options, microbatches):
+def make_pipeline_step(family, mesh, device_mesh, options, microbatches):
     name = options.get("schedule", "interleaved" if "stages_per_rank" in options else "1f1b")
     per_rank = SCHEDULES[name].stages_per_rank or 2
     count, rank = mesh["pp"] * per_rank, device_mesh.get_local_rank("pp")
     modules, stages = [], []
     for index in stages_of_rank(name, rank, mesh["pp"], per_rank):
-        model = Llama(CONFIG)
-        keep_stage(model, index, options.get("stage_layers") or divide_layers(LAYERS, count))
+        model = family.build()
+        family.keep_stage(model, index, options.get("stage_layers") or divide_layers(family.layers, count))
         modules.append(divide(model, mesh, device_mesh, options))
         stages.append(PipelineStage(modules[-1], index, count, torch.device("cpu"), group=device_mesh.get_group("pp")))
     schedule = getattr(schedules, SCHEDULES[name].torch_class)(
@@ -117,15 +162,25 @@ def make_pipeline_step(mesh, device_mesh, options, microbatches):
     return step
 
 
+def record_step(family, mesh, options):
+    """Return the Trace of a training step, None on ranks that no plan is compared with."""
+    step = make_step(family, mesh, options)
+    step()  # finds out shapes, and warms up
+    if dist.get_rank() not in COMPARED:
+        step()
+        return None
+    with record(table="exact", warn=False) as run:
+        step()
+    return run.trace()
+
+
 def main(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     for name, (mesh, options) in CASES.items():
-        step = make_step(mesh, options)
-        step()  # finds out shapes, and warms up
-        with record(table="exact", warn=False) as run:
-            step()
-        Path(folder, f"{name} {rank}.json").write_text(run.trace().to_json())
+        trace = record_step(LLAMA, mesh, options)
+        if trace is not None:
+            Path(folder, f"{name} {rank}.json").write_text(trace.to_json())
     dist.barrier()
     os._exit(0)  # gloo's threads may outlive the group
 
