@@ -152,6 +152,19 @@ def _keep_layer_types(owner: Any, layers: int, start: int) -> None:
         config.layer_types = [*types[start:], *types[:start]]
 
 
+def name_in_stage(name: str, blocks: str, stage: int, counts: Sequence[int]) -> str:
+    """Return a stage's name of a module of the model, "" where its block is in another stage.
+
+    >>> [name_in_stage("layers.3.mlp", "layers", stage, (2, 2)) for stage in range(2)]
+    ['', 'layers.1.mlp']
+    """
+    if not name.startswith(f"{blocks}."):
+        return name
+    index, *path = name.removeprefix(f"{blocks}.").split(".")
+    local = int(index) - sum(counts[:stage])
+    return ".".join((blocks, str(local), *path)) if 0 <= local < counts[stage] else ""
+
+
 def find_hidden_state(first: nn.Module, inputs: Inputs) -> TensorSpec:
     """Return the hidden state that the first stage sends, found by shape execution of its forward pass."""
     trace = record_call(first, *inputs, execution="shapes")

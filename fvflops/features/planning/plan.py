@@ -341,7 +341,7 @@ def _plan(
     ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
     alike: dict[Any, list[int]] = {}
     for item in ranks:
-        alike.setdefault(rank_model.describe_stages(item), []).append(item)
+        alike.setdefault(rank_model.describe_stages(item, checkpoint), []).append(item)
     plans: list[RankPlan] = []
     for equal in alike.values():
         arguments = rank_model, layout, recipe, orders, equal

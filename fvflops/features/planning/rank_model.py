@@ -39,6 +39,7 @@ from fvflops.features.planning.pipeline import (
     find_stages,
     find_tied,
     make_stage_inputs,
+    name_in_stage,
 )
 from fvflops.features.planning.rank_step import StageLinks
 from fvflops.features.planning.recording import Recipe, StageModule
@@ -95,18 +96,35 @@ class RankModel:
         index = layout.coordinates(rank).get("pp", 0)
         return stages_of_rank(layout.schedule, index, layout.size("pp"), layout.stages_per_rank)
 
-    def describe_stages(self, rank: int) -> tuple[tuple[bool, bool, tuple[int, ...]], ...]:
-        """Return what tells ranks apart: for each stage whether it is the first, the last, and its layers' kinds.
+    def describe_stages(self, rank: int, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], ...]:
+        """Return what tells ranks apart: for each stage whether it is the first, the last, and what its layers are.
 
-        The first layers of a mixture of experts may be dense, and some layers may have attention in windows.
+        The first layers of a mixture of experts may be dense, some layers may have attention in windows, and some may
+        be checkpointed by name.
         """
         if self._stages is None:
             return ()
         starts = [0, *accumulate(self.layers)]
         return tuple(
-            (stage == 0, stage == len(self.layers) - 1, tuple(self._kinds[starts[stage] : starts[stage + 1]]))
+            (
+                stage == 0,
+                stage == len(self.layers) - 1,
+                tuple(self._kinds[starts[stage] : starts[stage + 1]]),
+                self._name_checkpointed(stage, checkpoint),
+            )
             for stage in self.stages_of(rank)
         )
+
+    def _name_checkpointed(self, stage: int, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """Return the names, in a stage, of modules that are checkpointed by name, class or predicate in the model."""
+        if isinstance(checkpoint, str):  # a policy for each stage
+            return ()
+        selected = {id(module) for module in checkpointed_modules(self._model, checkpoint)}
+        names = (name for name, module in self._model.named_modules() if id(module) in selected)
+        if self._stages is None:
+            return tuple(names)
+        blocks = self._stages.blocks
+        return tuple(name for name in (name_in_stage(item, blocks, stage, self.layers) for item in names) if name)
 
     def make_stages(
         self, rank: int, device_mesh: Any, hidden: TensorSpec | None, recipe: Recipe, *, shortened: bool
@@ -117,7 +135,7 @@ class RankModel:
         """
         if self._stages is None:
             stage = StageModule(self._with_precision(copy_to_meta(self._model)), *self._inputs, loss=self._loss)
-            return [self._finish_stage(stage, device_mesh, recipe, shortened)]
+            return [self._finish_stage(stage, 0, device_mesh, recipe, shortened)]
         stages = []
         for number in self.stages_of(rank):
             model = self._with_precision(copy_stage(self._model, self._stages, number, self.layers))
@@ -126,17 +144,19 @@ class RankModel:
             args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=number == last)
             loss = self._loss if number == last else None
             stage = StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss)
-            stages.append(self._finish_stage(stage, device_mesh, recipe, shortened))
+            stages.append(self._finish_stage(stage, number, device_mesh, recipe, shortened))
         return stages
 
-    def _finish_stage(self, stage: StageModule, device_mesh: Any, recipe: Recipe, shortened: bool) -> StageModule:
+    def _finish_stage(
+        self, stage: StageModule, number: int, device_mesh: Any, recipe: Recipe, shortened: bool
+    ) -> StageModule:
         """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
         layout = self._layout
         # Of known plans the names are patterns for all layers; other functions may name each.
         names_all = layout.shard_by is not None
         if names_all:
             stage = replace(stage, module=self._split(stage.module, device_mesh))
-        stage = replace(stage, checkpointed=_find_checkpointed(stage.module, self._model, recipe.checkpoint))
+        stage = replace(stage, checkpointed=self._find_checkpointed(stage.module, number, recipe.checkpoint))
         # A mapping names each layer's experts.
         if shortened and not isinstance(layout.routing, Mapping) and not loops_over_experts(stage.module):
             kwargs = dict(stage.kwargs)
@@ -156,6 +176,14 @@ class RankModel:
         module = stage.module if names_all else self._split(stage.module, device_mesh)
         experts = self._divide_experts(module, device_mesh)
         return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
+
+    def _find_checkpointed(self, module: nn.Module, stage: int, checkpoint: Checkpoint) -> list[nn.Module]:
+        """Return the modules of a stage to checkpoint."""
+        if isinstance(checkpoint, str):
+            return find_checkpointed(module, checkpoint)
+        found = dict(module.named_modules())
+        here = (found.get(name) for name in self._name_checkpointed(stage, checkpoint))
+        return [item for item in here if item is not None and not isinstance(item, nn.Identity)]  # of another stage
 
     def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
         """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
@@ -252,17 +280,3 @@ def _make_hidden(spec: TensorSpec | None) -> torch.Tensor:
     """Return a hidden state without values."""
     assert spec is not None
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
-
-
-def _find_checkpointed(stage: nn.Module, model: nn.Module, checkpoint: Checkpoint) -> list[nn.Module]:
-    """Return the modules of a stage to checkpoint; what is in no stage raises ValueError."""
-    if callable(checkpoint) or isinstance(checkpoint, str):
-        return find_checkpointed(stage, checkpoint)
-    checkpointed_modules(model, checkpoint)
-    found = dict(stage.named_modules())
-    here = [
-        item
-        for item in checkpoint
-        if (item in found if isinstance(item, str) else any(isinstance(module, item) for module in found.values()))
-    ]
-    return checkpointed_modules(stage, here)

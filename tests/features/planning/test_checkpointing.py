@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fvflops import plan_rank
+from fvflops import plan_rank, plan_step
 from fvflops.zoo.llama import Llama, LlamaConfig
 
 LAYERS, HIDDEN, FFN, KV = 4, 32, 48, 16
@@ -68,3 +68,22 @@ def test_a_policy_is_that_of_every_layout(mesh):
 def test_an_unknown_policy_raises():
     with pytest.raises(ValueError, match="no checkpoint policy 'selectiv': did you mean 'selective'"):
         plan("selectiv")
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    [["layers.1", "layers.2"], lambda name, _: name in ("layers.1", "layers.2")],
+    ids=["names", "predicate"],
+)
+def test_layers_of_the_model_are_recomputed_in_their_stage(checkpoint):
+    with torch.device("meta"):
+        model = Llama(CONFIG)
+    by_rank = [
+        planned.flops().by_phase().get("recompute", {}).get("mm", 0)
+        for planned in plan_step(model, TOKENS, mesh={"pp": 4}, checkpoint=checkpoint).ranks
+    ]
+    assert by_rank[0] == by_rank[3] == 0 < by_rank[1] == by_rank[2]
+    (whole,) = plan_step(model, TOKENS, mesh={"dp": 1}, checkpoint=checkpoint).ranks
+    assert sum(by_rank) == whole.flops().by_phase()["recompute"]["mm"]
+    first, second = plan_step(model, TOKENS, mesh={"pp": 2}, checkpoint=["layers.3", "norm"]).ranks
+    assert "recompute" not in first.flops().by_phase() and second.flops().by_phase()["recompute"]["mm"] == by_rank[1]
