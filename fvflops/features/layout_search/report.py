@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fvflops.features.layout_search.candidates import Candidate
@@ -92,6 +93,7 @@ def _summarise(search: LayoutSearch) -> str:
 def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table:
     front = {id(result) for result in search.pareto_front()}
     per_second = "samples" if found[0].tokens_per_second is None else "tokens"
+    pipelines = any(result.candidate.schedule for result in found)
     columns = (
         number_column("rank", "#"),
         text_column("mesh"),
@@ -101,9 +103,9 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         number_column("mfu", "MFU", form=format_share),
         number_column("peak", "memory", form=format_bytes),
         text_column("front", "*"),
-        number_column("bubble_share", "bubble", form=format_share),
         number_column("exposed_share", "exposed", form=format_share),
-        number_column(f"{per_second}_per_second", f"{per_second}/s", form=format_short),
+        number_column("bubble_share", "bubble", form=format_share, only_for="" if pipelines else "data"),
+        replace(number_column(f"{per_second}_per_second", f"{per_second}/s", form=format_short), hide_order=1),
     )
     rows = []
     for number, result in enumerate(found, start=1):
@@ -118,16 +120,17 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
                 result.mfu,
                 result.peak,
                 "*" if id(result) in front else "",
-                result.bubble_share if candidate.schedule else None,
                 result.exposed_share,
+                result.bubble_share if candidate.schedule else None,
                 result.samples_per_second if per_second == "samples" else result.tokens_per_second,
             )
         )
     notes = [
         "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
         "activation checkpointing.",
-        "Bubble, exposed: shares of the step in which the ranks of a pipeline wait for each other, and the slowest "
-        "rank for collectives; most of the rest is kernels.",
+        "Exposed: share of the step in which the slowest rank waits for collectives; "
+        + "bubble: that in which a pipeline's ranks have nothing to do, on average; " * pipelines
+        + "most of the rest is kernels.",
         f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
         f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}.",
     ]
