@@ -221,6 +221,14 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """A shell command under a heading, which can be copied from every format."""
+
+    heading: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """Stacked values at each point of a run, such as the bytes of each kind of memory at each op.
 
@@ -355,7 +363,7 @@ class Scatter:
         return (min(xs), max(xs)), (min(ys), max(ys))
 
 
-Part = str | Items | Table | Chart | Gantt | Scatter
+Part = str | Items | Command | Table | Chart | Gantt | Scatter
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 
 import pytest
 
 from fvflops.cli import main
 from fvflops.cli.commands import plan
-from fvflops.cli.planning.layout_search import CHOSEN
+from fvflops.cli.planning.layout_search import CHOSEN, KEPT, describe_command
+from fvflops.features.layout_search.candidates import Candidate
 from fvflops.reports.formats import FORMATS
 from tests.support.reports.report_formats import check_report
 
@@ -46,17 +48,65 @@ def test_every_format(reports, format):
 def test_the_command_of_the_best_layout_has_its_figures(reports, capsys):
     """The report says how the first layout is planned in full."""
     best = json.loads(reports["json"])["layouts"][0]
-    assert best["options"] in " ".join(reports["text"].split())
-    options = best["options"].split()
-    assert main(["plan", "zoo:llama_tiny", "--seq", "16", "--device", "H100", *options, "--format", "json"]) == 0
+    after = reports["text"].partition("The first in full:\n")[2].partition("\n\n")[0]
+    command = shlex.split(after.replace("\\\n", ""))
+    assert f"<code>{shlex.join(command)}</code>" in reports["html"]
+    assert f"```sh\n{shlex.join(command)}\n```" in reports["markdown"]
+    assert f"{{verbatim}}\n{shlex.join(command)}\n" in reports["latex"]
+    assert main([*command[1:], "--format", "json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["seconds"] == best["seconds"] and planned["mfu"] == best["mfu"]
 
 
-def test_the_options_that_a_search_chooses_are_listed_with_their_defaults():
+def test_a_larger_microbatch_is_suggested_where_the_largest_that_was_tried_is_best(reports, capsys):
+    assert "with --choices micro-batch" not in reports["text"]  # one microbatch of the largest size is all there is
+    assert main([*SEARCH[:-4], "--choices", "micro-batch=1", "--choices", "checkpoint=none"]) == 0
+    assert "with --choices micro-batch=1,2." in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_option_is_chosen_by_a_search_or_kept_in_the_command_of_one_layout():
     parser = argparse.ArgumentParser()
     plan.add_arguments(parser)
     assert {name: parser.get_default(name) for name in CHOSEN} == CHOSEN
+    of_reports = {"model", "table", "format", "sort", "top", "output"}
+    of_searches = {"search", "gpus", "global_batch", "choices", "best", "jobs"}
+    options = vars(parser.parse_args(["MODEL"])).keys()
+    assert sorted(options) == sorted([*KEPT, *CHOSEN, *of_reports, *of_searches])
+    typed = ["a b.py:f", "--image-size", "8x9", "--arg", "n=1", "--arg", "m=2", "--no-reduce-each-microbatch"]
+    arguments = parser.parse_args([*typed, "--device", "H100 SXM", "--master-weights"])
+    assert describe_command(arguments, Candidate({"dp": 2}, 4, 1)) == (
+        "fvflops plan 'a b.py:f' --image-size 8x9 --arg n=1 --arg m=2 --no-reduce-each-microbatch --master-weights "
+        "--device 'H100 SXM' --mesh dp=2 --batch 4 --microbatches 1"
+    )
+    arguments = parser.parse_args(["zoo:gpt2", "--seq", "64", "--device", "H100"])
+    assert "--seq 32 " in describe_command(arguments, Candidate({"cp": 2}, 4, 1))
+
+
+NET = """
+import torch
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64))
+    return model, torch.ones(1, 64)
+
+def split(model, mesh):
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+"""
+
+
+def test_a_model_of_the_users_own(tmp_path, capsys):
+    """`--shard` applies to the layouts with tp alone, and the report says why there is no pipeline."""
+    (tmp_path / "net.py").write_text(NET)
+    net = str(tmp_path / "net.py")
+    few = ["--choices", "tp=1,2", "--choices", "micro-batch=2", "--choices", "checkpoint=none"]
+    options = ["--search", "--gpus", "2", "--global-batch", "4", "--device", "H100", "--shard", f"{net}:split", *few]
+    assert main(["plan", f"{net}:build", *options, "--jobs", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "4 of them fit" in text and "cannot be planned" not in text
+    assert "No pipeline was tried: no pipeline stages are known for torch.nn.modules.container.Sequential" in text
+    assert main(["plan", f"{net}:build", *options, "--jobs", "1", "--choices", "pp=2"]) == 2
+    assert "pp=2: no pipeline stages are known" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, mon
         (["--ignore", "aten::view"], "--ignore excludes ops from the list of op calls: add --by op"),
         (["--by", "op", "--peaks", "H100"], "omit --by op"),
         (["--peaks", "H10"], "no device 'H10': did you mean 'H100'?"),
+        (["--peaks", "cpu"], "no device 'cpu': its peaks are this machine's own. Others can be given"),
         (["--deepspeed", "--by", "op"], "--deepspeed writes DeepSpeed's report: omit --by"),
         (["--weight", "flops"], "add --trace, --speedscope or --flamegraph"),
         (

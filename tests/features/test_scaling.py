@@ -406,6 +406,13 @@ def test_a_generation_that_the_model_cannot_make_is_refused():
     with pytest.raises(ScalingError, match="GPT2 takes no input_ids and past_key_values"):
         fvflops.generation_cost(build("gpt2", device="meta"), prompt=2, new=2)
 
+    class WithoutUseCache(nn.Module):
+        def forward(self, input_ids, past_key_values=None):
+            raise AssertionError
+
+    with pytest.raises(ScalingError, match=r"WithoutUseCache takes no use_cache, .* whose forward takes input_ids"):
+        fvflops.generation_cost(WithoutUseCache(), prompt=2, new=2)
+
 
 # The command line, the reports and the picture.
 

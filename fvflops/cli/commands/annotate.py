@@ -26,7 +26,7 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.open_analysis import open_trace
 from fvflops.cli.outputs import check_file, write_report
-from fvflops.cli.values import parse_assumptions
+from fvflops.cli.planning.training_step import read_assumptions
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.formulas import FormulaTable, load_table
@@ -169,7 +169,7 @@ def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Calla
         subject = load_model(arguments.model, model_options(arguments))
     subject.train(arguments.train, option="--train")
     options: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "device": device, "warn": False}
-    options["assume"] = parse_assumptions(arguments.assume)
+    options["assume"] = read_assumptions(arguments)
     analysis: FlopCountAnalysis
     if arguments.backward:
         makers: Sequence[Callable[..., Any]] = () if optimizer is None else (optimizer,)

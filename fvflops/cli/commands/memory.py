@@ -27,8 +27,9 @@ from fvflops.cli.planning.training_step import (
     find_optimizer,
     find_policy,
     make_optimizer,
+    read_assumptions,
 )
-from fvflops.cli.values import parse_assumptions, parse_mesh
+from fvflops.cli.values import parse_mesh
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.plot import draw_memory
@@ -109,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         "optimizer": optimizer,
         "checkpoint": choose(subject, arguments.checkpoint),
         "device": kernels_of(accelerator, arguments.device),
-        "assume": parse_assumptions(arguments.assume),
+        "assume": read_assumptions(arguments),
         "table": table,
     }
     with activity(f"predicting the memory of {arguments.model}"):

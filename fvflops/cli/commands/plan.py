@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from typing import Any
 
@@ -21,10 +20,17 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
-from fvflops.cli.planning.layout_search import add_search, check_search, run_search
-from fvflops.cli.planning.training_step import add_step, default_loss, find_modules, find_policy, make_optimizer
+from fvflops.cli.planning.layout_search import add_search, check_search, describe_command, run_search
+from fvflops.cli.planning.training_step import (
+    add_step,
+    default_loss,
+    find_modules,
+    find_policy,
+    make_optimizer,
+    read_assumptions,
+)
 from fvflops.cli.terminal import find_width
-from fvflops.cli.values import parse_amount, parse_assumptions, parse_mesh
+from fvflops.cli.values import parse_amount, parse_mesh
 from fvflops.features.layout_search.report import search_report
 from fvflops.features.planning.plan import plan_rank, plan_step
 from fvflops.features.planning.report import plan_report
@@ -111,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {
         **layout_options(arguments),
         "optimizer": optimizer,
-        "assume": parse_assumptions(arguments.assume),
+        "assume": read_assumptions(arguments),
         "table": table,
     }
     with activity(f"loading {arguments.model}"):
@@ -193,18 +199,10 @@ def _report_search(
             **kept,
         ),
     )
-    report = search_report(search, name=arguments.model, command=_describe_command(arguments))
+    commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
+    report = search_report(search, name=arguments.model, command="".join(commands))
     report = report.ranked(sort=arguments.sort, top=arguments.top)
     write(write_document(report, arguments.format, width=find_width(sys.stdout)), arguments.output)
-
-
-def _describe_command(arguments: argparse.Namespace) -> str:
-    """Return the command without the options that a search chooses."""
-    words = ["fvflops plan", shlex.quote(arguments.model)]
-    words += [f"--seq {arguments.seq}"] if arguments.seq else []
-    words += [f"--input {shlex.quote(text)}" for text in arguments.input]
-    words += [f"--{name} {getattr(arguments, name)}" for name in ("dtype", "precision") if getattr(arguments, name)]
-    return " ".join(words)
 
 
 def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:

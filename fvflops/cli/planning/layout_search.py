@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from fvflops.cli.arguments import find_group
 from fvflops.cli.progress import Progress
-from fvflops.features.layout_search.candidates import CHOICES
+from fvflops.features.layout_search.candidates import CHOICES, Candidate
 from fvflops.features.layout_search.model import LayoutSearch
 from fvflops.features.layout_search.search import search_layouts
+from fvflops.sources.input_specs import parse_input
 
 # Options of one layout, which a search chooses or does not show, with their defaults.
 CHOSEN: Mapping[str, Any] = {
@@ -33,6 +36,13 @@ CHOSEN: Mapping[str, Any] = {
     "watts": None,
     "depth": None,
 }
+# Options of one layout that apply to every layout of a search.
+KEPT = (
+    *("input", "seq", "image_size", "dtype", "denoising_steps", "guidance", "assume"),
+    *("config", "task", "adapter", "trust_remote_code", "arg", "path", "unpickle"),
+    *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss"),
+    *("device", "network", "efficiency", "fused"),
+)
 _NEED_SEARCH = ("gpus", "global_batch", "choices", "best", "jobs")
 _BEST = 20
 
@@ -73,6 +83,43 @@ def check_search(arguments: argparse.Namespace) -> None:
     for name in ("gpus", "global_batch", "device"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--search needs {_option(name)}: such as --gpus 64 --global-batch 512 --device H100")
+
+
+def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str:
+    """Return the command that plans one layout of a search in full."""
+    words = ["fvflops", "plan", arguments.model]
+    for name in KEPT:
+        value = getattr(arguments, name)
+        if name == "image_size" and value is not None:
+            value = "x".join(map(str, value))
+        if name == "seq" and value is not None:
+            value //= candidate.size("cp")
+        if name == "input":
+            value = [_of_a_rank(text, candidate) for text in value]
+        if isinstance(value, bool):
+            if name == "reduce_each_microbatch" and not value:
+                words.append("--no-reduce-each-microbatch")
+            words += [_option(name)] * value
+        elif value is not None:
+            for item in value if isinstance(value, list) else [value]:
+                words += [_option(name), str(item)]
+    options = candidate.command()
+    if arguments.input:  # have the size of the batch themselves
+        options = options.replace(f" --batch {candidate.micro_batch}", "")
+    return shlex.join([*words, *shlex.split(options)])
+
+
+def _of_a_rank(text: str, candidate: Candidate) -> str:
+    """Return an `--input` with the samples of a microbatch and a rank's part of the sequence.
+
+    >>> _of_a_rank("ids=1,128:int64", Candidate({"fsdp": 2, "cp": 4}, 8, 1))
+    'ids=8,32:int64'
+    """
+    spec = parse_input(text)
+    sizes = [candidate.micro_batch, *spec.shape[1:]]
+    if len(sizes) == 2 and not getattr(torch, spec.dtype).is_floating_point:
+        sizes[1] //= candidate.size("cp")
+    return f"{spec.name}=" * (spec.name is not None) + f"{','.join(map(str, sizes))}:{spec.dtype}"
 
 
 def _option(name: str) -> str:

@@ -16,6 +16,8 @@ from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
+from fvflops.cli.values import parse_assumptions
+from fvflops.features.memory.savings import ADAFACTOR_ASSUMES
 from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed, is_policy
 from fvflops.features.planning.master_weights import MasterWeights
 from fvflops.features.planning.plan import unsharded_class
@@ -78,6 +80,16 @@ def find_optimizer(name: str) -> type[Optimizer] | None:
         hint = suggest(name.lower(), dict.fromkeys((*classes, NO_OPTIMIZER), ""))
         raise ValueError(f"--optimizer {name}: torch.optim has {', '.join(names)}{hint}")
     return classes[name.lower()]
+
+
+def read_assumptions(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the assumptions of `--assume`, with those that a step of the optimizer needs.
+
+    >>> read_assumptions(argparse.Namespace(assume=[], optimizer="adafactor"))
+    {'aten::_local_scalar_dense': 1.0}
+    """
+    needed = ADAFACTOR_ASSUMES if (arguments.optimizer or "").lower() == "adafactor" else {}
+    return {**needed, **parse_assumptions(arguments.assume)}
 
 
 def default_loss(result: Any) -> torch.Tensor:

@@ -33,13 +33,13 @@ def generation_cost(
 ) -> GenerationCost:
     """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
 
-    `model` is a causal language model of transformers, or one with the same interface: it accepts `input_ids` and
-    `past_key_values`, the KV cache, and returns the cache. It may be on the meta device. As in transformers' `generate`
-    the prefill computes the logits of the last position only, where the model supports that, and the last token is not
-    fed back: `new` tokens take a prefill and `new` - 1 decoding steps at the cache lengths `prompt`, `prompt` + 1 ...
-    Sampling and other work of `generate` outside the model is not counted. `execution` is "shapes", or "real" for a
-    model with data-dependent control flow. A model without this interface, and a length that it does not accept, raise
-    ScalingError.
+    `model` is a causal language model of transformers, or one with the same interface: it accepts `input_ids`,
+    `past_key_values`, the KV cache or None, and `use_cache`, and its result has the cache as `past_key_values`.
+    It may be on the meta device. As in transformers' `generate` the prefill computes the logits of the last position
+    only, where the model supports that, and the last token is not fed back: `new` tokens take a prefill and `new` - 1
+    decoding steps at the cache lengths `prompt`, `prompt` + 1 ... Sampling and other work of `generate` outside the
+    model is not counted. `execution` is "shapes", or "real" for a model with data-dependent control flow. A model
+    without this interface, and a length that it does not accept, raise ScalingError.
     """
     check_generation_metric(metric)
     for name, size in {"prompt": prompt, "new": new, "batch": batch}.items():
@@ -100,10 +100,14 @@ class _Decoder:
     ) -> None:
         parameters = inspect.signature(model.forward).parameters
         is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-        if is_encoder_decoder or not {"input_ids", "past_key_values"} <= parameters.keys():
+        takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+        needed = ("input_ids", "past_key_values") if takes_any else ("input_ids", "past_key_values", "use_cache")
+        missing = [name for name in needed if name not in parameters]
+        if is_encoder_decoder or missing:
             raise ScalingError(
-                f"{type(model).__name__} takes no input_ids and past_key_values, so it cannot decode with a KV cache: "
-                "use a causal language model of transformers, such as transformers:GPT2LMHeadModel"
+                f"{type(model).__name__} takes no {' and '.join(missing or needed)}, so it cannot decode with a KV "
+                "cache: use a causal language model of transformers, such as transformers:GPT2LMHeadModel, or one "
+                "whose forward takes input_ids, past_key_values and use_cache, and whose result has past_key_values"
             )
         # As in generate: the language model head is applied to one position of the prompt.
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}

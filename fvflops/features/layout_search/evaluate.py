@@ -15,7 +15,7 @@ from fvflops.features.layout_search.bounds import MicrobatchCost, Sharding, meas
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.layout_search.inputs import resize_inputs
 from fvflops.features.layout_search.model import LayoutResult
-from fvflops.features.planning.pipeline import Inputs, find_stages
+from fvflops.features.planning.pipeline import Inputs, PipelineStages, find_stages
 from fvflops.features.planning.plan import StepPlan, plan_step
 from fvflops.features.planning.sharding import ShardingError, find_sharding
 from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
@@ -44,12 +44,17 @@ class Workload:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
+    def stages(self) -> PipelineStages | str:
+        """How the model is split into pipeline stages, or why that is not known."""
+        try:
+            return self.options.get("split_by") or find_stages(self.model)
+        except ShardingError as error:
+            return str(error)
+
+    @property
     def blocks(self) -> str:
         """The name of the module list that is divided among pipeline stages, "" if none is known."""
-        try:
-            return find_stages(self.model).blocks
-        except ShardingError:
-            return ""
+        return "" if isinstance(self.stages, str) else self.stages.blocks
 
     @property
     def layers(self) -> int:

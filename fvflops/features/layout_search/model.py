@@ -45,7 +45,10 @@ class LayoutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LayoutSearch(Displayed):
-    """The layouts that a search has tried: those that fit in the order of their time, then all others."""
+    """The layouts that a search has tried: those that fit in the order of their time, then all others.
+
+    `without_pipelines` says why no pipeline was tried, "" if some were or none was wanted.
+    """
 
     _report = "fvflops.features.layout_search.report:search_report"
 
@@ -57,6 +60,7 @@ class LayoutSearch(Displayed):
     network: Network | None
     efficiency: Efficiency
     seconds: float = 0.0
+    without_pipelines: str = ""
 
     def __repr__(self) -> str:
         return short_repr(self, f"{len(self.results):,} layouts", f"{len(self.fitting())} fit")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.layout_search.model import LayoutResult, LayoutSearch
 from fvflops.features.step_time.report import list_unknown
 from fvflops.reports.document import (
+    Command,
     Document,
     Items,
     Part,
@@ -33,16 +35,18 @@ _SHOWN = 10  # layouts that do not fit, of those that were planned or come close
 
 
 def search_report(search: LayoutSearch, *, name: str = "", command: str = "", best: int | None = None) -> Document:
-    """Return the report of a search for the model `name`; `command` is `fvflops plan MODEL` with its inputs."""
+    """Return the report of a search for the model `name`; `command` is that of the first layout in full."""
     found = search.best(best)
     parts: list[Part] = [_summarise(search)]
     if found:
         parts.append(_tabulate_best(search, found))
-        parts.append(f"The first in full: {_join(command, found[0], search)}")
+        parts.append(Command("The first in full:", command or _describe_command(found[0], search)))
+        parts += _suggest_larger(search, found[0])
         parts += list_unknown(found[0].unknown, found[0].bytes_only)
     else:
         parts.append("No layout fits: more GPUs, or a smaller sequence, lower what each needs.")
     parts += [*_draw(search), *_list_not_fitting(search), *_list_failures(search)]
+    parts += [f"No pipeline was tried: {search.without_pipelines}."] * bool(search.without_pipelines)
     parts.append(Items("Assumptions:", list(_list_assumptions(search))))
     title = f"Layouts of {plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}"
     return Document("layout_search", title, parts, main="best", data=_encode(search))
@@ -89,6 +93,7 @@ def _summarise(search: LayoutSearch) -> str:
 def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table:
     front = {id(result) for result in search.pareto_front()}
     per_second = "samples" if found[0].tokens_per_second is None else "tokens"
+    pipelines = any(result.candidate.schedule for result in found)
     columns = (
         number_column("rank", "#"),
         text_column("mesh"),
@@ -98,9 +103,9 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         number_column("mfu", "MFU", form=format_share),
         number_column("peak", "memory", form=format_bytes),
         text_column("front", "*"),
-        number_column(f"{per_second}_per_second", f"{per_second}/s", form=format_short),
-        number_column("bubble_share", only_for="data"),
-        number_column("exposed_share", only_for="data"),
+        number_column("exposed_share", "exposed", form=format_share),
+        number_column("bubble_share", "bubble", form=format_share, only_for="" if pipelines else "data"),
+        replace(number_column(f"{per_second}_per_second", f"{per_second}/s", form=format_short), hide_order=1),
     )
     rows = []
     for number, result in enumerate(found, start=1):
@@ -115,23 +120,36 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
                 result.mfu,
                 result.peak,
                 "*" if id(result) in front else "",
-                result.samples_per_second if per_second == "samples" else result.tokens_per_second,
-                result.bubble_share,
                 result.exposed_share,
+                result.bubble_share if candidate.schedule else None,
+                result.samples_per_second if per_second == "samples" else result.tokens_per_second,
             )
         )
     notes = [
         "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
         "activation checkpointing.",
+        "Exposed: share of the step in which the slowest rank waits for collectives; "
+        + "bubble: that in which a pipeline's ranks have nothing to do, on average; " * pipelines
+        + "most of the rest is kernels.",
         f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
         f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}.",
     ]
     return Table("best", columns, rows, title="The fastest layouts that fit", notes=notes, noun="layout")
 
 
-def _join(command: str, result: LayoutResult, search: LayoutSearch) -> str:
-    start = command or "fvflops plan MODEL"
-    return f"{start} {result.candidate.command()} --device '{search.device.name}'"
+def _describe_command(result: LayoutResult, search: LayoutSearch) -> str:
+    return f"fvflops plan MODEL --device '{search.device.name}' {result.candidate.command()}"
+
+
+def _suggest_larger(search: LayoutSearch, result: LayoutResult) -> Iterator[str]:
+    """Yield that a larger microbatch may be faster, if the best has the largest that was tried."""
+    candidate = result.candidate
+    largest = max(other.candidate.micro_batch for other in search.results)
+    if candidate.micro_batch == largest and candidate.microbatches % 2 == 0:
+        yield (
+            f"The first has the largest microbatch that was tried: a larger one may be faster, with --choices "
+            f"micro-batch={largest},{2 * largest}."
+        )
 
 
 def _draw(search: LayoutSearch) -> Iterator[Part]:

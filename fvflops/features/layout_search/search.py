@@ -93,6 +93,10 @@ def search_layouts(
         options,
     )
     node = _ONE_NODE if network is None else network.gpus_per_node
+    ranks = (choices or {}).get("pp")
+    without_pipelines = workload.stages if isinstance(workload.stages, str) and list(ranks or ()) != [1] else ""
+    if without_pipelines and ranks and 1 not in ranks:
+        raise PlanError(f"pp={ranks[0]}: {without_pipelines}")
     space = Space(
         *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel), choices=choices or {}
     )
@@ -115,6 +119,7 @@ def search_layouts(
         network=network,
         efficiency=workload.efficiency,
         seconds=time.monotonic() - start,
+        without_pipelines=without_pipelines,
     )
 
 

@@ -36,8 +36,8 @@ OPTIMIZERS: Mapping[str, Callable[[Iterable[torch.Tensor]], Optimizer]] = {
     "Adafactor": torch.optim.Adafactor,
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
 }
-# Adafactor reads the norm of each parameter, which only scales its update.
-_ADAFACTOR_NORM = "aten::_local_scalar_dense"
+# What a step of Adafactor assumes: it reads the norm of each parameter, which only scales its update.
+ADAFACTOR_ASSUMES: Mapping[str, float] = {"aten::_local_scalar_dense": 1.0}
 
 
 class PredictedStep(NamedTuple):
@@ -264,7 +264,7 @@ def _other_optimizers(
             create: Any = maker
             name = f"{getattr(classes[0], '__name__', 'optimizer')}(fused=True)"
             yield _Attempt("optimizer", name, (), partial(predict, optimizer=partial(create, fused=True)))
-    assumed = {_ADAFACTOR_NORM: 1.0, **(assume or {})}
+    assumed = {**ADAFACTOR_ASSUMES, **(assume or {})}
     for name, maker in OPTIMIZERS.items():
         if _class_of(maker) not in classes:
             yield _Attempt("optimizer", name, (), partial(predict, optimizer=maker, assume=assumed))

@@ -63,7 +63,8 @@ def find_stages(model: nn.Module) -> PipelineStages:
     stages = STAGES.get(name) or _read_pp_plan(model)
     if stages is None:
         raise ShardingError(
-            f"no pipeline stages are known for {name}: from Python pass split_by, a PipelineStages, or omit pp"
+            f"no pipeline stages are known for {name}: from Python pass split_by, a {PipelineStages.__module__}."
+            "PipelineStages, or omit pp"
         )
     return stages
 

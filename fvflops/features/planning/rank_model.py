@@ -258,11 +258,12 @@ class RankModel:
 
     def _split(self, model: nn.Module, device_mesh: Any) -> nn.Module:
         layout = self._layout
+        if layout.size("tp") == 1:
+            return model
         if layout.shard_by is not None:
             return layout.shard_by(model, device_mesh["tp"]) or model
-        if layout.size("tp") > 1:
-            sharding = find_sharding(model, sequence=layout.sequence_parallel)
-            shard(model, device_mesh["tp"], without_experts(model, sharding, layout.axes))
+        sharding = find_sharding(model, sequence=layout.sequence_parallel)
+        shard(model, device_mesh["tp"], without_experts(model, sharding, layout.axes))
         return model
 
     def _divide_experts(self, model: nn.Module, device_mesh: Any) -> DividedExperts | None:

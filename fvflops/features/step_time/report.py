@@ -159,7 +159,10 @@ def _describe_basis(estimate: StepEstimate) -> Iterator[str]:
     if estimate.gpus > 1:
         pipeline = "Pipeline bubble: mean of the ranks. " if len(estimate.plans) > 1 else ""
         yield f"{pipeline}Exposed communication and waiting for the host: of the slowest rank."
-    yield "MFU: forward and backward passes, 2 FLOPs a multiply-add, no recomputation; HFU: all FLOPs."
+    yield (
+        "MFU: forward and backward passes, 2 FLOPs a multiply-add, no recomputation; HFU: all FLOPs, with what "
+        "checkpoints and the backward pass of flash attention recompute."
+    )
 
 
 def _tabulate_cost(cost: TrainingCost) -> Table:

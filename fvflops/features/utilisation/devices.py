@@ -167,7 +167,9 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
         raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet. {_OTHERS}")
     names = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
     near = nearest(name.lower(), names, cutoff=0.5)
-    if near:
+    if name.lower() in ("cpu", "cuda"):
+        hint = "its peaks are this machine's own."
+    elif near:
         hint = f"did you mean {names[near]!r}?"
     elif file == SHIPPED:
         hint = "'fvflops list devices' lists those known."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Scatter, Table
+from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import printable
 from fvflops.reports.pictures.svg_chart import svg_chart
 from fvflops.reports.pictures.svg_gantt import svg_gantt
@@ -86,6 +86,9 @@ def _write_part(part: Part) -> str:
     if isinstance(part, Items):
         heading = f"<p>{_escape(part.heading)}</p>\n" if part.heading else ""
         return heading + "<ul>" + "".join(f"<li>{_escape(item)}</li>" for item in part.items) + "</ul>"
+    if isinstance(part, Command):
+        command = f'<pre class="wide" tabindex="0"><code>{_escape(part.command)}</code></pre>'
+        return f"<p>{_escape(part.heading)}</p>\n{command}"
     return "\n".join(f"<p>{_escape(line)}</p>" for line in part.split("\n"))
 
 

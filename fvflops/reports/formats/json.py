@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Scatter, Table, Value
+from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Scatter, Table, Value
 
 SCHEMA = 1
 _POINTS = 1000  # of a chart, each with the largest total of its part
@@ -29,6 +29,8 @@ def _encode(document: Document) -> dict[str, Any]:
     for part in document.parts:
         if isinstance(part, Items):
             notes += part.items
+        elif isinstance(part, Command):
+            notes.append(f"{part.heading} {part.command}")
         else:
             notes += [part] if isinstance(part, str) else part.notes
     tables = {table.name: _encode_table(table) for table in document.tables()}

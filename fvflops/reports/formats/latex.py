@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Scatter, Table
+from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import escape_latex
 from fvflops.reports.text.text_picture import text_picture
 
@@ -41,6 +41,8 @@ def _write_part(part: Part) -> str:
         heading = [escape_latex(part.heading)] if part.heading else []
         items = [rf"  \item {escape_latex(item)}" for item in part.items]
         return "\n".join([*heading, r"\begin{itemize}", *items, r"\end{itemize}"])
+    if isinstance(part, Command):
+        return f"{escape_latex(part.heading)}\n\\begin{{verbatim}}\n{part.command}\n\\end{{verbatim}}"
     return "\n\n".join(map(escape_latex, part.split("\n")))
 
 

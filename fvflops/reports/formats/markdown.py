@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fvflops.reports.document import Chart, Document, Gantt, Items, Part, Scatter, Table
+from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import escape_markdown
 from fvflops.reports.text.text_picture import text_picture
 
@@ -37,6 +37,8 @@ def _write_part(part: Part) -> str:
     if isinstance(part, Items):
         heading = f"{escape_markdown(part.heading)}\n\n" if part.heading else ""
         return heading + "\n".join(f"- {escape_markdown(item)}" for item in part.items)
+    if isinstance(part, Command):
+        return f"{escape_markdown(part.heading)}\n\n```sh\n{part.command}\n```"
     return "\n\n".join(map(escape_markdown, part.split("\n")))
 
 

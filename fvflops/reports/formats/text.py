@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
-from fvflops.reports.document import Chart, Column, Document, Gantt, Items, Part, Scatter, Table
+from fvflops.reports.document import Chart, Column, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.names import printable, printable_short
 from fvflops.reports.text.display_width import display_width, truncate_middle, wrap
 from fvflops.reports.text.text_picture import text_picture
@@ -52,7 +53,24 @@ def _write_part(part: Part, width: int | None) -> str:
         heading = [_write_lines(part.heading, width)] if part.heading else []
         indent = "  " if heading else ""
         return "\n".join([*heading, *(_write_lines(item, width, indent, "  ") for item in part.items)])
+    if isinstance(part, Command):
+        return "\n".join([_write_lines(part.heading, width), *_break_command(part.command, width or _PROSE_WIDTH)])
     return _write_lines(part, width)
+
+
+def _break_command(command: str, width: int) -> list[str]:
+    """Return the lines of a shell command, broken between its words.
+
+    >>> _break_command("fvflops plan net.py:build --device 'H100 SXM'", 38)
+    ['  fvflops plan net.py:build --device \\\\', "    'H100 SXM'"]
+    """
+    lines = [" "]
+    for word in map(shlex.quote, shlex.split(command)):
+        if display_width(f"{lines[-1]} {word} \\") > width and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return lines
 
 
 def _write_lines(text: str, width: int | None, indent: str = "", hanging: str = "") -> str:

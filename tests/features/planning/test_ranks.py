@@ -402,6 +402,7 @@ def test_a_function_shards_any_model():
     assert plan.communication().by_collective() == {"all_reduce": Volume(1, FLOAT * 15, 2 * 3 * FLOAT * 15 // 4)}
     with pytest.raises(ShardingError, match=r"no tensor-parallel plan is known for .*Sequential: pass shard_by"):
         plan_rank(model, (torch.ones(5, 6),), mesh={"tp": 4})
+    assert plan_rank(model, (torch.ones(5, 6),), mesh={"dp": 4}, shard_by=split).parameters == 6 * 8 + 8 + 8 * 3 + 3
 
 
 @pytest.mark.parametrize(
