@@ -117,6 +117,10 @@ def test_a_model_of_the_users_own(tmp_path, capsys):
         ([*SEARCH, "--mesh", "dp=2"], "a search chooses --mesh: omit it, or limit what is tried by --choices"),
         ([*SEARCH, "--sequence-parallel"], "a search chooses --sequence-parallel"),
         ([*MODEL, "--search", "--gpus", "2", "--global-batch", "2"], "--search needs --device"),
+        (
+            [*SEARCH, "--device", "cuda"],
+            "--search needs an accelerator, such as --device H100; got the torch device cuda",
+        ),
         ([*SEARCH, "--choices", "cp"], "--choices cp: write each NAME=A,B once"),
         ([*SEARCH, "--choices", "tq=1"], "no choice 'tq': a search chooses tp, pp"),
         ([*SEARCH, "--choices", "dp=3"], "no layout has a global batch of 4 on 2 GPUs"),

@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan a training step of the model that the arguments name and write the report; return the exit code."""
     accelerator = find_accelerator(arguments.device)
     _check(arguments, accelerator)
-    check_search(arguments)
+    check_search(arguments, accelerator)
     table = load_table(arguments.table)
     optimizer = make_optimizer(arguments, "none" if accelerator is None else "AdamW")
     options: dict[str, Any] = {

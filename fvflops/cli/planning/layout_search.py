@@ -16,6 +16,7 @@ from fvflops.cli.progress import Progress
 from fvflops.features.layout_search.candidates import CHOICES, Candidate
 from fvflops.features.layout_search.model import LayoutSearch
 from fvflops.features.layout_search.search import search_layouts
+from fvflops.features.utilisation.devices import Device
 from fvflops.sources.input_specs import parse_input
 
 # Options of one layout, which a search chooses or does not show, with their defaults.
@@ -68,7 +69,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--jobs", type=int, metavar="N", help="processes of a search; default: one for each core")
 
 
-def check_search(arguments: argparse.Namespace) -> None:
+def check_search(arguments: argparse.Namespace, accelerator: Device | None) -> None:
     """Raise ValueError for options that a search, or one layout, does not have."""
     if not arguments.search:
         for name in _NEED_SEARCH:
@@ -83,6 +84,10 @@ def check_search(arguments: argparse.Namespace) -> None:
     for name in ("gpus", "global_batch", "device"):
         if getattr(arguments, name) is None:
             raise ValueError(f"--search needs {_option(name)}: such as --gpus 64 --global-batch 512 --device H100")
+    if accelerator is None:
+        raise ValueError(
+            f"--search needs an accelerator, such as --device H100; got the torch device {arguments.device}"
+        )
 
 
 def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str:
