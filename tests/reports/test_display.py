@@ -81,6 +81,14 @@ def shown():
         build("llama_tiny", device="meta"), torch.ones(8, 128, dtype=torch.int64), mesh={"pp": 2}, microbatches=2
     )
     estimate = fvflops.estimate_step(pipeline, device="H100")
+    search = fvflops.search_layouts(
+        build("llama_tiny", device="meta"),
+        torch.ones(1, 16, dtype=torch.int64),
+        gpus=2,
+        global_batch=2,
+        device="H100",
+        choices={"tp": [1], "pp": [1], "micro-batch": [1], "checkpoint": ["none"]},
+    )
     with fvflops.KernelProfile(net) as kernels:
         net(x)
     kernels.count(partial(net, x))
@@ -116,6 +124,7 @@ def shown():
         "step plan": pipeline,
         "communication": plan.communication(),
         "estimate": estimate,
+        "search": search,
         "difference": difference,
         "comparison": comparison,
         "generation": generation,
@@ -173,6 +182,8 @@ def shown():
         "rank step": plan.step,
         "action": plan.step.actions[0],
         "pass": plan.step.pass_of(plan.step.actions[0]),
+        "layout": search.best()[0],
+        "candidate": search.best()[0].candidate,
         "efficiency": estimate.efficiency,
         "network": estimate.network,
         "link": estimate.network.inside,

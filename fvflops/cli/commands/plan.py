@@ -48,10 +48,9 @@ from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 
 EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh dp=8,tp=8",
-    "fvflops plan zoo:llama3_8b --mesh fsdp=64 --microbatches 2",
     "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --device H100 --tokens 1e12",
-    "fvflops plan zoo:llama3_70b --seq 8192 --search --gpus 1024 --global-batch 1024 --device H100",
+    "fvflops plan zoo:llama3_8b --search --gpus 64 --global-batch 256 --device H100",
 )
 _NEED_ACCELERATOR = ("network", "efficiency", "fused", "tokens", "price", "watts", "trace", "depth")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -43,7 +44,10 @@ class Workers(Generic[T]):
 
 @contextmanager
 def workers(function: Callable[[Any], T], jobs: int) -> Iterator[Workers[T]]:
-    """Start processes that call `function`; one job, and a system without fork, run it in this process."""
+    """Start processes that call `function`; one job, and a system without fork, run it in this process.
+
+    So does a process whose autograd has threads, which its forks would lack: a warning says so.
+    """
     if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
         yield Workers(function, None, 1)
         return
@@ -51,10 +55,26 @@ def workers(function: Callable[[Any], T], jobs: int) -> Iterator[Workers[T]]:
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        yield Workers(function, pool, jobs)
+        if pool.submit(_can_differentiate).result():
+            yield Workers(function, pool, jobs)
+        else:
+            warnings.warn(
+                f"the search runs in one process, not in {jobs}: this program's autograd has threads, without which "
+                "forked processes cannot run a backward pass",
+                stacklevel=4,
+            )
+            yield Workers(function, None, 1)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         del _SHARED[id(function)]
+
+
+def _can_differentiate() -> bool:
+    try:
+        torch.ones(1, requires_grad=True).backward()
+    except RuntimeError:  # of autograd's threads, which a forked process does not have
+        return False
+    return True
 
 
 def _call(key: int, item: Any) -> Any:
