@@ -73,7 +73,7 @@ def check_search(arguments: argparse.Namespace, accelerator: Device | None) -> N
     """Raise ValueError for options that a search, or one layout, does not have."""
     if not arguments.search:
         for name in _NEED_SEARCH:
-            if getattr(arguments, name):
+            if getattr(arguments, name) not in (None, []):
                 raise ValueError(f"{_option(name)} is for a search: add --search")
         if arguments.mesh is None:
             raise ValueError("a plan needs --mesh, such as --mesh fsdp=8, or --search with --gpus and --global-batch")
@@ -162,8 +162,8 @@ def run_search(arguments: argparse.Namespace, model: nn.Module, inputs: Any, **o
             gpus=arguments.gpus,
             global_batch=arguments.global_batch,
             choices=parse_choices(arguments.choices),
-            best=arguments.best or _BEST,
-            jobs=arguments.jobs or os.cpu_count() or 1,
+            best=_BEST if arguments.best is None else arguments.best,
+            jobs=(os.cpu_count() or 1) if arguments.jobs is None else arguments.jobs,
             on_progress=show,
         )
     finally:

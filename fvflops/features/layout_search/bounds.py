@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,14 +70,20 @@ class MicrobatchCost:
 
 
 def measure_microbatch(
-    plan: RankPlan, timer: KernelTimer, network: Network | None, in_layers: Callable[[str], bool], layers: int
+    plan: RankPlan,
+    timer: KernelTimer,
+    network: Network | None,
+    in_layers: Callable[[str], bool],
+    layers: int,
+    fused: Collection[str] = (),
 ) -> MicrobatchCost:
     """Return what a microbatch costs, from the plan of a layout of `Sharding.candidate`.
 
     `in_layers` says of a module's name whether it is in one of the `layers`; 0 of them keep nothing that is known.
+    `fused` is that of `estimate_step`.
     """
     shared = plan.mesh.get("fsdp", 1) * plan.mesh.get("cp", 1)
-    program = read_step([plan])
+    program = read_step([plan], fused=fused)
     axis = next(name for name in _axes_of(program) if "fsdp" in name.split("+"))
     alone = _without_optimizer(program).with_groups({axis: ProcessGroupSpec("", 1, axis, 0, 1)}, program.places)
     payloads = _payloads(program, axis)

@@ -93,7 +93,7 @@ class Workload:
         (plan,) = self.plan(sharding.candidate(gpus)).ranks
         timer = KernelTimer(self.device, self.efficiency)
         in_layers = _is_below(self.blocks) if self.blocks else _never
-        return measure_microbatch(plan, timer, self.network, in_layers, self.layers)
+        return measure_microbatch(plan, timer, self.network, in_layers, self.layers, self.fused)
 
     def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
         """Plan a layout and return its time and memory; only its time if that is above a limit in seconds."""

@@ -26,6 +26,7 @@ from fvflops.features.step_time.default_network import assume_network
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
 from fvflops.features.utilisation.devices import Device, resolve_device
+from fvflops.text import require_int
 from fvflops.units import format_seconds
 
 # Called with what is done and the number of layouts that are left.
@@ -74,6 +75,8 @@ def search_layouts(
     >>> search.best()[0].candidate.command()
     '--mesh fsdp=4 --batch 1 --microbatches 1 --no-reshard-after-forward'
     """
+    require_int("best", best, least=1)
+    require_int("jobs", jobs, least=1)
     start = time.monotonic()
     device = resolve_device(device)
     network = find_network(network) if isinstance(network, str) else network

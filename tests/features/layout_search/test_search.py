@@ -62,6 +62,14 @@ def test_no_layout_is_faster_or_smaller_than_its_bounds(exhaustive):
         assert 0 < result.least_peak <= result.peak, result
 
 
+def test_the_bounds_hold_for_fused_modules(small):
+    few = {**SMALL, "pp": [1], "checkpoint": ["none"]}
+    fused = search(choices=few, best=10_000, fused=["fvflops.zoo.llama.Block"])
+    assert all(result.least_seconds <= result.seconds for result in fused.results)
+    plain = {repr(result.candidate): result.least_seconds for result in small.results}
+    assert all(result.least_seconds < plain[repr(result.candidate)] for result in fused.results)
+
+
 def test_the_best_are_those_of_planning_every_layout(exhaustive):
     found = search(best=3)
     assert [item.candidate for item in found.best()] == [item.candidate for item in exhaustive.best(3)]
@@ -170,6 +178,8 @@ def test_experts_and_sequences_are_divided_where_asked_for():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"best": 0}, "best must be an integer >= 1, not 0"),
+        ({"jobs": -1}, "jobs must be an integer >= 1, not -1"),
         ({"gpus": 0}, "gpus must be at least 1; got 0"),
         ({"global_batch": 3, "choices": {"tp": [1], "pp": [1]}}, "no layout has a global batch of 3 on 4 GPUs"),
         ({"choices": {"pq": [1]}}, r"no choice 'pq'.*a search chooses tp, pp"),
