@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
@@ -30,6 +30,9 @@ from fvflops.cli.planning.training_step import (
     read_assumptions,
 )
 from fvflops.cli.values import parse_mesh
+from fvflops.features.memory.allocator import reserved_memory
+from fvflops.features.memory.compute import MemoryTimeline
+from fvflops.features.memory.fit import describe_fit
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.plot import draw_memory
@@ -37,12 +40,13 @@ from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_repor
 from fvflops.features.memory.savings import memory_savings
 from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.savings import plan_savings
-from fvflops.features.step_time.reporting.memory_fit import describe_fit
+from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
+from fvflops.units import format_bytes
 
 EXAMPLES = (
     "fvflops memory zoo:resnet50 --batch 64",
@@ -122,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
             predicted = _predict_rank(subject, step, mesh, arguments)
     timeline, find, notes = predicted
     if accelerator is not None:
-        notes = [describe_fit(timeline.peak, accelerator), *notes]
+        notes = [*_describe_fit(timeline, accelerator), *notes]
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
@@ -158,6 +162,15 @@ def _check(arguments: argparse.Namespace) -> None:
     for option in ("sort", "top"):
         if arguments.format == "svg" and getattr(arguments, option) is not None:
             raise ValueError(f"--{option} does not apply to --format svg: omit it")
+
+
+def _describe_fit(timeline: MemoryTimeline, accelerator: Device) -> Iterator[str]:
+    reserved, otherwise = (reserved_memory(timeline, expandable_segments=value).peak for value in (True, False))
+    yield describe_fit(reserved, accelerator.name, accelerator.memory)
+    yield (
+        f"For a peak of {format_bytes(timeline.peak)} torch's allocator reserves {format_bytes(reserved)}, simulated "
+        f"with expandable segments; without them {format_bytes(otherwise)}."
+    )
 
 
 def _predict_forward(subject: LoadedModel, step: Mapping[str, Any]) -> Predicted:

@@ -21,7 +21,7 @@ from fvflops.features.planning.sharding import ShardingError, find_sharding
 from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
 from fvflops.features.step_time.estimate import estimate_step
 from fvflops.features.step_time.network import Network
-from fvflops.features.step_time.reporting.memory_fit import read_memories
+from fvflops.features.step_time.reporting.rank_memory import read_memories
 from fvflops.features.step_time.step_program import read_step
 from fvflops.features.utilisation.devices import Device
 from fvflops.units import format_bytes
@@ -102,7 +102,7 @@ class Workload:
         seconds = read_step(step.ranks, fused=self.fused).simulate(timer, self.network).seconds + self.efficiency.step
         if limit is not None and seconds >= limit:
             return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
-        peak = max(memory.peak for memory in read_memories(step.ranks))
+        peak = max(memory.reserved for memory in read_memories(step.ranks))
         reason = describe_lack(peak, self.device)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)

@@ -222,7 +222,7 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
     )
     if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
         yield "DDP's gradients are reduced after the last backward pass: where they are beside it, dp alone is faster."
-    yield "Memory without NCCL's buffers, the device's context and fragmentation beyond the allocator's blocks."
+    yield "Memory: what torch's allocator reserves with expandable segments, without NCCL's buffers and the context."
     yield "What else a step's time rests on is listed by `fvflops plan` of one layout."
 
 

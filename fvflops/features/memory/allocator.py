@@ -101,7 +101,7 @@ def reserved_memory(timeline: MemoryTimeline, *, expandable_segments: bool = Fal
 
     Blocks are allocated and freed in the order of the timeline, by best fit, in pools of each stream: FSDP2 gathers
     parameters and reduces gradients in streams of their own. `expandable_segments` is the option of
-    PYTORCH_CUDA_ALLOC_CONF. Memory that exists before the run is allocated first. Not included: what the allocator
+    PYTORCH_ALLOC_CONF. Memory that exists before the run is allocated first. Not included: what the allocator
     keeps of earlier steps, and freeing cached memory when the device is full.
 
     >>> import torch

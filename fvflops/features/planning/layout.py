@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import warnings
@@ -184,9 +185,15 @@ def _adapt_order(layout: Layout, order: Sequence[Action]) -> Iterator[Action]:
 @contextmanager
 def torch_warnings_ignored() -> Iterator[None]:
     """Ignore the warnings of torch's own modules: a plan has no values, and cannot do what they advise."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"torch\b")
-        yield
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\b")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops.features.communication.model import Communication
+from fvflops.features.memory.allocator import reserved_memory
+from fvflops.features.memory.fit import describe_fit
 from fvflops.features.memory.plot import memory_chart
 from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.model import StepEstimate
 from fvflops.features.step_time.network import Network
-from fvflops.features.step_time.reporting.memory_fit import RankMemory, describe_fit, read_memories
 from fvflops.features.step_time.reporting.module_times import module_table
 from fvflops.features.step_time.reporting.pipeline_picture import name_of, pipeline_picture
+from fvflops.features.step_time.reporting.rank_memory import RankMemory, read_memories
 from fvflops.features.step_time.reporting.report_data import encode
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
@@ -47,10 +49,10 @@ def estimate_report(
     choose the modules that are shown. With `pictures` it has the pipeline of any number of ranks, and memory curves.
     """
     memories = read_memories(estimate.plans)
-    fullest = max(memories, key=lambda memory: memory.peak)
+    fullest = max(memories, key=lambda memory: memory.reserved)
     parts: list[Part] = [
         _describe_run(estimate),
-        describe_fit(fullest.peak, estimate.device, advice=_advise(command)),
+        describe_fit(fullest.reserved, estimate.device.name, estimate.device.memory, advice=_advise(command)),
         _tabulate_step(estimate),
         *([] if cost is None else [_tabulate_cost(cost)]),
         _tabulate_size(estimate, fullest),
@@ -210,12 +212,16 @@ def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
         number_column("bytes", "at the peak", form=format_bytes),
         number_column("share", "of the device", form=format_share),
     )
-    rows = [(kind, nbytes, None if memory is None else nbytes / memory) for kind, nbytes in fullest.by_kind.items()]
-    total = ("total", fullest.peak, None if memory is None else fullest.peak / memory)
+    kinds = {**fullest.by_kind, "fragmentation": fullest.reserved - fullest.peak}
+    rows = [(kind, nbytes, None if memory is None else nbytes / memory) for kind, nbytes in kinds.items()]
+    total = ("total", fullest.reserved, None if memory is None else fullest.reserved / memory)
     notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory.describe()]
-    notes.append(
-        "Not predicted: buffers of NCCL, the device's context, and fragmentation beyond the allocator's blocks."
-    )
+    otherwise = format_bytes(reserved_memory(fullest.timeline).peak)
+    notes += [
+        "Fragmentation: what torch's allocator reserves beyond the tensors, simulated with expandable segments; "
+        f"without them the total is {otherwise}.",
+        "Not predicted: buffers of NCCL and the device's context.",
+    ]
     title = f"Memory of the fullest rank, {name_of(fullest.plan)}"
     return Table("memory", columns, rows, title=title, total=total, notes=notes, noun="kind")
 
@@ -241,7 +247,7 @@ def _tabulate_ranks(estimate: StepEstimate, memories: Sequence[RankMemory], full
                 memory.plan.parameters,
                 busy,
                 1 - busy / estimate.simulation.seconds,
-                memory.peak,
+                memory.reserved,
                 ", ".join(marks),
             )
         )

@@ -8,13 +8,13 @@ from typing import Any
 
 from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.model import StepEstimate
-from fvflops.features.step_time.reporting.memory_fit import RankMemory
+from fvflops.features.step_time.reporting.rank_memory import RankMemory
 
 
 def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: TrainingCost | None) -> dict[str, Any]:
     """Return all figures of an estimated step, times in seconds."""
     first = estimate.plans[0]
-    fullest = max(range(len(memories)), key=lambda index: memories[index].peak)
+    fullest = max(range(len(memories)), key=lambda index: memories[index].reserved)
     network = estimate.network
     return {
         "mesh": dict(first.mesh),
@@ -39,7 +39,7 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
         "exposed_share": estimate.exposed_share,
         "host_bound_share": estimate.host_bound_share,
         "model_parameters": first.model_parameters,
-        "fits": None if estimate.device.memory is None else memories[fullest].peak <= estimate.device.memory,
+        "fits": None if estimate.device.memory is None else memories[fullest].reserved <= estimate.device.memory,
         "slowest": estimate.slowest,
         "fullest": fullest,
         "slowest_rank": {
@@ -61,6 +61,7 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
                 "parameters": memory.plan.parameters,
                 "actions": sum(span.end - span.start for span in spans),
                 "peak_memory": memory.peak,
+                "reserved_memory": memory.reserved,
                 "memory_by_kind": memory.by_kind,
             }
             for memory, spans in zip(memories, estimate.simulation.spans, strict=True)
