@@ -71,11 +71,10 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
 
 
 def _recorded(run: TrainingRun) -> TrainingRun:
-    """Return the run that is planned instead: with few microbatches and replicas."""
-    microbatches = run.microbatches or 1
+    """Return the run that is planned instead: with three microbatches, or as many as stages, and with few replicas."""
     # FSDP2's order of gathering in a pipeline depends on the number of microbatches.
-    if not {"fsdp", "pp"} <= run.mesh.keys():
-        microbatches = min(microbatches, max(3, run.mesh.get("pp", 1)))
+    in_pipeline = {"fsdp", "pp"} <= run.mesh.keys()
+    microbatches = (run.microbatches or 1) if in_pipeline else max(3, run.mesh.get("pp", 1))
     return replace(
         run,
         local_batch=(run.micro_batch or 1) * microbatches,
