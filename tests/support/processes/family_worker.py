@@ -88,7 +88,8 @@ MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "zoo mixtral")
 STEPS = [
     *((family, layout) for family in ("llama", "qwen3", *MIXTURES) for layout in list(LAYOUTS)[:4]),
     *((family, "expert stages") for family in MIXTURES),
-    ("zoo mixtral", "sequence stages"),  # transformers has no plan for it
+    *((f"zoo {name}", "sequence stages") for name in ("llama", "mixtral")),  # transformers has no plan for it
+    ("zoo llama", "tp stages"),
     ("qwen3 sliding", "stages"),
 ]
 
@@ -96,8 +97,8 @@ STEPS = [
 def make_family(name: str, layout: str) -> Family:
     """Return a family with as many layers as the layout has stages, at least two."""
     layers = 4 if layout == "interleaved" else 2
-    if name == "zoo mixtral":
-        return Family(lambda: build("mixtral_tiny", layers=layers), layers, keep_stage_of_zoo)
+    if name.startswith("zoo "):
+        return Family(lambda: build(f"{name.removeprefix('zoo ')}_tiny", layers=layers), layers, keep_stage_of_zoo)
     # The first layer has full attention, the second attention in a window.
     windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1} if "sliding" in name else {}
     make = partial(build_small, name.split()[0], "cpu", num_hidden_layers=layers, **windows)
