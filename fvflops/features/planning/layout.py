@@ -22,6 +22,7 @@ from fvflops.features.planning.parallelism.routing import Routing
 from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.planning.schedules import order_actions
+from fvflops.text import suggest
 from fvflops.torch_internals import default_process_group
 
 # Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
@@ -100,8 +101,10 @@ class Layout:
 def check_layout(layout: Layout, rank: int, microbatches: int, device: str | torch.device | None) -> None:
     """Raise PlanError where a layout has no such rank, axis or number, or its parts exclude each other."""
     mesh = layout.axes
-    if not mesh or any(axis not in AXES for axis in mesh):
-        raise PlanError(f"the axes of a mesh must be among {', '.join(AXES)}; got {', '.join(mesh) or 'none'}")
+    unknown = [axis for axis in mesh if axis not in AXES]
+    if not mesh or unknown:
+        hint = suggest(unknown[0], AXES) if unknown else ""
+        raise PlanError(f"the axes of a mesh must be among {', '.join(AXES)}; got {', '.join(mesh) or 'none'}{hint}")
     for axis, size in mesh.items():
         if size < 1:
             raise PlanError(f"axis {axis} of the mesh must have at least 1 rank; got {size}")

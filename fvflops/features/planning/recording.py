@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.restore.torch_state import model_runs
@@ -33,9 +34,11 @@ from fvflops.features.planning.fully_sharded import (
     set_gathered,
     unshard,
 )
+from fvflops.features.planning.layout import PlanError
 from fvflops.features.planning.parallelism.expert_parallel import DividedExperts
 from fvflops.features.planning.rank_step import Action, Pass
 from fvflops.features.planning.trace_changes import assign_backward, relabel_devices
+from fvflops.text import truncate
 from fvflops.trace import StopsAt, TensorSpec, Trace
 from fvflops.trace.expansion.expand import Expansion
 
@@ -202,6 +205,22 @@ def _expand(trace: Trace, stages: Sequence[StageModule]) -> Expansion | None:
     return expansion
 
 
+def _step(optimizer: Optimizer) -> None:
+    """Run an optimizer's step; PlanError where DTensor lacks one of its ops for sharded parameters."""
+    from torch.distributed.tensor import DTensor
+
+    try:
+        optimizer.step()
+    except (RuntimeError, NotImplementedError) as error:
+        if not any(isinstance(item, DTensor) for group in optimizer.param_groups for item in group["params"]):
+            raise
+        reason = truncate(" ".join(str(error).split()).partition(". ")[0], 120)
+        raise PlanError(
+            f"torch's DTensor cannot run a step of {type(optimizer).__name__}, in training neither ({reason}): choose "
+            "another optimizer, such as AdamW, or a mesh of dp alone"
+        ) from error
+
+
 class _ActionRecorder:
     """What a rank has done so far in a recording."""
 
@@ -267,7 +286,7 @@ class _ActionRecorder:
         """Record the optimizer's step, if there is an optimizer, and add it to the steps of each order."""
         if self._optimizer is not None:
             begin = self._session.length
-            self._optimizer.step()
+            _step(self._optimizer)
             step = _Step(begin, self._session.length)
             for steps in walks:
                 steps[Action("optimizer", -1)] = step

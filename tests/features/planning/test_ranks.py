@@ -410,13 +410,14 @@ def test_a_function_shards_any_model():
     [
         ({"tp": 8}, 8, "rank must be from 0 to 7 on this mesh; got 8"),
         ({"sp": 8}, 0, "the axes of a mesh must be among .*; got sp"),
+        ({"fdsp": 8}, 0, r"got fdsp: did you mean 'fsdp'\?"),
         ({}, 0, "the axes of a mesh must be among .*; got none"),
         ({"dp": 0}, 0, "axis dp of the mesh must have at least 1 rank; got 0"),
         ({"pp": 3}, 0, "layers has 2 layers, too few for 3 stages"),
         ({"tp": 3}, 0, r"tp=3 must divide the numbers of heads of .* .q_proj 4, k_proj 2, v_proj 2.: use tp=1 or 2"),
         ({"tp": 4}, 0, r"tp=4 must divide the numbers of heads of .* .q_proj 4, k_proj 2, v_proj 2.: use tp=1 or 2"),
     ],
-    ids=["rank", "axis", "none", "size", "stages", "heads", "key heads"],
+    ids=["rank", "axis", "misspelt", "none", "size", "stages", "heads", "key heads"],
 )
 def test_an_invalid_mesh_raises(mesh, rank, message):
     with pytest.raises((PlanError, ShardingError), match=message):
@@ -433,6 +434,13 @@ def test_work_that_a_plan_lacks_is_listed():
     assert both.communication().by_collective_and_group()["all_reduce", "tp", 2, "float32"].payload == FLOAT * norms
     with pytest.raises(PlanError, match="FSDP2 is planned with the kernels of cpu or cuda, not with those of xpu"):
         plan_llama({"fsdp": 2}, device="xpu")
+
+
+def test_an_optimizer_that_dtensor_cannot_step_raises():
+    for mesh in ({"fsdp": 2}, {"tp": 2}):
+        with pytest.raises(PlanError, match="DTensor cannot run a step of Rprop, .*: choose another optimizer"):
+            plan_llama(mesh, optimizer=torch.optim.Rprop)
+    assert plan_llama({"dp": 2}, optimizer=torch.optim.Rprop).left_out == ()
 
 
 def test_a_program_with_a_process_group_raises():
