@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -150,6 +151,7 @@ def adapt_handle(name: str, handle: Any) -> Handle:
         call_handle: Handle = handle
         return call_handle
 
+    @wraps(handle, updated=())
     def call_fvcore_handle(call: Call) -> int | Counter[str]:
         arguments = list(call.arguments.values())
         if name == "aten::_convolution":

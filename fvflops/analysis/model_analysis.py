@@ -156,8 +156,8 @@ class ModelAnalysis:
     def set_op_handle(self: Self, *args: Any, **kwargs: Any) -> Self:
         """Set handles of ops: pairs of op name and handle, or a mapping by keyword; returns the analysis.
 
-        A handle is a function of a `Call` that returns an int or a Counter of label → int, or a function of
-        `(inputs, outputs)` as in fvcore. None makes the op ignored. Names are `aten::linear`, `aten::add.Tensor`
+        A handle is a function of a `Call` that returns an int, 0 or more, or a Counter of label → int, or a function of
+        `(inputs, outputs)` as in fvcore. Another result, when it is called, raises ValueError. None makes the op ignored. Names are `aten::linear`, `aten::add.Tensor`
         (one overload), `mylib::op` or `prim::PythonOp.NAME` (an autograd.Function). A lone name, and a function of
         other arguments, raise TypeError, a name without a namespace ValueError.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -72,18 +73,22 @@ def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
         return (OpCost(label, Status.ZERO_FLOP),)
     result = handle(call)
     sums = result if isinstance(result, Mapping) else {label: result}
-    return tuple(OpCost(key, Status.COUNTED, _number(value, name)) for key, value in sums.items()) or (
-        OpCost(label, Status.COUNTED),
-    )
+    costs = [OpCost(key, Status.COUNTED, _number(value, name, handle)) for key, value in sums.items()]
+    return tuple(costs) or (OpCost(label, Status.COUNTED),)
 
 
-def _number(value: Any, name: str) -> int:
-    """Return a handle's result; a type below 64 bits, which may overflow, or no number raises ValueError."""
+def _number(value: Any, name: str, handle: Handle) -> int:
+    """Return a handle's result as an int.
+
+    No number, a number that is negative or no integer, and a type below 64 bits, which may overflow, raise ValueError.
+    A float that is an integer is accepted, since `numpy.prod` of no sizes is 1.0.
+    """
     may_overflow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
-    if not isinstance(value, Real) or may_overflow:
+    is_integer = isinstance(value, Real) and math.isfinite(value) and value == math.floor(value)
+    if not is_integer or may_overflow or value < 0:
         raise ValueError(
-            f"the handle of {name} returned {value!r} of type {type(value).__name__}: "
-            "return a Python int, or a Counter of them"
+            f"the handle {getattr(handle, '__name__', type(handle).__name__)} of {name} returned {value!r} of type "
+            f"{type(value).__name__}: return a Python int, 0 or more, or a Counter of them"
             + ("; a Cost is what a formula returns: see register_formula" if isinstance(value, Cost) else "")
         )
-    return value  # type: ignore[return-value]
+    return int(value)

@@ -229,6 +229,15 @@ def test_handles_can_name_labels_and_are_checked():
         analysis.set_op_handle("aten::linear", lambda call: Cost(macs=1)).total()
     with pytest.raises(ValueError, match="aten::linear returned 'many'"):
         analysis.set_op_handle("aten::linear", lambda call: "many").total()
+    analysis.set_op_handle("aten::linear", lambda call: 1.5e9)
+    assert type(analysis.total()) is int and analysis.total() == 1_500_000_000
+    for wrong in (2.5, -3, -1.0, float("nan"), float("inf"), Counter(part=0.5)):
+
+        def halved(inputs, outputs, result=wrong):
+            return result
+
+        with pytest.raises(ValueError, match=r"^the handle halved of aten::linear returned .*: return a Python int, 0"):
+            analysis.set_op_handle("aten::linear", halved).total()
     numpy = pytest.importorskip("numpy", reason="a handle may return NumPy numbers; NumPy is in the extra `test`")
     assert analysis.set_op_handle("aten::linear", lambda call: numpy.int64(3)).total() == 3
     with pytest.raises(ValueError, match="int32"):
@@ -253,7 +262,7 @@ def test_a_module_handle_counts_at_the_module(caplog):
         analysis.set_module_handle("torch.nn.LSTMM", None)
     with pytest.raises(TypeError, match="pairs of a class and a handle"):
         analysis.set_module_handle(nn.LSTM)
-    with pytest.raises(ValueError, match=r"the handle of torch\.nn\.Linear returned 'many'"):
+    with pytest.raises(ValueError, match=r"the handle <lambda> of torch\.nn\.Linear returned 'many'"):
         FlopCountAnalysis(model, X).set_module_handle(nn.Linear, lambda call: "many").total()
 
 
