@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fvflops import paths
 from fvflops.cli.arguments import (
@@ -26,6 +26,7 @@ from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.sweep.joined import Join, join, list_names, read_joined
 from fvflops.sweep.model_count import COSTS, ModelCount
 from fvflops.sweep.pareto_plot import check_axis, draw_pareto, has_points
+from fvflops.sweep.results import has_results
 from fvflops.sweep.table import check_columns, model_report, model_table
 from fvflops.units import format_quantity
 from fvflops.views.ranking import check_sort
@@ -45,9 +46,9 @@ _OF_ONE = {
     "save_trace": None,
 }
 _OF_TABLE = ("columns", "join", "plot", "x", "y")
-_MEMORY = "peak_memory"
+MEMORY = "peak_memory"
 # Shorter names of columns on the command line.
-_ALIASES = {"memory": _MEMORY}
+_ALIASES = {"memory": MEMORY}
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +64,16 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         help="columns of the table: parameters, flops, macs, activations, bytes, memory, unsupported, error, ... and "
         "those of --join",
     )
+    add_pareto_plot(group, join="add the columns of")
+
+
+def add_pareto_plot(group: argparse._ActionsContainer, *, join: str) -> None:
+    """Add the plot of models, its axes, and the file of joined columns, whose help starts with `join`."""
     group.add_argument(
         "--join",
         metavar="FILE",
-        help="add the columns of a .csv, .tsv or .parquet file, such as accuracies, whose column `model`, or else the "
-        "first, names the models",
+        help=f"{join} a .csv, .tsv or .parquet file, such as accuracies, whose column `model`, or else the first, "
+        "names the models",
     )
     group.add_argument(
         "--plot", metavar="PATH", help="also plot the models and their Pareto front, .svg or .png; needs matplotlib"
@@ -96,27 +102,24 @@ def asks_for_table(arguments: argparse.Namespace, names: Sequence[str]) -> bool:
 def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     """Count the models of the names, write the table and the plot; return 1 if a model failed, else 0."""
     _check_options(arguments)
+    _check_no_results(names, arguments.plot)
     table = load_table(arguments.table)
     options = model_options(arguments, device=arguments.device)
     check_models(names, options)
     assume = parse_assumptions(arguments.assume)
     joined = None if arguments.join is None else join(read_joined(arguments.join), names)
     columns = None if arguments.columns is None else _read_columns(arguments.columns, joined)
-    empty = model_table((), joined)
     if arguments.sort is not None:
-        keys = [column.key for column in empty.columns]
+        keys = [column.key for column in model_table((), joined).columns]
         check_sort(_read_key(arguments.sort), [*keys, "name"])
-    higher = _find_higher(arguments, joined)
-    axes = None if arguments.plot is None else _choose_axes(arguments, joined)
-    for key in axes or ():
-        check_axis(empty, key)
-    kind = None if arguments.plot is None else kind_of(arguments.plot)
-    shown = {*(COSTS if columns is None else columns), *(axes or ()), arguments.sort and _read_key(arguments.sort)}
-    settings = CountSettings(table, arguments.execution, assume, arguments.train, peak_memory=_MEMORY in shown)
+    plot = read_plot(arguments, joined)
+    axes = () if plot is None else plot.axes
+    shown = {*(COSTS if columns is None else columns), *axes, arguments.sort and _read_key(arguments.sort)}
+    settings = CountSettings(table, arguments.execution, assume, arguments.train, peak_memory=MEMORY in shown)
     counts = _count(names, options, settings)
     if arguments.strict:
         counts = [_fail_unsupported(count, table) for count in counts]
-    notes = [] if axes is None or kind is None else [_plot(counts, joined, axes, higher, kind, table, arguments.plot)]
+    notes = [] if plot is None else [write_plot(plot, counts, joined, table)]
     document = model_report(
         counts,
         table,
@@ -129,10 +132,8 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     )
     format = "markdown" if arguments.format == _PAPER else arguments.format
     write(write_document(document, format, width=find_width(sys.stdout)), arguments.output)
-    if axes is not None and not has_points(model_table(counts, joined), *axes):
-        print(f"fvflops: error: {arguments.plot} is not written: {_describe_empty(axes)}", file=sys.stderr)
-        return max(_report_failures(counts, joined), 1)
-    return _report_failures(counts, joined)
+    missing = plot is not None and is_missing(plot, counts, joined)
+    return max(_report_failures(counts, joined), int(missing))
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -145,11 +146,42 @@ def _check_options(arguments: argparse.Namespace) -> None:
         if getattr(arguments, option, default) != default:
             name = option.replace("_", "-")
             raise ValueError(f"--{name} is of one model: omit it in a table of models (several, --columns or --plot)")
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoPlot:
+    """A plot of two columns: its path, its file type, and the columns of which more is better."""
+
+    path: str
+    kind: str
+    axes: tuple[str, str]
+    higher: tuple[str, ...]
+
+
+def read_plot(arguments: argparse.Namespace, joined: Join | None) -> ParetoPlot | None:
+    """Return the plot that the arguments ask for, None without one; options without effect raise ValueError."""
     for option in ("x", "y"):
         if getattr(arguments, option) is not None and arguments.plot is None:
             raise ValueError(f"--{option} is an axis of a plot: add --plot models.svg")
     if arguments.lower and arguments.join is None:
         raise ValueError(f"--lower {arguments.lower[0]} is about a joined column: add --join FILE")
+    higher = _find_higher(arguments, joined)
+    if arguments.plot is None:
+        return None
+    axes = _choose_axes(arguments, joined)
+    for key in axes:
+        check_axis(model_table((), joined), key)
+    return ParetoPlot(arguments.plot, kind_of(arguments.plot), axes, tuple(higher))
+
+
+def _check_no_results(names: Sequence[str], plot: str | None) -> None:
+    """Raise ValueError for a file of a sweep that is to be plotted."""
+    for name in names:
+        if plot is not None and has_results(name):
+            raise ValueError(
+                f"{name} has the rows of a sweep and is no MODEL: the sweep with --output {name} --plot {plot} plots "
+                "them, and counts none again"
+            )
 
 
 def _read_key(text: str) -> str:
@@ -209,27 +241,28 @@ def _count(names: Sequence[str], options: SourceOptions, settings: CountSettings
     return counts
 
 
-def _plot(
-    counts: Sequence[ModelCount],
-    joined: Join | None,
-    axes: tuple[str, str],
-    higher: Sequence[str],
-    kind: str,
-    table: FormulaTable,
-    path: str,
-) -> str:
+def write_plot(plot: ParetoPlot, counts: Sequence[ModelCount], joined: Join | None, table: FormulaTable) -> str:
     """Write the plot of two columns, if any model has both, and return a sentence on it."""
     models = model_table(counts, joined)
-    if not has_points(models, *axes):
-        return f"No plot: {_describe_empty(axes)}."
+    x, y = plot.axes
+    if not has_points(models, x, y):
+        return f"No plot: {_describe_empty(plot)}."
     titles = {"flops": f"FLOPs ({table.multiply_add} per multiply-add)", "bytes": "Memory traffic"}
-    picture, front = draw_pareto(models, x=axes[0], y=axes[1], kind=kind, higher=higher, titles=titles)
-    paths.write_bytes(path, picture)
-    return f"Pareto front of {axes[0]} and {axes[1]}: {', '.join(map(plain_name, front))}."
+    picture, front = draw_pareto(models, x=x, y=y, kind=plot.kind, higher=plot.higher, titles=titles)
+    paths.write_bytes(plot.path, picture)
+    return f"Pareto front of {x} and {y}: {', '.join(map(plain_name, front))}."
 
 
-def _describe_empty(axes: tuple[str, str]) -> str:
-    return f"no model has both {axes[0]} and {axes[1]}"
+def is_missing(plot: ParetoPlot, counts: Sequence[ModelCount], joined: Join | None) -> bool:
+    """Return whether no model has a point, which is written as an error."""
+    missing = not has_points(model_table(counts, joined), *plot.axes)
+    if missing:
+        print(f"fvflops: error: {plot.path} is not written: {_describe_empty(plot)}", file=sys.stderr)
+    return missing
+
+
+def _describe_empty(plot: ParetoPlot) -> str:
+    return f"no model has both {plot.axes[0]} and {plot.axes[1]}"
 
 
 def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:

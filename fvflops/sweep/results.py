@@ -48,6 +48,11 @@ def check_format(path: str) -> None:
         _import_pyarrow()
 
 
+def has_results(path: str) -> bool:
+    """Return whether a file exists that has the extension of results."""
+    return _extension(path) in _FORMATS and paths.exists(path)
+
+
 def read_rows(path: str) -> dict[str, ModelCount]:
     """Return model → row of a file, {} where it does not exist; other contents raise ResultError."""
     if not paths.exists(path):

@@ -50,6 +50,26 @@ def test_failures_of_an_earlier_sweep_are_shown_again(tmp_path, capsys):
     assert shown.err.splitlines()[-1] == f"  2 more: see the column error of {output}"
 
 
+def test_the_rows_of_a_file_are_plotted_and_not_counted_again(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib, of the extra `plot`, is not installed")
+    monkeypatch.chdir(tmp_path)
+    rows = [ModelCount(f"zoo:{name}", size, 10 * size, table="default") for size, name in enumerate("abc", start=1)]
+    write_rows("rows.csv", [*rows, ModelCount("zoo:d", table="default", failure="timeout", error="slow")])
+    (tmp_path / "top1.csv").write_text("model,top1\na,70\nb,60\nc,80\n")
+    sweep = ["sweep", *(f"zoo:{name}" for name in "abcd"), "--output", "rows.csv", "--plot", "p.svg"]
+    assert main(sweep) == 1  # one failed
+    assert capsys.readouterr().out.splitlines()[1] == "Pareto front of parameters and flops: zoo:a."
+    assert main([*sweep[:-2], "--join", "top1.csv"]) == 2
+    assert "--join top1.csv has columns for a plot: add --plot" in capsys.readouterr().err
+    assert main([*sweep, "--join", "top1.csv"]) == 1
+    assert capsys.readouterr().out.splitlines()[1] == "Pareto front of flops and top1: zoo:a, zoo:c."
+    assert ">top1</text>" in (tmp_path / "p.svg").read_text()
+    assert main([*sweep, "--y", "memory"]) == 1
+    assert "p.svg is not written: no model has both parameters and peak_memory" in capsys.readouterr().err
+    assert main(["count", "rows.csv", "--plot", "p.svg"]) == 2
+    assert "rows.csv has the rows of a sweep and is no MODEL: the sweep with --output" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -63,6 +83,8 @@ def test_failures_of_an_earlier_sweep_are_shown_again(tmp_path, capsys):
         (["zoo:lenet5", "--output", "r.csv", "--import", "no_such"], "--import no_such: No module named 'no_such'"),
         (["zoo:lenet5", "--output", "r.csv", "--ray", "auto", "--workers", "2"], "--workers 2: a cluster has one for"),
         (["zoo:lenet5", "--output", "r.csv", "--table", "defualt"], "defualt"),
+        (["zoo:lenet5", "--output", "r.csv", "--x", "flops"], "--x is an axis of a plot: add --plot models.svg"),
+        (["zoo:lenet5", "--output", "-", "--plot", "p.svg"], "--plot p.svg needs a file of rows"),
         (["zoo:lenet5"], "the following arguments are required: --output"),
     ],
 )

@@ -14,9 +14,11 @@ from fvflops.cli.arguments import (
     add_imports,
     add_inputs,
     add_run,
+    find_group,
     import_modules,
     model_options,
 )
+from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_missing, read_plot, write_plot
 from fvflops.cli.progress import Progress
 from fvflops.cli.values import parse_assumptions, parse_count
 from fvflops.formulas import load_table
@@ -24,6 +26,7 @@ from fvflops.sources.imports import import_library
 from fvflops.sources.load import check_models
 from fvflops.sources.patterns import expand_names
 from fvflops.sweep.count_model import CountSettings, machine_memory
+from fvflops.sweep.joined import Join, join, read_joined
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.ray_pool import RayPool
@@ -35,7 +38,7 @@ from fvflops.units import format_bytes, format_quantity, parse_size
 
 EXAMPLES = (
     "fvflops sweep 'zoo:resnet*' zoo:lenet5 --output counts.csv",
-    "fvflops sweep 'timm:resnet*' --output counts.parquet --workers 4 --timeout 60",
+    "fvflops sweep 'timm:resnet*' --output counts.csv --timeout 60 --plot front.svg",
 )
 _STDOUT = "-"
 _SHOWN_FAILURES = 10
@@ -68,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="count models again that have a row")
     parser.add_argument("--retry-failed", action="store_true", help="count models again whose row has an error")
+    add_pareto_plot(find_group(parser, "additional files"), join="columns for the plot, of")
     workers = parser.add_argument_group("workers")
     workers.add_argument(
         "--workers", type=parse_count, metavar="N", help="worker processes; default: one for each core"
@@ -94,7 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = model_options(arguments, device=arguments.device)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # of the workers too
-    load_table(arguments.table)
+    table = load_table(arguments.table)
+    joined, plot = _read_plot(arguments, names)
     check_models(names, options)
     if arguments.ray is not None and arguments.workers is not None:
         raise ValueError(f"--workers {arguments.workers}: a cluster has one for each of its cores: omit --workers")
@@ -120,7 +125,24 @@ def run(arguments: argparse.Namespace) -> int:
         again=arguments.again,
         retry_failed=arguments.retry_failed,
     )
-    return _run_to_file(names, plan, executor)
+    rows, failed = _run_to_file(names, plan, executor)
+    if plot is not None:
+        print(write_plot(plot, rows, joined, table))
+        failed = is_missing(plot, rows, joined) or failed
+    return int(failed)
+
+
+def _read_plot(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[Join | None, ParetoPlot | None]:
+    """Return the joined columns and the plot; ValueError for options without effect."""
+    joined = None if arguments.join is None else join(read_joined(arguments.join), names)
+    plot = read_plot(arguments, joined)
+    if plot is None and joined is not None:
+        raise ValueError(f"--join {arguments.join} has columns for a plot: add --plot, such as --plot pareto.svg")
+    if plot is not None and arguments.output == _STDOUT:
+        raise ValueError(f"--plot {plot.path} needs a file of rows: write them by --output, such as counts.csv")
+    if plot is not None and arguments.no_peak_memory and MEMORY in plot.axes:
+        raise ValueError(f"--plot {plot.path} shows the memory: omit --no-peak-memory")
+    return joined, plot
 
 
 def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | None) -> Executor:
@@ -142,7 +164,8 @@ def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
     return int(failed)
 
 
-def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> int:
+def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> tuple[list[ModelCount], bool]:
+    """Count into the file; return the rows of the names, and whether one is missing or has an error."""
     progress = SweepProgress(len(plan.tasks))
     begun = time.monotonic()
     rows = {name: plan.rows[name] for name in names if name in plan.rows}
@@ -162,7 +185,7 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> int:
     _report(list(rows.values()), earlier, plan.output, time.monotonic() - begun)
     if interrupted:
         raise KeyboardInterrupt(f"{format_quantity(left, 'model')} left; the same command goes on")
-    return int(bool(left) or any(row.failure for row in rows.values()))
+    return list(rows.values()), bool(left) or any(row.failure for row in rows.values())
 
 
 def _report(rows: Sequence[ModelCount], earlier: int, output: str, seconds: float) -> None:
