@@ -14,6 +14,7 @@ from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.rows import cost_of_call
 from fvflops.formulas.schema import KNOWN_NAMESPACES
+from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.text import suggest
 from fvflops.torch_internals import all_op_names
 from fvflops.trace import Signature, TensorSpec
@@ -68,8 +69,9 @@ def cost_example(row: Row, table: FormulaTable) -> int:
 
 def _call_of_row(row: Row) -> Call:
     try:
-        if not row.name.startswith("prim::PythonOp."):
+        if not row.name.startswith(FUNCTION_PREFIX):
             return Call.of(sign_example(row.name, row.example))
+        _check_function(row.name.removeprefix(FUNCTION_PREFIX))
         example = Example.parse(row.example)
         if example.outputs is None:
             raise NotRunnable(
@@ -80,6 +82,23 @@ def _call_of_row(row: Row) -> Call:
         return Call.of_region(row.name, inputs, tuple(describe(_build(value)) for value in example.outputs or ()))
     except NotRunnable as problem:
         raise NotRunnable(f"{row.file}:{row.line}: {problem}") from None
+
+
+def _check_function(name: str) -> None:
+    """Raise NotRunnable for torch's name of the backward of a function that is defined."""
+    defined = {cls.__name__ for cls in _list_functions(torch.autograd.Function)}
+    forward = name.removesuffix("Backward")
+    if name not in defined and forward in defined:
+        raise NotRunnable(
+            f"no autograd.Function is called {name}, so this row is not used: the backward of {forward} is counted op "
+            f"by op; work in it that PyTorch does not dispatch is unseen::{forward}.backward"
+        )
+
+
+def _list_functions(cls: type) -> Iterator[type]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _list_functions(subclass)
 
 
 def sign_example(op: str, text: str) -> Signature:

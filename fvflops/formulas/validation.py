@@ -12,6 +12,7 @@ from fvflops.formulas.language.expression import Expression, ExpressionError
 from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.formulas.rows import Row
 from fvflops.formulas.schema import KNOWN_NAMESPACES, Overload, overloads_of, suggest_namespace, suggest_op
+from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.formulas.yaml_document import Node, TableError
 from fvflops.text import suggest
 from fvflops.trace.signature import packet_of
@@ -30,6 +31,8 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
             raise node.error(f"{row.name}: a function without a row is decomposed anyway")
         _check_texts(row, node, (), constants)
         return
+    if row.name.startswith(FUNCTION_PREFIX):
+        raise node.error(f"{row.name!r} is not the name of a function: {_correct_function(row.name)}")
     if not _OP.fullmatch(row.name):
         near = suggest_op("aten::" + re.split(r"::|\.", row.name.removesuffix(".default"))[-1])
         raise node.error(f"{row.name!r} is not an op name: write namespace::name; did you mean {near}?")
@@ -47,6 +50,13 @@ def check_op(row: Row, node: Node, constants: Mapping[str, int]) -> None:
     if row.kind == "counted" and not row.name.endswith("_") and "." not in row.name:
         overloads += overloads_of(packet_of(row.name) + "_")
     _check_texts(row, node, overloads, constants)
+
+
+def _correct_function(name: str) -> str:
+    *_, owner, last = name.split(".")
+    if last == "backward":
+        return f"work in the backward of {owner} that PyTorch does not dispatch is unseen::{owner}.backward"
+    return f"write {FUNCTION_PREFIX}{last}, with the name of its class alone"
 
 
 def check_module(row: Row, node: Node, constants: Mapping[str, int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fvflops.formulas import FormulaTable
+from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.formulas.torch_registry import is_halved
 from fvflops.trace import Counts, Trace
 
@@ -32,7 +33,20 @@ def describe_run(run: AnalysedRun) -> dict[str, str]:
         about |= {"table": run.table.name, "multiply_add": str(run.table.multiply_add)}
         about["description"] = run.table.description
         about |= _describe_registered(run, run.table)
-    return about
+    unused = _find_unused_backwards(run)
+    return {**about, "unused_rows": ", ".join(unused)} if unused else about
+
+
+def _find_unused_backwards(run: AnalysedRun) -> list[str]:
+    """Return the rows and handles named after torch's backward of a function, `prim::PythonOp.NAMEBackward`.
+
+    No call has that name, unless a function is called so: a backward pass is counted op by op.
+    """
+    if not any(phase == "backward" for *_, phase in run.trace.calls):
+        return []
+    named = run.handled.union(() if run.table is None else run.table.rows)
+    functions = {f"{FUNCTION_PREFIX}{region.name}" for region in run.trace.regions if region.kind == "function"}
+    return sorted({f"{name}Backward" for name in functions} & named - functions)
 
 
 def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str]:

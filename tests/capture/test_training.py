@@ -26,6 +26,8 @@ from fvflops import (
     flop_count_table,
     record,
 )
+from fvflops.analysis.text import summarise
+from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.zoo.gpt2 import Block, GPT2Config
 from tests.support.backward_owner_oracle import Witness
 from tests.support.recording_checks import (
@@ -541,6 +543,9 @@ def test_a_function_whose_backward_calls_a_module(execution):
     }
     assert ("function", "Reversible") in {(region.kind, region.name) for region in run.trace().regions}
     run.set_op_handle("prim::PythonOp.Reversible", lambda call: 5)
+    assert "unused_rows" not in summarise(run).about
+    run.set_op_handle("prim::PythonOp.ReversibleBackward", lambda call: 5)
+    assert "Without effect: prim::PythonOp.ReversibleBackward. A" in " ".join(op_coverage_notes(summarise(run)))
     assert run.by_module()["inner"] == 3 * 72  # covered where the function is called, counted in its backward
 
 

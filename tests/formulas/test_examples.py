@@ -61,6 +61,10 @@ def test_the_checker_sees_an_example_that_does_not_run():
         check_example(replace(table.rows["aten::mm"], example="4 5, 6 6 = 120"), table)
 
 
+class Defined(torch.autograd.Function):
+    """A function whose backward has no row."""
+
+
 def test_the_examples_of_a_users_table_are_checked(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -70,9 +74,13 @@ def test_the_examples_of_a_users_table_are_checked(tmp_path):
         '  aten::mv: {macs: numel(self), example: "2 3 load, 3 = 6"}\n'
         '  prim::PythonOp.Swish: {flops: 4*numel(out), example: "2 3 -> 2 3 = 24"}\n'
         '  prim::PythonOp.Bare: {flops: 4*numel(out), example: "2 3 = 24"}\n'
+        '  prim::PythonOp.DefinedBackward: {flops: 4*numel(out), example: "2 3 -> 2 3 = 24"}\n'
     )
     problems = {row.name: problem for row, problem in check_examples(load_table(str(path)))}
     assert problems["aten::mm"] is None and problems["prim::PythonOp.Swish"] is None
+    assert str(problems["prim::PythonOp.DefinedBackward"]).startswith(
+        f"{path}:9: no autograd.Function is called DefinedBackward, so this row is not used: the backward of Defined"
+    )
     assert "prim::PythonOp.Bare lacks the shapes of its results" in str(problems["prim::PythonOp.Bare"])
     assert "division by zero" in str(problems["aten::bmm"]) and str(problems["aten::bmm"]).startswith(f"{path}:5: ")
     assert str(problems["aten::mv"]) == f"{path}:6: this torch has no dtype 'load'"

@@ -69,6 +69,16 @@ MISTAKES = {
     "decompose of a core op": ("ops:\n  aten::mm: decompose", 2, "aten::mm is not a composite op"),
     "decompose of an overload": ("ops:\n  aten::conv2d.padding: decompose", 2, "with all its overloads, aten::conv2d"),
     "decompose of a function": ("ops:\n  prim::PythonOp.Swish: decompose", 2, "decomposed anyway"),
+    "a function's backward": (
+        "ops:\n  prim::PythonOp.Swish.backward: {flops: 1}",
+        2,
+        "work in the backward of Swish that PyTorch does not dispatch is unseen::Swish.backward",
+    ),
+    "a function with its module": (
+        "ops:\n  prim::PythonOp.nets.Swish: {flops: 1}",
+        2,
+        "write prim::PythonOp.Swish, with the name of its class alone",
+    ),
     "decompose of a module": ("modules:\n  torch.nn.LSTM: decompose", 2, "decomposed anyway"),
     "a module that is no name": ("modules:\n  torch.nn::LSTM: {macs: 1}", 2, "is not a class name"),
     "a class that torch lacks": (

@@ -68,6 +68,15 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
     for key, sentence in _REGISTERED.items():
         if key in summary.about:
             sentences.append(Note(f"{sentence}: {escape(summary.about[key])}."))
+    if "unused_rows" in summary.about:
+        unused = escape(summary.about["unused_rows"])
+        sentences.append(
+            Note(
+                f"Without effect: {unused}. A function's backward is counted op by op; work in it that PyTorch does "
+                "not dispatch is unseen::NAME.backward.",
+                "assumed",
+            )
+        )
     if "bounds" in summary.about:
         sentences.append(
             Note(
