@@ -96,6 +96,7 @@ def _check_function(name: str) -> None:
 
 
 def _list_functions(cls: type) -> Iterator[type]:
+    subclass: type
     for subclass in cls.__subclasses__():
         yield subclass
         yield from _list_functions(subclass)

@@ -90,7 +90,7 @@ REPORTS: Mapping[str, Report] = {
         "a graph for Google's Model Explorer",
         source="graph",
         views=_MODULE,
-        options=("depth",),
+        options=(),
     ),
     "trace": Report(
         "fvflops.trace.codec", "the Trace, which diff reads", "encode", source="trace", views=_MODULE, options=()

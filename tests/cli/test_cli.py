@@ -267,8 +267,9 @@ def test_every_format_and_view(capsys, tmp_path):
             if name == "tree" and by != "module":
                 continue
             path = tmp_path / f"{name}-{by}"
+            depth = ("--depth", "1") if by != "operator" and name != "html" else ()
             code, out, err = run(
-                capsys, "count", "zoo:lenet5", "--format", name, "--by", by, "--output", str(path), "--depth", "1"
+                capsys, "count", "zoo:lenet5", "--format", name, "--by", by, "--output", str(path), *depth
             )
             assert (code, out, err) == (0, "", "")
             text = path.read_text()

@@ -140,6 +140,13 @@ CODES = {
     ),
     "count zoo:lenet5 --form csv": (2, "fvflops: error: unrecognized arguments: --form csv; did you mean '--form"),
     "count zoo:lenet5 --by modul": (2, "fvflops: error: argument --by: must be one of module, operator, both, op,"),
+    "count zoo:lenet5 --by op --depth 1": (2, "fvflops: error: --depth is of modules: omit it, or --by op"),
+    "count zoo:lenet5 --format html --depth 1": (2, "fvflops: error: --depth does not apply to --format html"),
+    "count zoo:lenet5 --format html --top 1": (2, "fvflops: error: --top does not apply to --format html"),
+    "roofline zoo:lenet5 --device H100 --by op --depth 1": (2, "fvflops: error: --depth is of modules: omit it, or"),
+    "roofline --measure --by op": (2, "fvflops: error: --by is about a MODEL: name one, or pass --measure without"),
+    "plan zoo:lenet5 --mesh dp=2 --schedule 1f1b": (2, "fvflops: error: --schedule has no effect on --mesh dp=2"),
+    "plan zoo:lenet5 --mesh dp=2 --no-reshard-after-forward": (2, "fvflops: error: --reshard-after-forward has no ef"),
     "count zoo:lenet5 --backward --execution real": (2, "fvflops: error: --backward uses shape execution: omit"),
     "count zoo:lenet5 --backward --by line": (2, "fvflops: error: --by line: a backward pass has no source lines"),
 }

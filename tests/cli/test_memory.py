@@ -182,6 +182,16 @@ def test_a_rank_of_a_mesh(capsys):
         (["--dtype", "int8"], "--dtype must be one of"),
         (["--inference", "--checkpoint", "Block"], "--checkpoint is for a training step: omit it, or --inference"),
         (["--inference", "--mesh", "dp=2"], "--mesh and --microbatches are for a training step"),
+        (["--inference", "--optimizer", "adam"], "--optimizer is for a training step: omit it, or --inference"),
+        (["--inference", "--table", "exact"], "--table counts the FLOPs of what lowers the peak: omit it, or --inf"),
+        (["--no-savings", "--table", "exact"], "omit it, or --no-savings"),
+        (["--optimizer", "none", "--first-step"], "--first-step creates the state of an optimizer: omit it, or --opt"),
+        (
+            ["--mesh", "dp=2", "--sequence-parallel"],
+            "--sequence-parallel has no effect on --mesh dp=2: omit it, or add",
+        ),
+        (["--device", "24"], "no device '24'"),
+        (["--format", "svg", "--depth", "2"], "--depth does not apply to --format svg: omit it"),
         (["--rank", "1"], "--rank is for a rank of a mesh: add --mesh, such as fsdp=8"),
         (["--mesh", "fsdp"], "--mesh fsdp: expected AXIS=N"),
         (["--format", "svg", "--top", "2"], "--top does not apply to --format svg: omit it"),
@@ -204,6 +214,16 @@ def test_a_mistake_is_found_before_the_model_is_built(capsys, factory, argv, sai
 def test_a_mistake_that_the_model_shows(capsys, factory, argv, said):
     code, out, err = run(capsys, "nets.py:build", *argv)
     assert (code, out) == (2, "") and said in err
+
+
+def test_whether_it_fits_the_memory_of_a_gpu(capsys):
+    for size, said in (("23.5 GiB", "Fits: "), ("10KB", "Does not fit: ")):
+        code, text, _ = run(capsys, *QUICK, "--device", size)
+        assert code == 0 and said in text
+    assert "more than the 10 KB of the device." in " ".join(text.split())
+    assert peak_of(capsys, *QUICK, "--device", "24GB") == peak_of(capsys, *QUICK, "--device", "cuda")
+    code, text, _ = run(capsys, *QUICK, "--inference", "--optimizer", "none", "--device", "24GB")
+    assert code == 0 and "of the 24 GB of the device; " in " ".join(text.split())
 
 
 def test_a_result_without_a_gradient(capsys, factory):

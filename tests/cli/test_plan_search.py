@@ -74,9 +74,10 @@ def test_every_option_is_chosen_by_a_search_or_kept_in_the_command_of_one_layout
     assert sorted(options) == sorted([*KEPT, *CHOSEN, *of_reports, *of_searches])
     typed = ["a b.py:f", "--image-size", "8x9", "--arg", "n=1", "--arg", "m=2", "--no-reduce-each-microbatch"]
     arguments = parser.parse_args([*typed, "--device", "H100 SXM", "--master-weights"])
-    assert describe_command(arguments, Candidate({"dp": 2}, 4, 1)) == (
+    assert "--no-reduce" not in describe_command(arguments, Candidate({"dp": 2}, 4, 1))  # is of FSDP2
+    assert describe_command(arguments, Candidate({"fsdp": 2}, 4, 1)) == (
         "fvflops plan 'a b.py:f' --image-size 8x9 --arg n=1 --arg m=2 --no-reduce-each-microbatch --master-weights "
-        "--device 'H100 SXM' --mesh dp=2 --batch 4 --microbatches 1"
+        "--device 'H100 SXM' --mesh fsdp=2 --batch 4 --microbatches 1"
     )
     arguments = parser.parse_args(["zoo:gpt2", "--seq", "64", "--device", "H100"])
     assert "--seq 32 " in describe_command(arguments, Candidate({"cp": 2}, 4, 1))

@@ -47,9 +47,11 @@ from fvflops.views.summary import column_metrics, make_summary, with_columns
 EXAMPLES = (
     "fvflops count zoo:resnet50",
     "fvflops count timm:vit_base_patch16_224 --batch 8 --by operator --top 5",
-    "fvflops count zoo:resnet50 --depth 2 --format html --output resnet50.html",
+    "fvflops count zoo:resnet50 --format html --output resnet50.html",
     "fvflops count zoo:lenet5 zoo:resnet50 --columns parameters,flops,memory",
 )
+# Views whose rows are of no module.
+_WITHOUT_MODULES = ("operator", "op", "line")
 # Kind of data that a Report takes → the function that creates it.
 _SOURCES: Mapping[str, Callable[[FlopCountAnalysis], Any]] = {
     "summary": lambda flops: make_summary(with_columns(analysed_run(flops))),
@@ -124,12 +126,14 @@ def _count_one(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, report: Report) -> None:
     """Raise ValueError for options that the report does not have, before the model is loaded."""
     by, format = arguments.by, arguments.format
-    if format not in FORMATS:
-        if by not in report.views:
-            raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
-        for option in ("sort", "top"):
+    if format not in FORMATS and by not in report.views:
+        raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
+    if (format not in FORMATS or format == "html") and by not in CALL_VIEWS:
+        for option in ("depth", "sort", "top"):
             if getattr(arguments, option) is not None and option not in report.options:
                 raise ValueError(f"--{option} does not apply to --format {format}: omit it")
+    if arguments.depth is not None and by in _WITHOUT_MODULES:
+        raise ValueError(f"--depth is of modules: omit it, or --by {by}")
     if arguments.collapse and "collapse" not in report.options:
         formats = ", ".join(name for name, other in REPORTS.items() if "collapse" in other.options)
         raise ValueError(f"--collapse supports --format {formats}; got {format}")

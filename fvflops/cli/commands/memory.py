@@ -19,8 +19,10 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.planning.accelerator import find_accelerator, kernels_of
+from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_of
+from fvflops.cli.planning.mesh_options import check_mesh_options
 from fvflops.cli.planning.training_step import (
+    NO_OPTIMIZER,
     add_step,
     default_loss,
     find_checkpointed_names,
@@ -40,7 +42,6 @@ from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_repor
 from fvflops.features.memory.savings import memory_savings
 from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.savings import plan_savings
-from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.sources.imports import load_function
@@ -51,7 +52,7 @@ from fvflops.units import format_bytes
 EXAMPLES = (
     "fvflops memory zoo:resnet50 --batch 64",
     "fvflops memory zoo:gpt2 --dtype bf16 --optimizer sgd --no-savings",
-    "fvflops memory zoo:resnet50 --inference",
+    "fvflops memory zoo:resnet50 --inference --device 24GB",
 )
 # The memory, what finds its savings, and notes on what is estimated.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
@@ -87,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="DEVICE",
         help="device whose kernels and allocator are simulated: cpu, or cuda (needs no GPU), or an accelerator such as "
-        "H100, of which the report says whether the peak fits",
+        "H100, or the memory of a GPU such as 24GB, of which the report says whether the peak fits",
     )
     add_mesh(parser)
     find_group(parser, "report").add_argument(
@@ -101,10 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Predict the memory of the model that the arguments name and write the report; return the exit code."""
     table = load_table(arguments.table)
     optimizer = make_optimizer(arguments, "AdamW")
-    accelerator = find_accelerator(arguments.device)
+    capacity = find_capacity(arguments.device)
+    accelerator = find_accelerator(arguments.device) if capacity is None else None
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     loss = default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
+    if mesh is not None:
+        check_mesh_options(arguments, mesh)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(not arguments.inference)
@@ -113,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         "loss": loss,
         "optimizer": optimizer,
         "checkpoint": choose(subject, arguments.checkpoint),
-        "device": kernels_of(accelerator, arguments.device),
+        "device": "cuda" if capacity is not None else kernels_of(accelerator, arguments.device),
         "assume": read_assumptions(arguments),
         "table": table,
     }
@@ -126,7 +130,9 @@ def run(arguments: argparse.Namespace) -> int:
             predicted = _predict_rank(subject, step, mesh, arguments)
     timeline, find, notes = predicted
     if accelerator is not None:
-        notes = [*_describe_fit(timeline, accelerator), *notes]
+        notes = [*_describe_fit(timeline, accelerator.name, accelerator.memory), *notes]
+    if capacity is not None:
+        notes = [*_describe_fit(timeline, "the device", capacity), *notes]
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
@@ -153,20 +159,29 @@ def _check(arguments: argparse.Namespace) -> None:
         for option in ("checkpoint", "master_weights", "loss", "first_step"):
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} is for a training step: omit it, or --inference")
+        if find_optimizer(arguments.optimizer or NO_OPTIMIZER) is not None:
+            raise ValueError("--optimizer is for a training step: omit it, or --inference")
         if arguments.mesh is not None or arguments.microbatches != 1:
             raise ValueError("--mesh and --microbatches are for a training step: omit them, or --inference")
+    if arguments.first_step and (arguments.optimizer or "").lower() == NO_OPTIMIZER:
+        raise ValueError("--first-step creates the state of an optimizer: omit it, or --optimizer none")
+    if arguments.table != "default":
+        for option in ("inference", "no_savings"):
+            if getattr(arguments, option):
+                option = option.replace("_", "-")
+                raise ValueError(f"--table counts the FLOPs of what lowers the peak: omit it, or --{option}")
     if arguments.mesh is None:
         for option, default in _OF_A_MESH.items():
             if getattr(arguments, option) != default:
                 raise ValueError(f"--{option.replace('_', '-')} is for a rank of a mesh: add --mesh, such as fsdp=8")
-    for option in ("sort", "top"):
+    for option in ("depth", "sort", "top"):
         if arguments.format == "svg" and getattr(arguments, option) is not None:
             raise ValueError(f"--{option} does not apply to --format svg: omit it")
 
 
-def _describe_fit(timeline: MemoryTimeline, accelerator: Device) -> Iterator[str]:
+def _describe_fit(timeline: MemoryTimeline, device: str, capacity: float | None) -> Iterator[str]:
     reserved, otherwise = (reserved_memory(timeline, expandable_segments=value).peak for value in (True, False))
-    yield describe_fit(reserved, accelerator.name, accelerator.memory)
+    yield describe_fit(reserved, device, capacity)
     yield (
         f"For a peak of {format_bytes(timeline.peak)} torch's allocator reserves {format_bytes(reserved)}, simulated "
         f"with expandable segments; without them {format_bytes(otherwise)}."

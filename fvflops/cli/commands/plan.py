@@ -21,6 +21,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
 from fvflops.cli.planning.layout_search import add_search, check_search, describe_command, run_search
+from fvflops.cli.planning.mesh_options import check_mesh_options
 from fvflops.cli.planning.training_step import (
     add_step,
     default_loss,
@@ -111,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     accelerator = find_accelerator(arguments.device)
     _check(arguments, accelerator)
     check_search(arguments, accelerator)
+    if not arguments.search:
+        check_mesh_options(arguments, parse_mesh(arguments.mesh))
     table = load_table(arguments.table)
     optimizer = make_optimizer(arguments, "none" if accelerator is None else "AdamW")
     options: dict[str, Any] = {

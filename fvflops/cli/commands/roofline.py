@@ -20,6 +20,7 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.parser import Parser
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.roofline.report import SHOWN, VIEWS, roofline_report
@@ -34,6 +35,9 @@ EXAMPLES = (
     "fvflops roofline zoo:resnet50 --device H100 --dtype bf16 --batch 64",
     "fvflops roofline zoo:resnet50 --device A100 --by op --top 10",
 )
+
+# Options without a MODEL.
+_OF_MEASURING = ("measure", "device", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         if not arguments.measure:
             raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
+        _check_measuring(arguments)
         with activity("measuring the peaks of this device"):
             measured = measure_device(arguments.device)
         write(write_device(measured), arguments.output)
         return 0
+    if arguments.depth is not None and arguments.by != "module":
+        raise ValueError(f"--depth is of modules: omit it, or --by {arguments.by}")
     dtype = None if arguments.dtype is None else parse_dtype(arguments.dtype)
     table = load_table(arguments.table)
     if not arguments.measure:
@@ -97,3 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
         report = report.ranked(sort=arguments.sort, top=SHOWN)
     write_report(report, arguments)
     return 0
+
+
+def _check_measuring(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option of a model where none is named."""
+    parser = Parser(add_help=False)
+    add_arguments(parser)
+    for action in parser.options():
+        if action.dest not in _OF_MEASURING and getattr(arguments, action.dest) != action.default:
+            raise ValueError(f"{action.option_strings[0]} is about a MODEL: name one, or pass --measure without it")

@@ -6,6 +6,7 @@ from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
 from fvflops.features.utilisation.devices import Device, load_peaks
+from fvflops.units import parse_size
 
 # Kinds of torch devices; other values of --device name an accelerator.
 _TORCH_DEVICES = ("cpu", "cuda")
@@ -22,6 +23,20 @@ def find_accelerator(text: str | None) -> Device | None:
     if text is None or text.partition(":")[0] in _TORCH_DEVICES:
         return None
     return load_peaks(text, "--device")
+
+
+def find_capacity(text: str | None) -> int | None:
+    """Return the bytes of a `--device` that is the memory of a GPU with its unit, None for another one.
+
+    >>> find_capacity("24GB"), find_capacity("23.5 GiB"), find_capacity("4090")
+    (24000000000, 25232932864, None)
+    """
+    if text is None or text.isdecimal():  # 4090 is the name of a GPU
+        return None
+    try:
+        return parse_size(text)
+    except ValueError:
+        return None
 
 
 def kernels_of(accelerator: Device | None, text: str | None) -> str | None:

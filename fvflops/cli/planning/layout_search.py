@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fvflops.cli.arguments import find_group
+from fvflops.cli.planning.mesh_options import AXIS_OF
 from fvflops.cli.progress import Progress
 from fvflops.features.layout_search.candidates import CHOICES, Candidate
 from fvflops.features.layout_search.model import LayoutSearch
@@ -95,6 +96,8 @@ def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str
     words = ["fvflops", "plan", arguments.model]
     for name in KEPT:
         value = getattr(arguments, name)
+        if AXIS_OF.get(name, "") not in ("", *candidate.mesh):
+            continue
         if name == "image_size" and value is not None:
             value = "x".join(map(str, value))
         if name == "seq" and value is not None:

@@ -1,0 +1,30 @@
+"""Options that apply to one axis of a mesh of ranks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+from fvflops.features.planning.layout import AXES
+
+# Option → the axis without which it has no effect.
+AXIS_OF: Mapping[str, str] = {
+    "shard": "tp",
+    "sequence_parallel": "tp",
+    "schedule": "pp",
+    "stages_per_rank": "pp",
+    "stage_layers": "pp",
+    "reshard_after_forward": "fsdp",
+    "reduce_each_microbatch": "fsdp",
+}
+
+
+def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
+    """Raise ValueError for an option whose axis the mesh lacks; axes that do not exist are the plan's to report."""
+    if not mesh.keys() <= set(AXES):
+        return
+    for option, axis in AXIS_OF.items():
+        default = False if option == "sequence_parallel" else None
+        if getattr(arguments, option) is not default and axis not in mesh:
+            option = option.replace("_", "-")
+            raise ValueError(f"--{option} has no effect on --mesh {arguments.mesh}: omit it, or add the axis {axis}")
