@@ -157,9 +157,10 @@ class ModelAnalysis:
         """Set handles of ops: pairs of op name and handle, or a mapping by keyword; returns the analysis.
 
         A handle is a function of a `Call` that returns an int, 0 or more, or a Counter of label → int, or a function of
-        `(inputs, outputs)` as in fvcore. Another result, when it is called, raises ValueError. None makes the op ignored. Names are `aten::linear`, `aten::add.Tensor`
-        (one overload), `mylib::op` or `prim::PythonOp.NAME` (an autograd.Function). A lone name, and a function of
-        other arguments, raise TypeError, a name without a namespace ValueError.
+        `(inputs, outputs)` as in fvcore; any other result raises ValueError. None makes the op ignored.
+        Names are `aten::linear`, `aten::add.Tensor` (one overload), `mylib::op` or `prim::PythonOp.NAME` (an
+        autograd.Function). A lone name, and a function of other arguments, raise TypeError, a name without a namespace
+        ValueError.
         """
         if len(args) % 2:
             raise TypeError("set_op_handle takes pairs of an op name and a handle, such as ('aten::gelu', None)")

@@ -438,7 +438,7 @@ def test_work_that_a_plan_lacks_is_listed():
 
 def test_an_optimizer_that_dtensor_cannot_step_raises():
     for mesh in ({"fsdp": 2}, {"tp": 2}):
-        with pytest.raises(PlanError, match="DTensor cannot run a step of Rprop, .*: choose another optimizer"):
+        with pytest.raises(PlanError, match=r"DTensor cannot run a step of Rprop, .*: choose another optimizer"):
             plan_llama(mesh, optimizer=torch.optim.Rprop)
     assert plan_llama({"dp": 2}, optimizer=torch.optim.Rprop).left_out == ()
 
@@ -580,7 +580,7 @@ def test_a_plan_counts_by_its_table():
         (["--mesh", "dp=two"], "such as dp=128,tp=8; got 'dp=two'"),
         (["--mesh", "dp=2,dp=2"], "such as dp=128,tp=8; got 'dp=2'"),
         (["--mesh", "dp=2", "--dtype", "int8"], "--dtype must be one of fp64, fp32, tf32, fp16, bf16; got 'int8'"),
-        (["--mesh", "dp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
+        (["--mesh", "tp=2", "--shard", "nowhere"], "--shard nowhere: write package.module:function"),
         (["--mesh", "tp=3"], "(q_proj 4, k_proj 2, v_proj 2): use tp=1 or 2\n"),  # without the default inputs
         (["--mesh", "dp=2", "--format", "htlm"], "got 'htlm': did you mean 'html'"),
     ],
