@@ -17,7 +17,7 @@ from fvflops.text import record_repr, short_repr
 class LayoutResult:
     """A layout with what is known of it.
 
-    `seconds` is the estimated time of a step, `peak` what torch's allocator reserves on its fullest rank, in bytes; both
+    `seconds` is the estimated time of a step, `peak` what torch's allocator reserves in bytes on its fullest rank. Both
     are None of a layout that was not planned, for which `least_seconds` and `least_peak` are lower bounds. `status` is
     "fits", "does not fit", "slower" (not planned, since its lower bound is above the time of the best), or "failed";
     `reason` says why it is not among the best. `unknown` and `bytes_only` are those of a StepEstimate.

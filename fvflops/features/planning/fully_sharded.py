@@ -154,7 +154,9 @@ def reduce_gradients(model: nn.Module) -> None:
     """Reduce the accumulated gradients, as a pipeline stage does after the last microbatch."""
     from fvflops.torch_internals import reduce_stage_gradients
 
-    reduce_stage_gradients(SimpleNamespace(submod=model, scale_grads=partial(_no_scaling)), 1)
+    # torch 2.15 also asks whether the stage has a backward pass.
+    stage = SimpleNamespace(submod=model, scale_grads=partial(_no_scaling), has_backward=True)
+    reduce_stage_gradients(stage, 1)
 
 
 def _no_scaling(factor: int) -> None:
