@@ -160,7 +160,8 @@ def _plan(run: TrainingRun) -> StepProgram:
     block = _BLOCKS[type(run.config)]
     # torch.compile makes one kernel of the ops between products.
     compiled = (f"{block.__module__}.{block.__qualname__}",) if run.compiled else ()
-    return read_step(plan.ranks, fused=(*_FUSED[type(run.config)], *compiled))
+    # Megatron-LM and DeepSpeed reduce gradients after the last backward pass unless they are told to overlap.
+    return read_step(plan.ranks, fused=(*_FUSED[type(run.config)], *compiled), bucket_cap_mb=0)
 
 
 def _options(run: TrainingRun) -> dict[str, Any]:

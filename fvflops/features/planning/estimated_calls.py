@@ -8,42 +8,35 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from fvflops.capture.recorder.signature import cached_schema, describe_tensor
-from fvflops.features.planning.rank_step import Call, RankStep, StageLinks
+from fvflops.features.planning.rank_step import Call, Gradient, RankStep, StageLinks
 from fvflops.trace import Signature, TensorSpec, Trace, Value
 
 
-def gradient_allreduce(
-    trace: Trace, parameters: Iterable[nn.Parameter], buffers: Iterable[torch.Tensor], group: Value, ranks: int
-) -> list[Call]:
-    """Return the calls of DistributedDataParallel: each gradient scaled, then an all-reduce of each dtype's gradients.
-
-    Buffers are broadcast before the forward pass, as DDP does by default (broadcast_buffers=True).
-    """
-    device = trace.info.device
-    gradients = Counter[str]()
+def average_gradients(gradients: Iterable[Gradient]) -> list[Call]:
+    """Return the calls of DDP: each gradient scaled, then an all-reduce for each group and dtype."""
+    sizes = Counter[tuple[Value, str, str]]()
     added: list[Call] = []
-    for spec in _trainable_specs(trace, parameters):
-        added.append(
-            (_make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / ranks, out=spec), "backward", 1)
-        )
-        gradients[spec.dtype] += spec.numel
-    broadcasts = Counter[str]()
-    for buffer in buffers:
-        broadcasts[describe_tensor(buffer).dtype] += buffer.numel()
-    c10d = torch.ops.c10d
-    for dtype, size in broadcasts.items():
-        tensors = (TensorSpec((size,), dtype, device),)
-        broadcast = _make_signature(c10d.broadcast_.default, tensors=tensors, process_group=group, root_rank=0)
-        added.append((broadcast, "forward", 1))
-    for dtype, size in gradients.items():
-        allreduce = _make_signature(
-            c10d.allreduce_.default, tensors=(TensorSpec((size,), dtype, device),), process_group=group
-        )
-        added.append((allreduce, "backward", 1))
+    for _, spec, group, replicas in gradients:
+        scaled = _make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / replicas, out=spec)
+        added.append((scaled, "backward", 1))
+        sizes[group, spec.dtype, spec.device] += spec.numel
+    for (group, dtype, device), size in sizes.items():
+        added.append(allreduce(TensorSpec((size,), dtype, device), device, group))
     return added
+
+
+def broadcast_buffers(buffers: Iterable[torch.Tensor], device: str, group: Value) -> list[Call]:
+    """Return the broadcasts of buffers before the forward pass, which DDP does by default (broadcast_buffers=True)."""
+    sizes = Counter[str]()
+    for buffer in buffers:
+        sizes[describe_tensor(buffer).dtype] += buffer.numel()
+    broadcast = torch.ops.c10d.broadcast_.default
+    specs = [TensorSpec((size,), dtype, device) for dtype, size in sizes.items()]
+    return [
+        (_make_signature(broadcast, tensors=(spec,), process_group=group, root_rank=0), "forward", 1) for spec in specs
+    ]
 
 
 def allreduce(gradient: TensorSpec, device: str, group: Value) -> Call:
@@ -66,12 +59,6 @@ def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches
             receive = _make_signature(c10d.recv_.default, tensors=(link.sent,), process_group=group)
             added += [(send, "forward", microbatches), (receive, "backward", microbatches)]
     return added
-
-
-def _trainable_specs(trace: Trace, parameters: Iterable[nn.Parameter]) -> list[TensorSpec]:
-    """Return the spec of each trainable parameter's local shard, on the Trace's device."""
-    specs = [local_spec(parameter) for parameter in parameters if parameter.requires_grad]
-    return [replace(spec, device=trace.info.device) for spec in specs]
 
 
 def total_of(recorded: Trace, step: RankStep, added: Sequence[Call]) -> Trace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,14 @@ from fvflops.features.communication.model import Communication
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.planning.checkpointing import Checkpoint, make_contexts
-from fvflops.features.planning.estimated_calls import allreduce, gradient_allreduce, local_spec, send_recv, total_of
+from fvflops.features.planning.estimated_calls import (
+    allreduce,
+    average_gradients,
+    broadcast_buffers,
+    local_spec,
+    send_recv,
+    total_of,
+)
 from fvflops.features.planning.fully_sharded import find_precision
 from fvflops.features.planning.fully_sharded import unsharded_class as unsharded_class
 from fvflops.features.planning.layout import AXES as AXES
@@ -48,14 +55,14 @@ from fvflops.features.planning.parallelism.expert_parallel import (
 from fvflops.features.planning.parallelism.routing import Routing
 from fvflops.features.planning.pipeline import Inputs, PipelineStages
 from fvflops.features.planning.rank_model import RankModel
-from fvflops.features.planning.rank_step import Action, Call, RankStep, share_equal
+from fvflops.features.planning.rank_step import Action, Call, Gradient, RankStep, share_equal
 from fvflops.features.planning.recording import Recipe, StageModule, record_actions
 from fvflops.features.planning.schedules import choose_schedule, rank_of_stage
 from fvflops.features.planning.trace_changes import shift_groups
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
-from fvflops.trace import Trace
+from fvflops.trace import Trace, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_parameters
 
@@ -381,7 +388,7 @@ def _plan_equal_ranks(
         if recording is None:
             return []
         recorded = recording.trace
-        added, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
+        added, gradients, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
         tied = _estimate_tied(rank_model, layout, recorded, stages, ranks[0])
         routed = [describe_routing(layout.routing)] if any(stage.experts is not None for stage in stages) else []
         group = describe(device_mesh.get_group("pp")) if layout.size("pp") > 1 else None
@@ -390,7 +397,12 @@ def _plan_equal_ranks(
         trace = shift_groups(recorded, rank - ranks[0])
         coordinates = layout.coordinates(rank)
         by_action = {
-            action: replace(own_passes[local], trace=trace, added=added.get(local) or tied.get(local, ()))
+            action: replace(
+                own_passes[local],
+                trace=trace,
+                added=added.get(local) or tied.get(local, ()),
+                gradients=gradients.get(local, ()),
+            )
             for action, local in zip(order, _number_locally(order, stage_numbers), strict=True)
         }
         step = RankStep(
@@ -453,27 +465,41 @@ def _estimate_tied(
 
 def _estimate_reductions(
     recorded: Trace, stages: Sequence[StageModule], layout: Layout, device_mesh: Any
-) -> tuple[dict[Action, tuple[Call, ...]], tuple[str, ...]]:
-    """Return the calls of DistributedDataParallel for each stage, and their description."""
+) -> tuple[dict[Action, tuple[Call, ...]], dict[Action, tuple[Gradient, ...]], tuple[str, ...]]:
+    """Return the calls of DistributedDataParallel for each stage, the gradients that it averages, and a description."""
     replicas = None if layout.is_fully_sharded else join_axes(device_mesh, layout.mesh, "dp", "cp")
     if replicas is None:
-        return {}, ()
-    group = describe(replicas.get_group())
-    added = {}
+        return {}, {}, ()
+    group, device = describe(replicas.get_group()), recorded.info.device
+    added, gradients = {}, {}
     for index, stage in enumerate(stages):
-        divided = set() if stage.experts is None else stage.experts.divided_parameters
-        dense = [parameter for parameter in stage.parameters() if id(parameter) not in divided]
-        calls = gradient_allreduce(recorded, dense, stage.buffers(), group, replicas.size())
-        if stage.experts is not None and stage.experts.replicas > 1:
-            experts = [parameter for parameter in stage.parameters() if id(parameter) in divided]
-            others = describe(stage.experts.mesh.get_group("edp"))
-            calls += gradient_allreduce(recorded, experts, (), others, stage.experts.replicas)
-        added[Action("allreduce", index)] = tuple(calls)
+        action = Action("allreduce", index)
+        prefix = f"stage{index}." if len(stages) > 1 else ""
+        gradients[action] = tuple(_list_averaged(stage, prefix, device, group, replicas.size()))
+        added[action] = (
+            *broadcast_buffers(stage.buffers(), device, group),
+            *average_gradients(gradients[action]),
+        )
     description = (
         f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
         "regardless of bucketing)"
     )
-    return added, (description,)
+    return added, gradients, (description,)
+
+
+def _list_averaged(stage: StageModule, prefix: str, device: str, group: Value, replicas: int) -> Iterator[Gradient]:
+    """Yield the gradients of a stage that its replicas average, and those of its experts that theirs do."""
+    experts = stage.experts
+    divided = set() if experts is None else experts.divided_parameters
+    of_experts = (
+        (describe(experts.mesh.get_group("edp")), experts.replicas)
+        if experts is not None and experts.replicas > 1
+        else None
+    )
+    for name, parameter in stage.named_parameters():
+        averaged = of_experts if id(parameter) in divided else (group, replicas)
+        if parameter.requires_grad and averaged is not None:
+            yield Gradient(f"{prefix}{name}", replace(local_spec(parameter), device=device), *averaged)
 
 
 def sum_of_result(result: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fvflops.text import record_repr, short_repr
-from fvflops.trace import Event, Signature, TensorSpec, Trace
+from fvflops.trace import Event, Signature, TensorSpec, Trace, Value
 
 # In the order in which a rank can do them. "backward" is the full backward pass of a microbatch; zero-bubble schedules
 # split it into "input_backward" and "weight_backward". "unshard" and "reshard" gather and free a stage's parameters
@@ -32,6 +32,18 @@ ACTIONS = (
 Call = tuple[Signature, str, int]
 
 
+class Gradient(NamedTuple):
+    """A gradient that replicas average: the name of its parameter in the rank's module tree, and the rank's shard.
+
+    `group` is the process group of the `replicas`.
+    """
+
+    parameter: str
+    spec: TensorSpec
+    group: Value
+    replicas: int
+
+
 class Action(NamedTuple):
     """One action of a rank; `kind` is one of `ACTIONS`.
 
@@ -51,13 +63,15 @@ class Action(NamedTuple):
 class Pass:
     """What was recorded of an action: the events from `begin` up to `end` of a Trace.
 
-    `added` are calls that were not run, such as DistributedDataParallel's all-reduce.
+    `added` are calls that were not run, such as DistributedDataParallel's all-reduce, and `gradients` those that the
+    all-reduces among them average.
     """
 
     trace: Trace
     begin: int
     end: int
     added: tuple[Call, ...] = ()
+    gradients: tuple[Gradient, ...] = ()
 
     def __repr__(self) -> str:
         return short_repr(self, f"events {self.begin:,} to {self.end:,}")
@@ -143,5 +157,8 @@ class RankStep:
 
 def share_equal(passes: Mapping[Action, Pass]) -> dict[Action, Pass]:
     """Return the passes with one object for equal slices of a Trace."""
-    shared: dict[tuple[int, int, tuple[Call, ...]], Pass] = {}
-    return {action: shared.setdefault((item.begin, item.end, item.added), item) for action, item in passes.items()}
+    shared: dict[tuple[int, int, tuple[Call, ...], tuple[Gradient, ...]], Pass] = {}
+    return {
+        action: shared.setdefault((item.begin, item.end, item.added, item.gradients), item)
+        for action, item in passes.items()
+    }

@@ -69,16 +69,20 @@ class StageModule:
     shortened: Shortened | None = None
     experts: DividedExperts | None = None
 
-    def parameters(self) -> list[nn.Parameter]:
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters of the full stage, as shards of the rank; equal layers may have the same."""
         return self._of_all_layers(self.module.named_parameters())
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Return those of `named_parameters`."""
+        return [parameter for _, parameter in self.named_parameters()]
+
     def buffers(self) -> list[torch.Tensor]:
         """Return the buffers of the full stage; equal layers may have the same."""
-        return self._of_all_layers(self.module.named_buffers())
+        return [buffer for _, buffer in self._of_all_layers(self.module.named_buffers())]
 
-    def _of_all_layers(self, named: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
-        return [tensor for _, tensor in (named if self.shortened is None else self.shortened.repeat(named))]
+    def _of_all_layers(self, named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        return list(named) if self.shortened is None else self.shortened.repeat(named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fvflops.features.planning.parallelism.expert_parallel import dense_axes
 from fvflops.features.planning.plan import RankPlan, StepPlan
 from fvflops.features.planning.rank_step import Action
+from fvflops.features.step_time.buckets import describe_buckets
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.default_network import assume_network
 from fvflops.features.step_time.efficiency import PEAK, Efficiency, KernelTimer
@@ -37,6 +38,7 @@ def estimate_step(
     efficiency: Efficiency | None = None,
     fused: Collection[str] = (),
     host_waits: bool = False,
+    bucket_cap_mb: float | None = None,
 ) -> StepEstimate:
     """Return the estimated time of a training step: of a pipeline's ranks, first stage first, or of one rank.
 
@@ -46,6 +48,10 @@ def estimate_step(
     networks.yaml, or a Network: for several ranks by default that of NVIDIA's nodes of an A100, H100 or H200;
     `efficiency` is by default that of the device in efficiencies.yaml. `fused` and `host_waits` are those of
     `read_program` and `simulate`.
+
+    Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
+    beside the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one
+    piece after that pass.
 
     >>> import torch
     >>> from fvflops import plan_step
@@ -62,7 +68,7 @@ def estimate_step(
     if network is None and plans[0].world > 1:
         network = assume_network(device)
     efficiency = find_efficiency(device.name) if efficiency is None else efficiency
-    step = read_step(plans, fused=fused)
+    step = read_step(plans, fused=fused, bucket_cap_mb=bucket_cap_mb)
     timer = KernelTimer(device, efficiency)
     simulation = step.simulate(timer, network, host_waits=host_waits, log=True)
     bound = step.simulate(KernelTimer(device, PEAK), network)
@@ -97,7 +103,7 @@ def estimate_step(
         device=device,
         efficiency=efficiency,
         network=network,
-        assumptions=tuple(_list_assumptions(plans, efficiency, network, fused, host_waits)),
+        assumptions=tuple(_list_assumptions(plans, efficiency, network, fused, host_waits, bucket_cap_mb)),
         unknown=step.unknown(),
         bytes_only=step.bytes_only(),
         simulation=simulation,
@@ -197,6 +203,7 @@ def _list_assumptions(
     network: Network | None,
     fused: Collection[str],
     host_waits: bool,
+    bucket_cap_mb: float | None,
 ) -> Iterator[str]:
     """Yield a sentence for each thing that the times rest on besides the efficiency and the network."""
     mesh = plans[0].mesh
@@ -216,7 +223,7 @@ def _list_assumptions(
             "and slow none of them"
         )
     if "allreduce" in kinds:
-        yield "DDP's gradients are reduced after the last backward pass, not beside it"
+        yield describe_buckets(bucket_cap_mb)
     if {"fsdp"} & {axis for axis, size in mesh.items() if size > 1}:
         yield "FSDP2 gathers the next module's parameters beside the current one's kernels, as it issues them"
     if mesh.get("pp", 1) > 1:

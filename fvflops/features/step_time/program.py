@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fvflops.features.communication.compute import CollectiveCall, collective_of
+from fvflops.features.planning.rank_step import Call
 from fvflops.features.step_time.kernels import UNKNOWN, FusedKernels, Kernel, kernel_of
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost
@@ -18,6 +19,8 @@ _FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
 _REDUCTION = "c10d::_reduce_scatter_base_"
 # They fill the buffer of an all-gather, on the stream on which it runs.
 _ON_STREAM_OF_GATHER = frozenset({"fsdp::all_gather_copy_in"})
+# The simulation of the schedule sends.
+_POINT_TO_POINT = ("send", "receive")
 
 
 class Launch(NamedTuple):
@@ -82,16 +85,30 @@ class Program:
     bytes_only: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_program(trace: Trace, begin: int = 0, end: int | None = None, *, fused: Collection[str] = ()) -> Program:
+def read_program(
+    trace: Trace,
+    begin: int = 0,
+    end: int | None = None,
+    *,
+    fused: Collection[str] = (),
+    added: Sequence[Call] = (),
+    beside: Mapping[int, Sequence[Call]] | None = None,
+) -> Program:
     """Return the program of the events `begin` to `end` of a Trace.
 
     `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call
     of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
-    and writes what is left of its results. A Trace without ordered events raises TraceError.
+    and writes what is left of its results.
+
+    Two kinds of calls were not run: `added` follow the events, and what is after a collective of them waits for it;
+    `beside` is number of events → calls that follow these, for whose collectives only the end of the pass waits. Those
+    among the ops of a fused module follow its kernel.
+
+    A Trace without ordered events raises TraceError.
     """
     if trace.events is None:
         raise TraceError("this Trace has no ordered events, which the simulation of a step needs")
-    return _Compiler(trace, fused).compile(trace.events[begin:end])
+    return _Compiler(trace, fused).compile(trace.events[begin:end], added, beside or {})
 
 
 class _Compiler:
@@ -108,20 +125,29 @@ class _Compiler:
         self._reductions: set[int] = set()  # of FSDP2, and what sends their results
         self._last_reduction: int | None = None
         self._collectives = 0
+        self._delayed: list[Call] = []  # until the kernel of a fused module
+        self._beside: list[int] = []  # collectives that the end of the pass waits for
         self._last_gather: dict[str, int] = {}
         self._group: _Group | None = None
         self._position = 0  # of the event among those of the pass
         self._last_read: dict[int, int] = {}
 
-    def compile(self, events: Sequence[Event]) -> Program:
+    def compile(self, events: Sequence[Event], added: Sequence[Call], beside: Mapping[int, Sequence[Call]]) -> Program:
         for position, event in enumerate(events):
             if event.kind == "op":
                 self._last_read.update(dict.fromkeys(event.reads, position))
+        self._delayed += beside.get(0, ())
         for self._position, event in enumerate(events):
             if event.kind == "op":
                 self._add_op(event)
+            self._delayed += beside.get(self._position + 1, ())
+            if self._group is None:
+                self._add_delayed()
         self._end_group()
+        self._add_delayed()
         self._end_run()
+        self._items += map(Wait, self._beside)
+        self._add_calls(added)
         return Program(tuple(self._items), tuple(self._launches), dict(self._unknown), dict(self._bytes_only))
 
     def _add_op(self, event: Event) -> None:
@@ -184,6 +210,7 @@ class _Compiler:
         if group is not None:
             kernel = Kernel("memory", 0, group.nbytes(self._last_read), group.dtype)
             self._launch(Launch(kernel, group.phase, group.module, "fused"))
+            self._add_delayed()
 
     def _end_run(self) -> None:
         if self._run:
@@ -201,13 +228,42 @@ class _Compiler:
                 self._items.append(Wait(number))
                 self._writers = {key: value for key, value in self._writers.items() if value != number}
 
+    def _add_delayed(self) -> None:
+        if self._delayed:
+            first = self._collectives
+            delayed, self._delayed = self._delayed, []
+            self._add_calls(delayed, waits=False)
+            self._beside += range(first, self._collectives)
+
+    def _add_calls(self, calls: Sequence[Call], *, waits: bool = True) -> None:
+        """Add calls that were not run; with `waits` what follows a collective waits for it."""
+        for signature, phase, times in calls:
+            call = collective_of(signature)
+            kernel = kernel_of(signature) if call is None else None
+            for _ in range(times):
+                if kernel is not None:
+                    launch = Launch(kernel, phase, "", signature.packet)
+                    self._count_unknown(launch)
+                    if kernel != UNKNOWN:
+                        self._launch(launch)
+                elif call is not None and call.collective not in _POINT_TO_POINT:
+                    self._end_run()
+                    number = self._next_collective()
+                    self._items.append(Collective(number, call, phase, "", None))
+                    self._items += [Wait(number)] if waits else []
+        if waits:
+            self._end_run()
+
+    def _next_collective(self) -> int:
+        self._collectives += 1
+        return self._collectives - 1
+
     def _add_collective(self, event: Event, call: CollectiveCall) -> None:
         after = self._reduction_of(event)
         if after is None:
             self._wait_for(event)
         self._end_run()
-        number = self._collectives
-        self._collectives += 1
+        number = self._next_collective()
         is_reduction = self._trace.signatures[event.item].packet == _REDUCTION
         if is_reduction:
             # FSDP2 keeps the input of one reduction at a time.

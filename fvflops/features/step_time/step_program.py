@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fvflops.features.communication.compute import collective_of
+from fvflops.features.planning.estimated_calls import average_gradients
 from fvflops.features.planning.plan import RankPlan
-from fvflops.features.planning.rank_step import Action, Call, Pass
+from fvflops.features.planning.rank_step import Action, Gradient, RankStep
+from fvflops.features.step_time.buckets import check_bucket_cap, overlap_buckets
 from fvflops.features.step_time.efficiency import KernelTimer
-from fvflops.features.step_time.kernels import UNKNOWN, kernel_of
 from fvflops.features.step_time.network import Network
-from fvflops.features.step_time.program import Collective, Item, Launch, Program, Run, Wait, read_program
+from fvflops.features.step_time.program import Collective, Item, Program, read_program
 from fvflops.features.step_time.replay import time_program
 from fvflops.features.step_time.schedule import Simulation, TimedAction, simulate
 from fvflops.trace.process_group import ProcessGroupSpec
 
-_POINT_TO_POINT = ("send", "receive")
 # A collective, its payload in bytes, and its group.
 Message = tuple[str, int, ProcessGroupSpec]
 
@@ -121,20 +121,36 @@ def _with_groups(items: Sequence[Item], groups: Mapping[str, ProcessGroupSpec]) 
     return tuple(map(change, items))
 
 
-def read_step(ranks: Sequence[RankPlan], *, fused: Collection[str] = ()) -> StepProgram:
-    """Return the programs of the ranks of a pipeline; `fused` is that of `read_program`."""
+def read_step(
+    ranks: Sequence[RankPlan], *, fused: Collection[str] = (), bucket_cap_mb: float | None = None
+) -> StepProgram:
+    """Return the programs of the ranks of a pipeline; `fused` is that of `read_program`.
+
+    DistributedDataParallel averages buckets of gradients of `bucket_cap_mb` MiB beside each stage's last backward pass,
+    as `assign_buckets` divides them; with 0 it averages all after that. Another value below 0 raises ValueError.
+    """
+    check_bucket_cap(bucket_cap_mb)
     programs: list[Program] = []
-    numbers: dict[tuple[int, int, int, tuple[Call, ...]], int] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
     orders = []
     for plan in ranks:
         order = []
+        averaged = {} if bucket_cap_mb == 0 else _find_averaged(plan.step)
         for action in plan.step.actions:
-            recorded = plan.step.pass_of(action)
+            recorded, gradients = plan.step.pass_of(action), averaged.get(action, ())
+            if recorded.gradients and bucket_cap_mb != 0:
+                in_buckets = set(average_gradients(recorded.gradients))
+                added = tuple(call for call in recorded.added if call not in in_buckets)
+                recorded = replace(recorded, added=added)
             # Ranks with equal stages have traces of their own, which differ in the names of groups only.
-            key = id(recorded.trace.events), recorded.begin, recorded.end, recorded.added
+            key = id(recorded.trace.events), recorded.begin, recorded.end, recorded.added, gradients
             if key not in numbers:
                 numbers[key] = len(programs)
-                programs.append(_with_added(recorded, fused))
+                beside = overlap_buckets(recorded, gradients, bucket_cap_mb) if gradients else None
+                program = read_program(
+                    *(recorded.trace, recorded.begin, recorded.end), fused=fused, added=recorded.added, beside=beside
+                )
+                programs.append(program)
             order.append((action, numbers[key]))
         orders.append(tuple(order))
     return StepProgram(
@@ -149,29 +165,8 @@ def read_step(ranks: Sequence[RankPlan], *, fused: Collection[str] = ()) -> Step
     )
 
 
-def _with_added(recorded: Pass, fused: Collection[str]) -> Program:
-    """Return the program of what was recorded, then of the calls that were not run."""
-    program = read_program(recorded.trace, recorded.begin, recorded.end, fused=fused)
-    launches, items = list(program.launches), list[Item](program.items)
-    unknown, bytes_only = Counter(program.unknown), Counter(program.bytes_only)
-    kernels: list[int] = []
-    number = sum(isinstance(item, Collective) for item in items)
-    for signature, phase, times in recorded.added:
-        call = collective_of(signature)
-        if call is None:
-            kernel = kernel_of(signature)
-            if kernel == UNKNOWN:
-                unknown[signature.packet] += times
-            elif kernel is not None:
-                if kernel.bytes_only:
-                    bytes_only[signature.packet] += times
-                kernels += [len(launches)] * times
-                launches.append(Launch(kernel, phase, "", signature.packet))
-        elif call.collective not in _POINT_TO_POINT:  # the simulation of the schedule sends
-            items += [Run(tuple(kernels))] if kernels else []
-            kernels = []
-            for _ in range(times):
-                items += [Collective(number, call, phase, "", None), Wait(number)]
-                number += 1
-    items += [Run(tuple(kernels))] if kernels else []
-    return Program(tuple(items), tuple(launches), dict(unknown), dict(bytes_only))
+def _find_averaged(step: RankStep) -> dict[Action, tuple[Gradient, ...]]:
+    """Return the last backward pass of each stage → the gradients that DistributedDataParallel averages in it."""
+    last = {action.stage: action for action in step.actions if action.kind in ("backward", "weight_backward")}
+    averages = (action for action in step.actions if action.kind == "allreduce")
+    return {last[action.stage]: step.pass_of(action).gradients for action in averages}
