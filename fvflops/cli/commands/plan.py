@@ -21,7 +21,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
 from fvflops.cli.planning.layout_search import add_search, check_search, describe_command, run_search
-from fvflops.cli.planning.mesh_options import check_mesh_options
+from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options
 from fvflops.cli.planning.training_step import (
     add_step,
     default_loss,
@@ -35,6 +35,7 @@ from fvflops.cli.values import parse_amount, parse_mesh
 from fvflops.features.layout_search.report import search_report
 from fvflops.features.planning.plan import plan_rank, plan_step
 from fvflops.features.planning.report import plan_report
+from fvflops.features.step_time.buckets import check_bucket_cap
 from fvflops.features.step_time.calibration import load_networks
 from fvflops.features.step_time.estimate import estimate_step
 from fvflops.features.step_time.model import StepEstimate
@@ -53,7 +54,7 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --device H100 --tokens 1e12",
     "fvflops plan zoo:llama3_8b --search --gpus 64 --global-batch 256 --device H100",
 )
-_NEED_ACCELERATOR = ("network", "efficiency", "fused", "tokens", "price", "watts", "trace", "depth")
+_NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", "tokens", "price", "watts", "trace", "depth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +103,13 @@ def _add_time(time: argparse._ActionsContainer) -> None:
         metavar="CLASS",
         help="class of modules whose ops, other than products, run as one kernel for each call; may be repeated",
     )
+    time.add_argument(
+        "--bucket-cap-mb",
+        type=float,
+        metavar="N",
+        help="MiB of the buckets of gradients that DDP reduces beside the last backward pass, 0 for all after it; "
+        "default: DDP's, 1 for the first and 25 for the others",
+    )
     time.add_argument("--tokens", type=parse_amount, metavar="N", help="tokens of the whole training, such as 15e12")
     time.add_argument("--price", type=parse_amount, metavar="X", help="price of a GPU hour, for the cost of --tokens")
     time.add_argument("--watts", type=parse_amount, metavar="W", help="power of a GPU, for the energy of --tokens")
@@ -112,8 +120,12 @@ def run(arguments: argparse.Namespace) -> int:
     accelerator = find_accelerator(arguments.device)
     _check(arguments, accelerator)
     check_search(arguments, accelerator)
+    if arguments.bucket_cap_mb is not None:
+        check_bucket_cap(arguments.bucket_cap_mb, name="--bucket-cap-mb")
     if not arguments.search:
-        check_mesh_options(arguments, parse_mesh(arguments.mesh))
+        mesh = parse_mesh(arguments.mesh)
+        check_mesh_options(arguments, mesh)
+        check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
     optimizer = make_optimizer(arguments, "none" if accelerator is None else "AdamW")
     options: dict[str, Any] = {
@@ -145,8 +157,10 @@ def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
     """Raise ValueError for options that do not fit each other, before the model is loaded."""
     if accelerator is None:
         for option in _NEED_ACCELERATOR:
-            if getattr(arguments, option):
-                raise ValueError(f"--{option} is for the time of a step: add --device, such as --device H100")
+            if getattr(arguments, option) not in (None, []):
+                raise ValueError(
+                    f"--{option.replace('_', '-')} is for the time of a step: add --device, such as --device H100"
+                )
     if arguments.tokens is None:
         for option in ("price", "watts"):
             if getattr(arguments, option) is not None:
@@ -173,7 +187,14 @@ def _report_step(
         )
     with activity(f"simulating a step of {arguments.model}"):
         fused = _find_classes(subject, arguments.fused)
-        estimate = estimate_step(step, device=accelerator, network=network, efficiency=efficiency, fused=fused)
+        estimate = estimate_step(
+            step,
+            device=accelerator,
+            network=network,
+            efficiency=efficiency,
+            fused=fused,
+            bucket_cap_mb=arguments.bucket_cap_mb,
+        )
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
     _write(estimate, arguments)
@@ -195,6 +216,7 @@ def _report_search(
             efficiency=choose_efficiency(arguments.efficiency, accelerator),
             kernels=kernels_of(accelerator, arguments.device),
             fused=_find_classes(subject, arguments.fused),
+            bucket_cap_mb=arguments.bucket_cap_mb,
             optimizer=options["optimizer"],
             precision=options["precision"],
             loss=options.get("loss", default_loss),

@@ -43,7 +43,7 @@ KEPT = (
     *("input", "seq", "image_size", "dtype", "denoising_steps", "guidance", "assume"),
     *("config", "task", "adapter", "trust_remote_code", "arg", "path", "unpickle"),
     *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss"),
-    *("device", "network", "efficiency", "fused"),
+    *("device", "network", "efficiency", "fused", "bucket_cap_mb"),
 )
 _NEED_SEARCH = ("gpus", "global_batch", "choices", "best", "jobs")
 _BEST = 20

@@ -28,3 +28,12 @@ def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -
         if getattr(arguments, option) is not default and axis not in mesh:
             option = option.replace("_", "-")
             raise ValueError(f"--{option} has no effect on --mesh {arguments.mesh}: omit it, or add the axis {axis}")
+
+
+def check_replica_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
+    """Raise ValueError for `--bucket-cap-mb` with a mesh in which DDP reduces no gradients."""
+    replicas = mesh.get("dp", 1) * mesh.get("cp", 1)
+    if arguments.bucket_cap_mb is not None and (replicas == 1 or mesh.get("fsdp", 1) > 1):
+        raise ValueError(
+            f"--bucket-cap-mb has no effect on --mesh {arguments.mesh}: omit it, or use the axis dp without fsdp"
+        )

@@ -41,6 +41,7 @@ class Workload:
     precision: str | None = None
     kernels: str | None = None
     fused: tuple[str, ...] = ()
+    bucket_cap_mb: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -99,7 +100,8 @@ class Workload:
         """Plan a layout and return its time and memory; only its time if that is above a limit in seconds."""
         step = self.plan(candidate)
         timer = KernelTimer(self.device, self.efficiency)
-        seconds = read_step(step.ranks, fused=self.fused).simulate(timer, self.network).seconds + self.efficiency.step
+        program = read_step(step.ranks, fused=self.fused, bucket_cap_mb=self.bucket_cap_mb)
+        seconds = program.simulate(timer, self.network).seconds + self.efficiency.step
         if limit is not None and seconds >= limit:
             return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
         peak = max(memory.reserved for memory in read_memories(step.ranks))
@@ -107,7 +109,12 @@ class Workload:
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
         estimate = estimate_step(
-            step, device=self.device, network=self.network, efficiency=self.efficiency, fused=self.fused
+            step,
+            device=self.device,
+            network=self.network,
+            efficiency=self.efficiency,
+            fused=self.fused,
+            bucket_cap_mb=self.bucket_cap_mb,
         )
         return LayoutResult(
             candidate=candidate,

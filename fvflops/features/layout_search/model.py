@@ -59,6 +59,7 @@ class LayoutSearch(Displayed):
     device: Device
     network: Network | None
     efficiency: Efficiency
+    bucket_cap_mb: float | None = None
     seconds: float = 0.0
     without_pipelines: str = ""
 

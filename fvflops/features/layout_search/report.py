@@ -9,6 +9,7 @@ from typing import Any
 
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.layout_search.model import LayoutResult, LayoutSearch
+from fvflops.features.step_time.buckets import describe_buckets
 from fvflops.features.step_time.report import list_unknown
 from fvflops.reports.document import (
     Command,
@@ -218,10 +219,10 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
         yield f"Network {search.network.name}: {search.network.source}."
     yield (
         "Layouts that were not planned have a lower bound of their time above that of the best: equal stages, the "
-        "least bubble, and all of FSDP2's communication hidden."
+        "least bubble, and all of FSDP2's and DDP's communication hidden."
     )
     if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
-        yield "DDP's gradients are reduced after the last backward pass: where they are beside it, dp alone is faster."
+        yield f"{describe_buckets(search.bucket_cap_mb)}."
     yield "Memory: what torch's allocator reserves with expandable segments, without NCCL's buffers and the context."
     yield "What else a step's time rests on is listed by `fvflops plan` of one layout."
 

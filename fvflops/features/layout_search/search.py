@@ -21,6 +21,7 @@ from fvflops.features.layout_search.evaluate import Workload, describe_lack
 from fvflops.features.layout_search.model import LayoutResult, LayoutSearch, in_order
 from fvflops.features.layout_search.workers import workers
 from fvflops.features.planning.layout import PlanError
+from fvflops.features.step_time.buckets import check_bucket_cap
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.default_network import assume_network
 from fvflops.features.step_time.efficiency import Efficiency
@@ -53,6 +54,7 @@ def search_layouts(
     precision: str | None = None,
     kernels: str | None = "cuda",
     fused: Collection[str] = (),
+    bucket_cap_mb: float | None = None,
     jobs: int = 1,
     on_progress: Progress | None = None,
     **options: Any,
@@ -77,6 +79,7 @@ def search_layouts(
     """
     require_int("best", best, least=1)
     require_int("jobs", jobs, least=1)
+    check_bucket_cap(bucket_cap_mb)
     start = time.monotonic()
     device = resolve_device(device)
     network = find_network(network) if isinstance(network, str) else network
@@ -93,6 +96,7 @@ def search_layouts(
         precision,
         kernels,
         tuple(fused),
+        bucket_cap_mb,
         options,
     )
     node = _ONE_NODE if network is None else network.gpus_per_node
@@ -121,6 +125,7 @@ def search_layouts(
         device=device,
         network=network,
         efficiency=workload.efficiency,
+        bucket_cap_mb=bucket_cap_mb,
         seconds=time.monotonic() - start,
         without_pipelines=without_pipelines,
     )

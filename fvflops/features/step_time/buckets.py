@@ -16,7 +16,7 @@ _MIB = 2**20
 _DEFAULT_LIMITS = (1 * _MIB, 25 * _MIB)
 
 
-def check_bucket_cap(bucket_cap_mb: float | None) -> None:
+def check_bucket_cap(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> None:
     """Raise ValueError for a size of buckets that DistributedDataParallel cannot have.
 
     >>> check_bucket_cap(-1)
@@ -28,7 +28,7 @@ def check_bucket_cap(bucket_cap_mb: float | None) -> None:
     is_number = isinstance(bucket_cap_mb, (int, float)) and not isinstance(bucket_cap_mb, bool)
     if not is_number or not math.isfinite(bucket_cap_mb) or bucket_cap_mb < 0:
         raise ValueError(
-            "bucket_cap_mb is the MiB of a bucket of gradients, or 0 to reduce them after the backward pass; got "
+            f"{name} is the MiB of a bucket of gradients, or 0 to reduce them after the backward pass; got "
             f"{bucket_cap_mb!r}"
         )
 
