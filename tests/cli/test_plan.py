@@ -137,6 +137,9 @@ def test_torch_devices_have_no_time(capsys):
         (["--device", "H10"], "no device 'H10': did you mean 'H100'?"),
         (["--network", "HGX H100 3200G"], "--network is for the time of a step: add --device, such as --device H100"),
         (["--tokens", "1e9"], "--tokens is for the time of a step"),
+        (["--bucket-cap-mb", "0"], "--bucket-cap-mb is for the time of a step: add --device"),
+        (["--device", "H100", "--bucket-cap-mb", "9"], "--bucket-cap-mb is for DDP, of which --mesh tp=2 has none"),
+        (["--device", "H100", "--bucket-cap-mb", "-9"], "--bucket-cap-mb is the MiB of a bucket of gradients, or 0"),
         (["--device", "H100", "--price", "2"], "--price is for a whole training: add --tokens"),
         (["--device", "H100", "--network", "HGX"], "no network 'HGX'"),
         (["--device", "H100", "--optimizer", "none", "--master-weights"], "--master-weights are of an optimizer"),
@@ -147,6 +150,17 @@ def test_torch_devices_have_no_time(capsys):
 def test_mistakes(capsys, arguments, message):
     assert main(["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--mesh", "tp=2", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_buckets_of_gradients_are_reduced_beside_the_backward_pass(capsys):
+    default, small, after = (
+        json.loads(run(capsys, *STEP, "--mesh", "dp=2", *cap, "--format", "json"))
+        for cap in ([], ["--bucket-cap-mb", "0.02"], ["--bucket-cap-mb", "0"])
+    )
+    for data, text in ((default, "25 MiB (the first: 1 MiB)"), (small, "0.02 MiB"), (after, "after")):
+        assert any(line.startswith("DDP reduces") and text in line for line in data["assumptions"])
+    # The model has less than 1 MiB of gradients.
+    assert default["seconds"] == pytest.approx(after["seconds"]) != small["seconds"]
 
 
 def test_options_of_the_step(capsys):

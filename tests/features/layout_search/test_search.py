@@ -73,6 +73,17 @@ def test_the_bounds_hold_for_fused_modules(small):
     assert all(result.least_seconds < plain[repr(result.candidate)] for result in fused.results)
 
 
+def test_the_bounds_hold_for_replicas_that_reduce_buckets():
+    few = {**SMALL, "dp": [2, 4], "checkpoint": ["none"]}
+    beside, after = (search(choices=few, best=10_000, bucket_cap_mb=cap) for cap in (0.02, 0))
+    assert all(0 < item.least_seconds <= item.seconds for item in (*beside.results, *after.results))
+    seconds = {repr(item.candidate): item.seconds for item in after.results}
+    changed = [item.candidate.mesh for item in beside.results if item.seconds != seconds[repr(item.candidate)]]
+    assert {"dp": 4} in changed and {"pp": 2, "dp": 2} in changed
+    assert not any("fsdp" in mesh for mesh in changed)
+    assert "DDP reduces buckets of 0.02 MiB beside the backward pass" in " ".join(str(beside).split())
+
+
 def test_the_best_are_those_of_planning_every_layout(exhaustive):
     found = search(best=3)
     assert [item.candidate for item in found.best()] == [item.candidate for item in exhaustive.best(3)]
