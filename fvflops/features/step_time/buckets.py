@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fvflops.features.planning.estimated_calls import average_gradients
 from fvflops.features.planning.rank_step import Call, Gradient, Pass
@@ -106,13 +106,11 @@ def _find_ready(recorded: Pass, gradients: Sequence[Gradient]) -> dict[str, int]
     for position, event in enumerate(events, start=1):
         if event.kind == "op" and event.phase == "backward":
             last[owners[event.stack]] = position
-    owned = _find_modules(trace.modules)
-    ready = {}
-    for gradient in gradients:
-        name = gradient.parameter
-        modules = owned.get(name) or [name.rpartition(".")[0]]
-        ready[name] = max(_last_of(module, last, len(events)) for module in modules)
-    return ready
+    modules = _find_modules(trace.modules)
+    return {
+        name: max(_last_of(module, last, len(events)) for module in modules[name])
+        for name in (gradient.parameter for gradient in gradients)
+    }
 
 
 def _last_of(module: str, last: Mapping[str, int], end: int) -> int:
@@ -121,18 +119,9 @@ def _last_of(module: str, last: Mapping[str, int], end: int) -> int:
 
 
 def _find_modules(modules: ModuleTree) -> dict[str, list[str]]:
-    """Return name of a parameter → the modules that have it, those of tied parameters and shared modules too."""
+    """Return name of a parameter → the modules that have it: several if it is tied, or its module is shared."""
+    owned = [(parameter, module.name) for module in modules.by_name.values() for parameter in module.parameters]
     by_identity: dict[int, list[str]] = {}
-    for module, identity in _list_owned(modules):
-        by_identity.setdefault(identity, []).append(module)
-    return {
-        parameter.name: by_identity[parameter.identity]
-        for module in modules.by_name.values()
-        for parameter in module.parameters
-    }
-
-
-def _list_owned(modules: ModuleTree) -> Iterator[tuple[str, int]]:
-    for module in modules.by_name.values():
-        for parameter in module.parameters:
-            yield module.name, parameter.identity
+    for parameter, module_name in owned:
+        by_identity.setdefault(parameter.identity, []).append(module_name)
+    return {parameter.name: by_identity[parameter.identity] for parameter, _ in owned}

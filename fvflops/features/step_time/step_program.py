@@ -54,7 +54,7 @@ class StepProgram:
         """Return the step with other orders of its actions, such as those of more microbatches.
 
         The first and the last microbatch of an order have the programs of the first and the last here, the others that
-        of one between: this step needs three microbatches if the orders have more.
+        of one between: this step needs three microbatches if the orders have more, and one if they have one.
         """
         ranks = []
         for known, order in zip(self.ranks, orders, strict=True):
