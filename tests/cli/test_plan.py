@@ -138,7 +138,10 @@ def test_torch_devices_have_no_time(capsys):
         (["--network", "HGX H100 3200G"], "--network is for the time of a step: add --device, such as --device H100"),
         (["--tokens", "1e9"], "--tokens is for the time of a step"),
         (["--bucket-cap-mb", "0"], "--bucket-cap-mb is for the time of a step: add --device"),
-        (["--device", "H100", "--bucket-cap-mb", "9"], "--bucket-cap-mb is for DDP, of which --mesh tp=2 has none"),
+        (
+            ["--device", "H100", "--bucket-cap-mb", "9"],
+            "--bucket-cap-mb has no effect on --mesh tp=2: omit it, or use the axis dp",
+        ),
         (["--device", "H100", "--bucket-cap-mb", "-9"], "--bucket-cap-mb is the MiB of a bucket of gradients, or 0"),
         (["--device", "H100", "--price", "2"], "--price is for a whole training: add --tokens"),
         (["--device", "H100", "--network", "HGX"], "no network 'HGX'"),
