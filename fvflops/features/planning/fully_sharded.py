@@ -148,15 +148,20 @@ def accumulate_only(model: Any) -> None:
     model.set_is_last_backward(False)
     model.set_reshard_after_backward(False)
     model.set_requires_gradient_sync(False)
+    if hasattr(model, "finalize_backward"):
+        model.set_manual_backward_finalization(True)
 
 
-def reduce_gradients(model: nn.Module) -> None:
+def reduce_gradients(model: Any) -> None:
     """Reduce the accumulated gradients, as a pipeline stage does after the last microbatch."""
+    if hasattr(model, "finalize_backward"):  # torch 2.15
+        model.set_requires_gradient_sync(True)
+        model.set_reshard_after_backward(True)
+        model.finalize_backward()
+        return
     from fvflops.torch_internals import reduce_stage_gradients
 
-    # torch 2.15 also asks whether the stage has a backward pass.
-    stage = SimpleNamespace(submod=model, scale_grads=partial(_no_scaling), has_backward=True)
-    reduce_stage_gradients(stage, 1)
+    reduce_stage_gradients(SimpleNamespace(submod=model, scale_grads=partial(_no_scaling)), 1)
 
 
 def _no_scaling(factor: int) -> None:

@@ -177,7 +177,9 @@ def _read_order(
 
 
 def _read_action(action: Any) -> list[Action]:
-    """Return torch's action as one, or as the two that DualPipe overlaps."""
+    """Return torch's action as one, as the two that DualPipe overlaps, or none for waits, which torch 2.15 has."""
+    if action.computation_type.value == "WAIT_REDUCE_GRAD":
+        return []
     if action.sub_actions is not None:
         return [item for part in action.sub_actions for item in _read_action(part)]
     microbatch = -1 if action.microbatch_index is None else action.microbatch_index
