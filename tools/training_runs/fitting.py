@@ -124,7 +124,7 @@ def fit(device: str, batch: Batch, *, chosen: Sequence[int] | None = None, evalu
 
 
 # Relative error of a prediction at which it starts to weigh less than by its square.
-_SPREAD = 0.04
+_SPREAD = 0.02
 # Of a logarithm, for differences in place of derivatives.
 _STEP = 1e-3
 
