@@ -50,8 +50,7 @@ NETWORK: Mapping[str, Parameter] = {
     "between_bandwidth": Parameter(0.75, 0.2, 0.1, 0.95),
     "between_latency": Parameter(1e-5, 1.0, 1e-6, 5e-4),
 }
-# Multiprocessors of a device, and GB/s of its NVLinks in one direction.
-UNITS = {"A100 SXM 80GB": 108, "A100 SXM 40GB": 108, "H100 SXM": 132, "H200": 132}
+# Bytes/s of a device's NVLinks in one direction.
 NVLINK = {"A100 SXM 80GB": 300e9, "A100 SXM 40GB": 300e9, "H100 SXM": 450e9, "H200": 450e9}
 
 
@@ -65,7 +64,7 @@ class Fit:
     def efficiency(self) -> Efficiency:
         """Return the efficiency of the device."""
         values: dict[str, Any] = {name: self.values[name] for name in DEVICE}
-        return Efficiency(tile=(128, 128), units=UNITS[self.device], **values)
+        return Efficiency(tile=(128, 128), **values)
 
     def network(self, gpus_per_node: int, node_gbps: float) -> Network:
         """Return the network of nodes, from the Gbit/s between nodes for each GPU."""
