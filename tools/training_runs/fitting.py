@@ -41,7 +41,7 @@ DEVICE: Mapping[str, Parameter] = {
     "launch": Parameter(5e-5, 0.7, 2e-6, 3e-4),
     "launch_backward": Parameter(3e-5, 0.7, 2e-6, 3e-4),
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
-    "step": Parameter(5e-3, 1.0, 1e-5, 5e-2),
+    "step": Parameter(5e-3, 0.5, 1e-5, 5e-2),
 }
 # Of one network: bandwidths as fractions of the nominal ones.
 NETWORK: Mapping[str, Parameter] = {
