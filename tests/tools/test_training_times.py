@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -102,6 +103,20 @@ def test_a_model_is_predicted_by_a_fit_that_has_not_seen_it(monkeypatch):
     # Each run has the time of the fit of its fold, between whose steps are thousands of seconds.
     seen = [fits[int(seconds // 1000) - 1] for seconds in predicted]
     assert len(fits) == 2 and all(name not in models for name, models in zip(names, seen, strict=True))
+
+
+def test_a_skipped_step_copies_and_unscales_gradients():
+    item = prepared.prepare(small(NODE, mesh={"pp": 2, "dp": 2, "tp": 2}), {})
+    (program,) = {index for action, index in item.step.ranks[0] if action.kind == "optimizer"}
+    (run,) = item.step.programs[program].items
+    known = item.step.programs[program].launches
+    nbytes = Counter()
+    for index in run.items:
+        nbytes[known[index].op] += known[index].kernel.nbytes
+    copied, unscaled = nbytes["aten::_to_copy"], nbytes["aten::_foreach_mul_"]
+    # 2 bytes are read and 4 written of each gradient, then 4 read and 4 written; and a scale is read.
+    assert 0 < copied * 8 == (unscaled - 4) * 6
+    assert sum(nbytes.values()) < 1.001 * (copied + unscaled) and item.host_waits
 
 
 def test_a_softmax_without_a_kernel_takes_longer():

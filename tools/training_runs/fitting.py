@@ -41,7 +41,7 @@ DEVICE: Mapping[str, Parameter] = {
     "launch": Parameter(5e-5, 0.7, 2e-6, 3e-4),
     "launch_backward": Parameter(3e-5, 0.7, 2e-6, 3e-4),
     "launch_collective": Parameter(5e-5, 1.0, 2e-6, 1e-3),
-    "step": Parameter(5e-3, 1.0, 1e-5, 5e-2),
+    "step": Parameter(5e-3, 0.5, 1e-5, 5e-2),
 }
 # Of one network: bandwidths as fractions of the nominal ones.
 NETWORK: Mapping[str, Parameter] = {
@@ -50,8 +50,7 @@ NETWORK: Mapping[str, Parameter] = {
     "between_bandwidth": Parameter(0.75, 0.2, 0.1, 0.95),
     "between_latency": Parameter(1e-5, 1.0, 1e-6, 5e-4),
 }
-# Multiprocessors of a device, and GB/s of its NVLinks in one direction.
-UNITS = {"A100 SXM 80GB": 108, "A100 SXM 40GB": 108, "H100 SXM": 132, "H200": 132}
+# Bytes/s of a device's NVLinks in one direction.
 NVLINK = {"A100 SXM 80GB": 300e9, "A100 SXM 40GB": 300e9, "H100 SXM": 450e9, "H200": 450e9}
 
 
@@ -65,7 +64,7 @@ class Fit:
     def efficiency(self) -> Efficiency:
         """Return the efficiency of the device."""
         values: dict[str, Any] = {name: self.values[name] for name in DEVICE}
-        return Efficiency(tile=(128, 128), units=UNITS[self.device], **values)
+        return Efficiency(tile=(128, 128), **values)
 
     def network(self, gpus_per_node: int, node_gbps: float) -> Network:
         """Return the network of nodes, from the Gbit/s between nodes for each GPU."""
@@ -124,7 +123,7 @@ def fit(device: str, batch: Batch, *, chosen: Sequence[int] | None = None, evalu
 
 
 # Relative error of a prediction at which it starts to weigh less than by its square.
-_SPREAD = 0.04
+_SPREAD = 0.02
 # Of a logarithm, for differences in place of derivatives.
 _STEP = 1e-3
 

@@ -25,8 +25,8 @@ def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
     One that the file does not have gets that of the A100, and says so in `source`. A mistake in the file raises
     TableError with the file and the line.
 
-    >>> find_efficiency("A100 SXM 80GB").units
-    108
+    >>> find_efficiency("A100 SXM 80GB").tile
+    (128, 128)
     """
     found = load_efficiencies(file)
     if device in found:
@@ -74,9 +74,8 @@ def _read_efficiency(node: Node, name: str) -> Efficiency:
     tile = tuple(int(_number(item, f"tile of {name}")) for item in items) or (1, 1)
     if len(tile) != 2:
         raise fields["tile"].error(f"tile of {name} must be rows and columns, such as [128, 128]")
-    units = int(values.pop("units", 1))
     try:
-        return Efficiency(tile=(tile[0], tile[1]), units=units, source=_source(node, fields, name), **values)
+        return Efficiency(tile=(tile[0], tile[1]), source=_source(node, fields, name), **values)
     except ValueError as error:
         raise node.error(f"{name}: {error}") from None
 

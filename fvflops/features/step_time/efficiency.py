@@ -15,10 +15,9 @@ class Efficiency:
     """How close a device comes to its peaks, and what each kernel costs besides.
 
     `matmul` is the fraction of the matrix peak that a product with an infinite inner dimension reaches, `inner` the
-    inner dimension at which it reaches half of that. Products are computed in tiles of `tile` rows and columns, one on
-    each of `units` multiprocessors at a time: a partial wave takes as long as a full one. `attention` and
-    `attention_backward` are fractions of the matrix peak for fused attention, `bandwidth` of the memory bandwidth.
-    `kernel` is the shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and
+    inner dimension at which it reaches half of that. Products are computed in whole tiles of `tile` rows and columns.
+    `attention` and `attention_backward` are fractions of the matrix peak for fused attention, `bandwidth` of the memory
+    bandwidth. `kernel` is the shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and
     `launch_collective` are the time that the host needs to launch an op in the forward and the backward pass, and a
     collective; a device whose kernels are shorter waits for the host. `step` is the time between steps, such as that
     of the data loader and of logging. `source` says where the figures are from.
@@ -27,7 +26,6 @@ class Efficiency:
     matmul: float = 1.0
     inner: float = 0.0
     tile: tuple[int, int] = (1, 1)
-    units: int = 1
     attention: float = 1.0
     attention_backward: float = 1.0
     bandwidth: float = 1.0
@@ -89,13 +87,12 @@ class KernelTimer:
         return seconds * self._padding(kernel) * (1 + efficiency.inner / (kernel.inner or math.inf)) / efficiency.matmul
 
     def _padding(self, kernel: Kernel) -> float:
-        """Return the tiles of a product, with those that idle multiprocessors would compute, over its exact size."""
+        """Return the size of a product's tiles over its exact size."""
         if not kernel.rows:
             return 1.0
         height, width = self.efficiency.tile
-        tiles = kernel.batch * math.ceil(kernel.rows / height) * math.ceil(kernel.columns / width)
-        waves = math.ceil(tiles / self.efficiency.units)
-        return waves * self.efficiency.units * height * width / (kernel.batch * kernel.rows * kernel.columns)
+        tiles = math.ceil(kernel.rows / height) * math.ceil(kernel.columns / width)
+        return tiles * height * width / (kernel.rows * kernel.columns)
 
     def _peak(self, dtype: str) -> float:
         if dtype not in self._peaks:

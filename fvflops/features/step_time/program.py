@@ -13,8 +13,9 @@ from fvflops.features.step_time.kernels import UNKNOWN, FusedKernels, Kernel, ke
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost
 
-# What optimizers create their state with, in their first step only.
+# What optimizers create their state with, in their first step only, and what fills copies of parameters.
 _FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
+_FIRST_COPIES = frozenset({"aten::_foreach_copy_", "aten::copy_"})
 # FSDP2 runs what follows it, up to the optimizer's step, on the stream on which it runs.
 _REDUCTION = "c10d::_reduce_scatter_base_"
 # They fill the buffer of an all-gather, on the stream on which it runs.
@@ -129,6 +130,7 @@ class _Compiler:
         self._beside: list[int] = []  # collectives that the end of the pass waits for
         self._last_gather: dict[str, int] = {}
         self._group: _Group | None = None
+        self._created: set[int] = set()  # storages of the optimizer's state
         self._position = 0  # of the event among those of the pass
         self._last_read: dict[int, int] = {}
 
@@ -161,7 +163,7 @@ class _Compiler:
         kernel = kernel_of(signature, moved)
         if kernel is None or signature.packet in _ON_STREAM_OF_GATHER:
             return
-        if event.phase == "optimizer" and signature.packet in _FIRST_STEP:
+        if event.phase == "optimizer" and self._is_of_first_step(event, signature.packet):
             return
         launch = Launch(kernel, event.phase, self._owners[event.stack], signature.packet)
         self._count_unknown(launch)
@@ -183,6 +185,17 @@ class _Compiler:
         if self._group is None:
             self._group = _Group(module, event.phase, kernel.dtype, self._trace)
         self._group.add(event, self._position)
+
+    def _is_of_first_step(self, event: Event, packet: str) -> bool:
+        """Return whether an op of an optimizer creates its state, or fills what it has just created."""
+        if packet in _FIRST_STEP:
+            self._created.update(event.writes)
+            return True
+        # What is copied to comes first.
+        fills = packet in _FIRST_COPIES and not self._created.isdisjoint(event.reads[:1])
+        if fills:
+            self._created.difference_update(event.reads)
+        return fills
 
     def _count_unknown(self, launch: Launch) -> None:
         if launch.kernel == UNKNOWN:

@@ -17,7 +17,6 @@ efficiencies:
   Chip:
     matmul: 0.8
     tile: [128, 64]
-    units: 10
     launch: 2e-6
     source: measured here
 """
@@ -39,7 +38,7 @@ def write(tmp_path, text):
 
 def test_a_file_of_ones_own(tmp_path):
     efficiency = find_efficiency("Chip", file=write(tmp_path, EFFICIENCIES))
-    assert efficiency == Efficiency(matmul=0.8, tile=(128, 64), units=10, launch=2e-6, source="measured here")
+    assert efficiency == Efficiency(matmul=0.8, tile=(128, 64), launch=2e-6, source="measured here")
     network = find_network("Ring", file=write(tmp_path, NETWORKS))
     assert (network.gpus_per_node, network.between.bandwidth, network.source) == (4, 10e9, "measured here")
 
@@ -116,7 +115,7 @@ def test_an_efficiency_lengthens_a_kernel():
     assert seconds(product, inner=8192) == pytest.approx(2 * seconds(product))
     assert seconds(move, bandwidth=0.5) == pytest.approx(2 * seconds(move))
     assert seconds(move, kernel=1.0) == pytest.approx(1 + seconds(move))
-    # 64 x 64 tiles of 128 are 4,096: 38 waves of 108.
-    assert seconds(product, tile=(128, 128), units=108) == pytest.approx(seconds(product) * 38 * 108 / 4096)
+    # 81 whole tiles of 100 rows, and the 92 rows that are left.
+    assert seconds(product, tile=(100, 128)) == pytest.approx(seconds(product) * 8200 / 8192)
     with pytest.raises(ValueError, match="matmul is a fraction"):
         Efficiency(matmul=0.0)

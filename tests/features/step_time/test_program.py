@@ -2,12 +2,13 @@
 
 import itertools
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from fvflops import plan_rank, record_call
+from fvflops import MasterWeights, plan_rank, record_call
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.step_time.kernels import kernel_of
 from fvflops.features.step_time.program import Collective, Run, StreamRun, Wait, read_program
@@ -154,6 +155,19 @@ def test_a_module_that_is_sharded_fully_keeps_its_class():
     assert "fvflops.zoo.llama.Block" in planned.recorded.modules.by_name["layers.0"].classes
     fused = launches(program_of(planned, fused={"fvflops.zoo.llama.Block"}))
     assert len(fused) < len(launches(program_of(planned))) and any(launch.op == "fused" for launch in fused)
+
+
+def test_what_an_optimizer_creates_in_its_first_step_takes_no_time():
+    gpt = build("megatron_gpt_tiny", device="meta").half()
+    optimizer = partial(MasterWeights, make=partial(torch.optim.AdamW, fused=True))
+    planned = plan_rank(gpt, (TOKENS, TOKENS), mesh={"dp": 2}, optimizer=optimizer)
+    recorded = planned.step.pass_of(Action("optimizer", -1))
+    updates = launches(read_program(recorded.trace, recorded.begin, recorded.end))
+    nbytes = Counter()
+    for launch in updates:
+        nbytes[launch.op] += launch.kernel.nbytes
+    # Gradients are copied to float32, and the new weights to float16, but not the weights to their copies.
+    assert nbytes["aten::_to_copy"] == nbytes["aten::_foreach_copy_"] == (2 + 4) * planned.parameters
 
 
 def test_a_trace_without_order_is_an_error():
