@@ -34,7 +34,8 @@ def generation_cost(
     """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
 
     `model` is a causal language model of transformers, or one with the same interface: it accepts `input_ids`,
-    `past_key_values`, the KV cache or None, and `use_cache`, and its result has the cache as `past_key_values`.
+    `past_key_values`, the KV cache or None, and `use_cache`, and its result has the cache as `past_key_values`, or both
+    name it `cache`, as transformers 5.24 does.
     It may be on the meta device. As in transformers' `generate` the prefill computes the logits of the last position
     only, where the model supports that, and the last token is not fed back: `new` tokens take a prefill and `new` - 1
     decoding steps at the cache lengths `prompt`, `prompt` + 1 ... Sampling and other work of `generate` outside the
@@ -101,7 +102,8 @@ class _Decoder:
         parameters = inspect.signature(model.forward).parameters
         is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
-        needed = ("input_ids", "past_key_values") if takes_any else ("input_ids", "past_key_values", "use_cache")
+        self._cache = "cache" if "cache" in parameters else "past_key_values"
+        needed = ("input_ids", self._cache) if takes_any else ("input_ids", self._cache, "use_cache")
         missing = [name for name in needed if name not in parameters]
         if is_encoder_decoder or missing:
             raise ScalingError(
@@ -139,7 +141,7 @@ class _Decoder:
             result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._last_logits)
             recording.step()
             for length in range(prompt, prompt + tokens):
-                options = {"past_key_values": _cache_of(result), **self._positions(length, 1)}
+                options = {self._cache: self._cache_of(result), **self._positions(length, 1)}
                 result = self._model(input_ids=ids[:, :1], use_cache=True, **options)
                 recording.step()
         self._runs += 1
@@ -147,15 +149,14 @@ class _Decoder:
             self._progress(self._runs)
         return [read_sample(trace, self._table, self._metric) for trace in recording.steps]
 
+    def _cache_of(self, result: Any) -> Any:
+        cache = getattr(result, self._cache, None)
+        if cache is None:
+            raise ScalingError(f"the model's result, {type(result).__name__}, has no KV cache ({self._cache})")
+        return cache
+
     def _positions(self, first: int, length: int) -> dict[str, torch.Tensor]:
         """Return the position ids of each sequence, as generate passes them."""
         if not self._has_position_ids:
             return {}
         return {"position_ids": torch.arange(first, first + length).repeat(self._batch, 1).to(self._device)}
-
-
-def _cache_of(result: Any) -> Any:
-    cache = getattr(result, "past_key_values", None)
-    if cache is None:
-        raise ScalingError(f"the model's result, {type(result).__name__}, has no KV cache (past_key_values)")
-    return cache

@@ -161,7 +161,7 @@ def differentiate(execution: str, name: str) -> dict[str, list[tuple[int, ...]]]
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_have_the_layouts_of_real_execution(name: str):
-    # torch 2.14 lays out the gradient of group norm as its input, but its meta kernel, which shape execution runs, does it
+    # torch 2.14 lays out the gradient of group norm as its input, but its meta kernel, which shape execution runs,
     # as the gradient of its result.
     are_equal = not (name == "group norm" and torch.__version__.startswith("2.14."))
     assert (differentiate("shapes", name) == differentiate("real", name)) == are_equal
