@@ -32,6 +32,9 @@ class LoggingStage(StandInStage):
     def perform_reduce_grad(self, factor):
         self.log.append(Action("reduce", self.stage_index))
 
+    def release_fwd_send_outputs(self, *args):  # torch 2.15
+        pass
+
     def no_transfers(self, microbatch):
         return []
 
@@ -70,7 +73,7 @@ def test_a_schedule_of_several_stages_per_rank_is_lowered_to_this_order(name, ra
             f"{part.stage_index} {part.computation_type.name} {part.microbatch_index}"
             for action in schedule.pipeline_order_with_comms[rank]
             for part in action.sub_actions or (action,)
-            if not part.computation_type.name.startswith(("SEND", "RECV"))
+            if not part.computation_type.name.startswith(("SEND", "RECV", "WAIT"))
         ]
         assert [_as_torch(action) for action in actions] == theirs
     assert schedule.stage_index_to_group_rank == {stage: rank_of_stage(name, stage, ranks) for stage in range(count)}
