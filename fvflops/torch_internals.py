@@ -291,6 +291,7 @@ INTERNALS: Mapping[str, Internal] = {
         "_PipelineStageBase.perform_reduce_grad",
         "plan of FSDP2 with pipeline stages",
     ),
+    "redistribution_logger": Internal("torch.distributed.tensor._redistribute", "logger", _PLAN, optional=True),
     "stage_backward_input": Internal("torch.distributed.pipelining._backward", "stage_backward_input", _PIPELINE),
     "stage_backward_weight": Internal("torch.distributed.pipelining._backward", "stage_backward_weight", _PIPELINE),
     "all_to_all_with_gradient": Internal(

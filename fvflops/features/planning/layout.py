@@ -7,7 +7,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,15 +188,15 @@ def _adapt_order(layout: Layout, order: Sequence[Action]) -> Iterator[Action]:
 @contextmanager
 def torch_warnings_ignored() -> Iterator[None]:
     """Ignore the warnings of torch's own modules: a plan has no values, and cannot do what they advise."""
-    logger = logging.getLogger("torch.distributed.tensor._redistribute")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch\b")
-            yield
-    finally:
-        logger.setLevel(level)
+    from fvflops.torch_internals import redistribution_logger
+
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", module=r"torch\b")
+        if redistribution_logger is not None:
+            stack.callback(redistribution_logger.setLevel, redistribution_logger.level)
+            redistribution_logger.setLevel(logging.ERROR)
+        yield
 
 
 @contextmanager

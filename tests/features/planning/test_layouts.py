@@ -1,5 +1,6 @@
 """Training steps of each layout: a rank's plan equals what torch's own classes do in processes that talk by gloo."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, plan_rank, plan_step
 from fvflops.features.communication.compute import read_communication
-from fvflops.features.planning.layout import PlanError
+from fvflops.features.planning.layout import PlanError, torch_warnings_ignored
 from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.planning.schedules import ScheduleError
@@ -271,3 +272,11 @@ def test_no_warning_of_torch_is_shown(recwarn):
     hook = sys.excepthook
     plan({"dp": 2, "fsdp": 2, "cp": 2}, microbatches=2)
     assert not recwarn.list and sys.excepthook is hook
+
+
+def test_torchs_log_of_redistributions_is_silent_during_a_plan():
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    before = logger.level, logger.isEnabledFor(logging.WARNING)
+    with torch_warnings_ignored():
+        assert not logger.isEnabledFor(logging.WARNING)
+    assert (logger.level, logger.isEnabledFor(logging.WARNING)) == before
