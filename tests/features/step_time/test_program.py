@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import MasterWeights, plan_rank, record_call
+from fvflops import MasterWeights, find_device, find_efficiency, plan_rank, record_call
 from fvflops.features.planning.rank_step import Action
+from fvflops.features.step_time.efficiency import KernelTimer
 from fvflops.features.step_time.kernels import kernel_of
 from fvflops.features.step_time.program import Collective, Run, StreamRun, Wait, read_program
 from fvflops.trace import TraceError
@@ -173,3 +174,26 @@ def test_what_an_optimizer_creates_in_its_first_step_takes_no_time():
 def test_a_trace_without_order_is_an_error():
     with pytest.raises(TraceError, match="no ordered events"):
         read_program(record_call(torch.relu, (torch.ones(2),)).aggregate())
+
+
+def test_torchaos_float8_linears_take_the_float8_peak_and_casts_of_the_module_one_kernel():
+    float8 = pytest.importorskip("torchao.float8")
+    with torch.device("meta"):
+        tokens = torch.ones(8192, 4096, dtype=torch.bfloat16)
+        model = nn.Sequential(nn.Linear(4096, 4096, bias=False, dtype=torch.bfloat16))
+        converted = float8.convert_to_float8_training(nn.Sequential(nn.Linear(4096, 4096, bias=False).bfloat16()))
+    timer = KernelTimer(find_device("H100"), find_efficiency("H100"))
+    times = []
+    for subject in (model, converted):
+        plan = plan_rank(subject, tokens, mesh={"dp": 1}, device="cuda")
+        linear = "torchao.float8.float8_linear.Float8Linear"
+        programs = [
+            read_program(plan.trace, item.begin, item.end, fused=[linear]) for item in plan.step.passes.values()
+        ]
+        launches = [launch for program in programs for launch in program.launches]
+        products = [
+            timer.seconds(launch.kernel) for launch in launches if launch.op in ("aten::mm", "aten::_scaled_mm")
+        ]
+        times.append(max(products))
+    assert {launch.op for launch in launches if launch.module == "0"} == {"aten::_scaled_mm", "fused"}
+    assert 0.45 < times[1] / times[0] < 0.55
