@@ -95,6 +95,18 @@ def _remove_from(referrer: Any, ids: set[int]) -> None:
         for slot in slots_of(kind):
             if id(read_slot(slot, referrer)) in ids:
                 slot.__delete__(referrer)
+        attributes = _attributes_of(referrer)
+        if attributes is not None:
+            _remove_from(attributes, ids)
+
+
+def _attributes_of(item: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object, which may refer to their values without a dict (since Python 3.11)."""
+    try:
+        attributes = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if type(attributes) is dict else None
 
 
 def _name_of(item: Any) -> str:
@@ -132,4 +144,8 @@ def _step_into(referrer: Any, item: Any) -> str:
         return f" (the generator {referrer.__qualname__})"
     if isinstance(referrer, CellType):
         return " (in a closure)"
+    attributes = _attributes_of(referrer) or {}
+    name = next((name for name, value in attributes.items() if value is item), None)
+    if name is not None:
+        return f".{name}"
     return "" if isinstance(item, dict) else "[...]"

@@ -418,6 +418,34 @@ def test_a_generator_that_keeps_tensors_is_named(caplog):
     assert line.startswith("shape tensors (no values) are still referenced by") and "Net.adding (the generator" in line
 
 
+def test_a_tensor_in_an_object_of_a_generator_is_removed(caplog):
+    class Kept:
+        pass
+
+    def keep():
+        kept = Kept()
+        while True:
+            kept.last = yield kept
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.keeping = keep()
+            self.kept = next(self.keeping)
+
+        def forward(self, x):
+            y = self.fc(x)
+            self.keeping.send(y)
+            return y
+
+    net = Net()
+    del net.kept
+    record_call(net, (torch.ones(1, 4),), execution="shapes")
+    assert not [record for record in caplog.records if record.name == "fvflops"]
+    assert not vars(net.keeping.gi_frame.f_locals["kept"])
+
+
 @pytest.mark.parametrize("execution", ["auto", "real"])
 def test_a_model_is_freed_by_reference_counting(execution):
     class Net(nn.Module):
