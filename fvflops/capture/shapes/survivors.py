@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import OrderedDict, deque
 from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
@@ -68,9 +69,14 @@ def _remove(tensors: list[Any]) -> None:
 
 
 def _referrers_of(items: list[Any]) -> list[Any]:
+    referrers = gc.get_referrers(*items)
+    if sys.version_info < (3, 11):  # where a generator refers to its variables through a frame
+        frames = [referrer for referrer in referrers if type(referrer) is FrameType]
+        generators = (item for item in gc.get_referrers(*frames) if isinstance(item, GeneratorType))
+        referrers += [item for item in generators if not item.gi_running]
     return [
         referrer
-        for referrer in gc.get_referrers(*items)
+        for referrer in referrers
         if referrer is not items and type(referrer) not in _TRANSIENT and not isinstance(referrer, ShapeTensor)
     ]
 
