@@ -7,9 +7,8 @@ torch is imported with the first name, and the module of a name (triton's wrappe
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning; one that is
-newer than some torch, by `older`, which does the same there. An `optional` name is then None: some
-supported versions of torch do not have it.
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
+name is then None: some supported versions of torch do not have it.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class Internal:
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
     fallback: Callable[..., Any] | None = None
-    older: Callable[..., Any] | None = None
 
     @property
     def path(self) -> str:
@@ -90,8 +88,8 @@ class Internal:
                 return value
             parent = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
-            if self.optional or self.older is not None:
-                return self.older
+            if self.optional:
+                return None
             if self.fallback is not None:
                 warnings.warn(str(error), stacklevel=3)
                 return self.fallback
@@ -147,13 +145,6 @@ _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
-
-
-def _clear_cached_shardings() -> None:
-    """Clear DTensor's sharding cache, where torch has no function for it (2.10)."""
-    from torch.distributed.tensor import DTensor
-
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
 
 
 INTERNALS: Mapping[str, Internal] = {
@@ -277,9 +268,11 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "default_process_group": Internal("torch.distributed.distributed_c10d", "_get_default_group", _PLAN),
     "FakeStore": Internal("torch.testing._internal.distributed.fake_pg", "FakeStore", _PLAN),
-    "clear_sharding_cache": Internal(
-        "torch.distributed.tensor.debug", "_clear_sharding_prop_cache", _PLAN, older=_clear_cached_shardings
+    # Both are what torch.distributed.tensor.debug clears, which imports numpy.
+    "propagate_sharding": Internal(
+        "torch.distributed.tensor", "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding", _PLAN
     ),
+    "clear_native_shardings": Internal("torch._C", "_clear_DTensor_sharding_propagator_cache", _PLAN),
     "all_gather_with_gradient": Internal(
         "torch.distributed._functional_collectives", "all_gather_single_autograd", "plan of context parallelism"
     ),

@@ -163,7 +163,7 @@ def _plan(run: TrainingRun) -> StepProgram:
     block = _BLOCKS[type(run.config)]
     # torch.compile makes one kernel of the ops between products.
     compiled = (f"{block.__module__}.{block.__qualname__}",) if run.compiled else ()
-    # Megatron-LM and DeepSpeed reduce gradients after the last backward pass unless they are told to overlap.
+    # By default Megatron-LM and DeepSpeed reduce gradients after the last backward pass, not beside it.
     return read_step(plan.ranks, fused=(*_FUSED[type(run.config)], *compiled), bucket_cap_mb=0)
 
 

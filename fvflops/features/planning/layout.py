@@ -224,10 +224,11 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
 
 
 def _clear_sharding_cache() -> None:
-    """Clear DTensor's sharding cache: its entries name process groups, which are destroyed with the fake one."""
-    from fvflops.torch_internals import clear_sharding_cache
+    """Clear DTensor's sharding caches: their entries name process groups, which are destroyed with the fake one."""
+    from fvflops.torch_internals import clear_native_shardings, propagate_sharding
 
-    clear_sharding_cache()
+    propagate_sharding.cache_clear()
+    clear_native_shardings()
 
 
 def make_device_mesh(mesh: Mapping[str, int]) -> Any:

@@ -1,7 +1,6 @@
 """Training steps of each layout: a rank's plan equals what torch's own classes do in processes that talk by gloo."""
 
 import logging
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -23,6 +22,7 @@ from fvflops.trace import Trace
 from fvflops.zoo.llama import Llama
 from tests.support.checkout import ROOT
 from tests.support.processes.layout_worker import CASES, COMPARED, CONFIG, LENGTH, RANKS, TOKENS
+from tests.support.processes.start import run_ranks
 
 FLOAT = 4  # bytes of a float32
 HIDDEN = FLOAT * TOKENS.numel() * CONFIG.hidden_size
@@ -36,16 +36,7 @@ ALL = 4 * BLOCK + EMBEDDING + HEAD
 def recorded(tmp_path_factory):
     """Return (case, rank) → the Trace of a step, recorded by four processes."""
     folder = tmp_path_factory.mktemp("layouts")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.layout_worker"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    run_ranks("layout_worker", RANKS, folder)
     return lambda name, rank: Trace.from_json(Path(folder, f"{name} {rank}.json").read_text())
 
 
@@ -280,3 +271,21 @@ def test_torchs_log_of_redistributions_is_silent_during_a_plan():
     with torch_warnings_ignored():
         assert not logger.isEnabledFor(logging.WARNING)
     assert (logger.level, logger.isEnabledFor(logging.WARNING)) == before
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import torch
+from fvflops import plan_step
+from fvflops.zoo import build
+tokens = torch.ones(1, 16, dtype=torch.int64)
+mesh = {"pp": 2, "fsdp": 2, "tp": 2}
+print(len(plan_step(build("llama_tiny", device="meta"), tokens, mesh=mesh, microbatches=2).ranks))
+"""
+
+
+def test_ranks_are_planned_without_numpy():
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n", done.stderr
