@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -22,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.capture.run import ExecutionError
-from tests.support.checkout import ROOT
 from tests.support.processes.data_parallel_worker import RANKS
+from tests.support.processes.start import run_ranks
 
 X = torch.ones(5, 6)
 MACS = 5 * (6 * 8 + 8 * 4)  # of `net` in its forward
@@ -147,21 +144,7 @@ def test_a_group_of_one_communicates_with_nobody():
 
 
 def test_one_rank_that_counts_leaves_the_others_in_step(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.data_parallel_worker"]
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        errors = [worker.communicate(timeout=120)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    run_ranks("data_parallel_worker", RANKS, tmp_path, timeout=120)
 
 
 @pytest.mark.filterwarnings("ignore")

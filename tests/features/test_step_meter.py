@@ -6,10 +6,7 @@ import io
 import json
 import logging
 import math
-import os
 import re
-import subprocess
-import sys
 import weakref
 from xml.etree import ElementTree
 
@@ -27,8 +24,8 @@ from fvflops.features.step_meter.sizes import SizeFamilies
 from fvflops.features.utilisation.device_benchmark import write_device
 from fvflops.trace import TraceError
 from fvflops.units import format_percent, format_short
-from tests.support.checkout import ROOT
 from tests.support.processes.meter_worker import RANKS, STEPS, WIDTH, rows_of
+from tests.support.processes.start import run_ranks
 
 T = 10**12
 CHIP = Device("chip", matrix={"fp32": 1000 * T, "bf16": 2000 * T})
@@ -665,16 +662,7 @@ def test_peaks_from_a_file(tmp_path):
 def ranks(tmp_path_factory):
     """Return what each of two processes found."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.meter_worker"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    run_ranks("meter_worker", RANKS, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

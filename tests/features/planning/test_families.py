@@ -1,9 +1,6 @@
 """Training steps of each family of models in each layout: a rank's plan equals what it does in four processes."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from fvflops.features.communication.compute import read_communication
 from fvflops.features.planning.parallelism.expert_parallel import dense_axes
 from fvflops.features.planning.sharding import ShardingError
 from fvflops.trace import Trace
-from tests.support.checkout import ROOT
 from tests.support.models.small_transformers import NAMES, build_small
 from tests.support.processes.family_worker import (
     CASES,
@@ -26,6 +22,7 @@ from tests.support.processes.family_worker import (
     make_family,
 )
 from tests.support.processes.layout_worker import COMPARED
+from tests.support.processes.start import run_ranks
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
@@ -35,17 +32,7 @@ define_torchvision_schemas()
 def folder(tmp_path_factory):
     """Return the folder to which four processes have written their Traces."""
     folder = tmp_path_factory.mktemp("families")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.family_worker"]
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    run_ranks("family_worker", RANKS, folder)
     return folder
 
 

@@ -1,9 +1,6 @@
 """Megatron GPT and MPT divided among ranks: against one process, two processes, and hand counts."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,8 +11,8 @@ from fvflops.features.communication.model import Volume
 from fvflops.features.planning import rank_model
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import build
-from tests.support.checkout import ROOT
 from tests.support.processes.gpt_worker import CASES, LABELS, RANKS, SIZES, TOKENS, describe_work
+from tests.support.processes.start import run_ranks
 
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 256
 STATE = 4 * TOKENS.numel() * HIDDEN  # bytes of a hidden state
@@ -26,16 +23,7 @@ LOSSES = 4 * TOKENS.numel()
 def runs(tmp_path_factory):
     """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("gpt")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.gpt_worker"]
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    run_ranks("gpt_worker", RANKS, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -1,9 +1,6 @@
 """Computation and communication of each rank of a distributed run, recorded and planned on one machine."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -28,7 +25,6 @@ from fvflops.trace import Signature, Symbol, TensorSpec, Trace
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import build
 from fvflops.zoo.llama import Llama, LlamaConfig
-from tests.support.checkout import ROOT
 from tests.support.processes.rank_worker import (
     CASES,
     FEATURES,
@@ -40,6 +36,7 @@ from tests.support.processes.rank_worker import (
     shard_fully,
     train,
 )
+from tests.support.processes.start import run_ranks
 from tests.support.reports.report_formats import check_report
 
 FLOAT = 4  # bytes of a float32
@@ -57,18 +54,7 @@ LOGITS = TOKENS.numel() * VOCABULARY
 def runs(tmp_path_factory):
     """Return case → the Ranks of each of its steps, recorded by two processes."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.rank_worker"]
-    # gloo's ranks compute on the CPU, also where there is a GPU.
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0] * RANKS, "\n".join(errors)[-4000:]
+    run_ranks("rank_worker", RANKS, folder)
     return {
         name: [
             Ranks({int(rank): Trace.from_json(text) for rank, text in step.items()})

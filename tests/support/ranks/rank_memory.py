@@ -1,9 +1,6 @@
 """Compare the planned memory of each rank with what processes that train together by gloo allocate."""
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,8 +8,8 @@ import torch
 
 from fvflops import plan_rank
 from fvflops.zoo.llama import Llama
-from tests.support.checkout import ROOT
 from tests.support.processes.memory_worker import CONFIG, OPTIMIZERS, TOKENS, cross_entropy
+from tests.support.processes.start import run_ranks
 
 
 def compare_ranks(processes, cases):
@@ -42,22 +39,6 @@ def _predict(mesh, optimizer, rank):
 
 
 def _measure(processes, cases):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.processes.memory_worker"]
-    # gloo's ranks compute on the CPU, also where there is a GPU.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
-        workers = [
-            subprocess.Popen(
-                [*command, str(rank), str(processes), folder, json.dumps(cases)],
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(processes)
-        ]
-        errors = [worker.communicate(timeout=300)[1] for worker in workers]
-        if any(worker.returncode for worker in workers):
-            raise RuntimeError("\n".join(errors)[-4000:])
+        run_ranks("memory_worker", processes, processes, folder, json.dumps(cases))
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(processes)]
