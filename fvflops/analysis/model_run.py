@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.exported_program import is_program, program_module
+from fvflops.analysis.files.exported_program import is_program, program_module
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call

@@ -136,10 +136,12 @@ def _add_building(group: argparse._ActionsContainer) -> None:
         "--path", action="append", default=[], metavar="DIR", help="folder to import modules from; may be repeated"
     )
     group.add_argument(
+        "--trust-file",
         "--unpickle",
+        dest="trust_file",
         action="store_true",
-        help="load a pickled module (torch.save(model)) or pickled example inputs, which runs code that the file "
-        "names: only if you trust it",
+        help="load a program of torch.export, TorchScript or a pickled module (torch.save(model)), which can run code: "
+        "only if you trust the file",
     )
 
 
@@ -165,7 +167,7 @@ def model_options(
         trust_remote_code=arguments.trust_remote_code,
         denoising_steps=arguments.denoising_steps,
         guidance=arguments.guidance,
-        unpickle=arguments.unpickle,
+        trust=arguments.trust_file,
     )
 
 
@@ -340,6 +342,13 @@ def add_exports(files: argparse._ActionsContainer, *, weights: str) -> None:
     files.add_argument("--speedscope", metavar="PATH", help="a flame graph in the order of the run, for speedscope.app")
     files.add_argument("--flamegraph", metavar="PATH", help="collapsed stacks, for flamegraph.pl and others")
     files.add_argument("--weight", metavar="W", help=f"metric that sets the widths in these files: {weights}")
+
+
+def add_trace_only(parser: argparse.ArgumentParser) -> None:
+    """Add the option that refuses every MODEL but a saved Trace, for files that others wrote."""
+    find_group(parser, "inputs").add_argument(
+        "--trace-only", action="store_true", help="refuse a MODEL that is not a saved Trace: nothing else is loaded"
+    )
 
 
 def add_imports(parser: argparse._ActionsContainer, *, help: str) -> None:

@@ -62,6 +62,8 @@ def open_model(
     if is_saved_trace(name):
         trace = open_trace(name, arguments, options)
         return lambda table: _analysis_of(trace, table)
+    if getattr(arguments, "trace_only", False):
+        raise ValueError(f"--trace-only: {name} is not a saved Trace (.json, .json.gz): save one by --save-trace")
     revision = find_revision(name)
     if revision is not None:
         check_applies(options, "", name)

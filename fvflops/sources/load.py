@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fvflops.analysis.files.file_kinds import recognise
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.sources.adapters import add_adapter, check_adapter
 from fvflops.sources.call_arguments import parse_arguments
 from fvflops.sources.factory import build_from_factory, call_factory
-from fvflops.sources.files import is_file, load_file, recognise
+from fvflops.sources.files import is_file, load_file
 from fvflops.sources.input_sizes import check_positions, chosen_sizes, resize_inputs
 from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.sources.json_settings import read_settings

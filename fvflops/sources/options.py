@@ -18,8 +18,9 @@ class SourceOptions:
     arguments of the factory or constructor, and `paths` folders that are added to `sys.path`. `task` chooses the class
     of a Hugging Face repository, `trust_remote_code` allows the modelling code in it to run, and `adapter` is the
     folder of a PEFT adapter, which is added to the model. `denoising_steps` is the number of steps of a diffusers
-    pipeline, `guidance` whether each runs on a doubled batch, for classifier-free guidance. `unpickle` allows to load a
-    pickled module, which runs code that the file names.
+    pipeline, `guidance` whether each runs on a doubled batch, for classifier-free guidance. `trust` says that a file is
+    trusted that can run code when it is loaded: a program of torch.export, TorchScript or a pickled module. `unpickle`
+    is its name of version 1.0.
     """
 
     inputs: tuple[str, ...] = ()
@@ -37,6 +38,12 @@ class SourceOptions:
     denoising_steps: int | None = None
     guidance: bool = False
     unpickle: bool = False
+    trust: bool = False
+
+    @property
+    def trusts_file(self) -> bool:
+        """Whether a file is loaded that can run code."""
+        return self.trust or self.unpickle
 
     def __repr__(self) -> str:
         return record_repr(self)
@@ -44,7 +51,7 @@ class SourceOptions:
 
 DEFAULT_OPTIONS = SourceOptions()
 # Field → its option on the command line, where it has another name.
-_OPTIONS = {"inputs": "--input", "args": "--arg", "paths": "--path"}
+_OPTIONS = {"inputs": "--input", "args": "--arg", "paths": "--path", "trust": "--trust-file"}
 
 
 def option_of(field: str) -> str:

@@ -271,8 +271,8 @@ def _diff(commands: Commands) -> None:
     commands.run("diff", "saved.json", "zoo:lenet5", "--input", "1,1,28,28")
     _write_program("program.pt2")
     commands.keep()
-    commands.run("diff", "program.pt2", "nets.py:with_inputs")
-    commands.run("diff", "nets.py:with_inputs", "program.pt2", "--format", "json")
+    commands.run("diff", "program.pt2", "nets.py:with_inputs", "--trust-file")
+    commands.run("diff", "nets.py:with_inputs", "program.pt2", "--trust-file", "--format", "json")
 
 
 def _write_trace(path: str) -> None:

@@ -41,7 +41,7 @@ EXAMPLES = (
 )
 # Options of the model's run.
 _RUN_OPTIONS = (
-    *("input", "config", "unpickle", "train", "backward", "optimizer"),
+    *("input", "config", "trust_file", "train", "backward", "optimizer"),
     *("micro_batches", "assume", "device", "save_trace"),
 )
 

@@ -12,6 +12,7 @@ from fvflops.cli.arguments import (
     add_model,
     add_report,
     add_run,
+    add_trace_only,
     find_group,
 )
 from fvflops.cli.open_analysis import open_analysis
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_convention(parser, None, note="that of the budget, else default")
     add_model(parser)
     add_run(parser)
+    add_trace_only(parser)
     add_backward(parser)
     budget = find_group(parser, "budget")
     budget.add_argument("--budget", required=True, metavar="FILE", help="YAML file with the budgets of models")

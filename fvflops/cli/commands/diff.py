@@ -14,6 +14,7 @@ from fvflops.cli.arguments import (
     add_inputs,
     add_report,
     add_run,
+    add_trace_only,
     find_group,
     model_options,
 )
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_assume(parser)
     add_run(parser)
+    add_trace_only(parser)
     add_backward(parser)
     find_group(parser, "report").add_argument(
         "--measure",

@@ -41,7 +41,7 @@ CHOSEN: Mapping[str, Any] = {
 # Options of one layout that apply to every layout of a search.
 KEPT = (
     *("input", "seq", "image_size", "dtype", "denoising_steps", "guidance", "assume"),
-    *("config", "task", "adapter", "trust_remote_code", "arg", "path", "unpickle"),
+    *("config", "task", "adapter", "trust_remote_code", "arg", "path", "trust_file"),
     *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss"),
     *("device", "network", "efficiency", "fused", "bucket_cap_mb"),
 )

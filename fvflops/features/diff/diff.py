@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from fvflops import paths
-from fvflops.analysis.exported_program import is_program, load_program
+from fvflops.analysis.files.exported_program import is_program, load_program
+from fvflops.analysis.files.file_kinds import recognise
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
@@ -92,6 +93,7 @@ def diff(
     kwargs: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
     names: tuple[str, str] | None = None,
+    trust: bool = False,
     **options: Any,
 ) -> PrintedDifference:
     """Return the differences of `b` from `a` in FLOPs, MACs, activations and parameters, by module and operator.
@@ -99,7 +101,8 @@ def diff(
     Each of `a` and `b` is a Trace, an analysis (whose Trace is used), a module or GraphModule that runs on
     `inputs` and `kwargs`, a pair (module, inputs), a `torch.export` program, or the path of a saved Trace or a .pt2
     file. `names` are their names in the report. `options` are those of FlopCountAnalysis. Renamed modules are matched
-    by the rules of `fvflops.features.diff.module_matching`. A file that cannot be read raises TraceError or ValueError.
+    by the rules of `fvflops.features.diff.module_matching`. A program can run code when it is loaded: `trust` says that
+    the files are trusted. A file that cannot be read raises TraceError or ValueError.
 
     >>> import torch
     >>> def net(width):
@@ -113,7 +116,7 @@ def diff(
     False
     """
     formulas = resolve_table(table)
-    settings = {"inputs": inputs, "kwargs": kwargs, "table": formulas, **options}
+    settings = {"inputs": inputs, "kwargs": kwargs, "table": formulas, "trust": trust, **options}
     traces = [_read_trace(source, **settings) for source in (a, b)]
     return diff_traces(traces[0], traces[1], table=formulas, names=names or (_name(a, "before"), _name(b, "after")))
 
@@ -136,16 +139,18 @@ def _open_on(measure: str, breakdown: Breakdown, name: str) -> Breakdown:
 
 
 def _read_trace(
-    source: Any, *, inputs: Any, kwargs: Mapping[str, Any] | None, table: FormulaTable, **options: Any
+    source: Any, *, inputs: Any, kwargs: Mapping[str, Any] | None, table: FormulaTable, trust: bool, **options: Any
 ) -> Trace:
     if isinstance(source, Trace):
         return source
     if isinstance(source, ModelAnalysis):
         return source.trace()
     if isinstance(source, (str, os.PathLike)):
-        if not os.fspath(source).endswith(".pt2"):
+        name = os.fspath(source)
+        if name.endswith(".pt2") or (os.path.isfile(name) and recognise(name) == "program"):
+            source = load_program(source, trust=trust)
+        else:
             return load_trace(source)
-        source = load_program(source)
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], nn.Module):
         source, inputs = source
         kwargs = None

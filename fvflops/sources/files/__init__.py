@@ -1,12 +1,12 @@
-"""Models from files: recognised by their content, whatever their names end in."""
+"""Models from files, recognised by their content."""
 
 from __future__ import annotations
 
 import importlib
 import os
-import zipfile
 from typing import Protocol
 
+from fvflops.analysis.files.file_kinds import recognise
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
@@ -22,6 +22,7 @@ _REFUSED = {
     "trace": "is a saved Trace, and this command runs the model: name the model",
     "safetensors": "has weights (safetensors) and no architecture: name the model, such as transformers:CLASS",
     "gguf": "has weights (GGUF) and no architecture: name the model, such as transformers:CLASS",
+    "damaged": "is not a program of torch.export: it is not a complete zip archive",
 }
 # Endings that belong to files: a name with one that does not exist is a missing file.
 _ENDINGS = (
@@ -38,16 +39,16 @@ _ENDINGS = (
     ".json",
     ".json.gz",
 )
-_GZIP = b"\x1f\x8b"
-_PICKLE = b"\x80"
-_HEAD = 64  # bytes that are enough to recognise a file that is no zip archive
 
 
 class Loader(Protocol):
     """What the module of a kind of file contains."""
 
     def build(self, path: str, options: SourceOptions) -> BuiltModel:
-        """Return the model in a file; one that cannot be loaded raises ValueError that names it."""
+        """Return the model in a file; one that cannot be loaded raises ValueError that names it.
+
+        A file that can run code is loaded by way of `require_trust`.
+        """
 
 
 def is_file(name: str) -> bool:
@@ -60,48 +61,14 @@ def is_file(name: str) -> bool:
 
 
 def load_file(path: str, options: SourceOptions) -> BuiltModel:
-    """Return the model in a file; one of another kind, or a missing one, raises ValueError."""
+    """Return the model in a file; one of another kind, a missing one, and code that is not trusted raise ValueError."""
     kind = recognise(path)
     if kind in _REFUSED:
         raise ValueError(f"{path} {_REFUSED[kind]}")
     if kind not in LOADERS:
         raise ValueError(
             f"{path} is a file of no kind that contains a model: pass a program of torch.export (.pt2), TorchScript, "
-            "ONNX, a pickled module (with --unpickle) or file.py:factory"
+            "ONNX, a pickled module or file.py:factory"
         )
     loader: Loader = importlib.import_module(LOADERS[kind])
     return loader.build(path, options)
-
-
-def recognise(path: str) -> str:
-    """Return the kind of a file by its content: a key of LOADERS, "trace", "safetensors", "gguf", or "" for others."""
-    if not os.path.isfile(path):
-        raise ValueError(f"{path}: there is no such file")
-    if zipfile.is_zipfile(path):
-        return _recognise_archive(path)
-    with open(path, "rb") as file:
-        head = file.read(_HEAD)
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= os.path.getsize(path):
-        return "safetensors"
-    if head.startswith(b"GGUF"):
-        return "gguf"
-    if head.startswith(_PICKLE):
-        return "pickle"
-    if head.startswith(_GZIP) or head.lstrip()[:1] == b"{":
-        return "trace"
-    # A protobuf whose first field, ir_version, is a small number, followed by the producer's name or the opset.
-    if head[:1] == b"\x08" and len(head) > 2 and head[2:3] in (b"\x12", b"\x1a", b"\x3a", b"\x42"):
-        return "onnx"
-    # Protobuf has no signature, and any other file of these names is damaged.
-    return {".onnx": "onnx", ".pt2": "program", ".json": "trace"}.get(os.path.splitext(path)[1], "")
-
-
-def _recognise_archive(path: str) -> str:
-    with zipfile.ZipFile(path) as archive:
-        # torch writes all files into one folder; early versions of torch.export did not.
-        names = {name.partition("/")[2] or name for name in archive.namelist()} | set(archive.namelist())
-    if "archive_format" in names or "serialized_exported_program.json" in names:
-        return "program"
-    if "data.pkl" not in names:
-        return ""
-    return "script" if any(name.startswith("code/") for name in names) else "pickle"

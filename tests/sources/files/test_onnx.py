@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis
+from fvflops.analysis.files.file_kinds import recognise
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
-from fvflops.sources.files import recognise
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis
+from fvflops.analysis.files.file_kinds import recognise
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
-from fvflops.sources.files import recognise
 from fvflops.sources.files.pickled import read_globals
 
 MODEL = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
@@ -37,12 +37,12 @@ def test_torchscript_is_counted_by_its_modules(tmp_path, compile_model, name, ca
     compile_model(MODEL).save(str(path))
     assert recognise(str(path)) == "script"
     for device in (None, "meta"):
-        subject = load_model(str(path), SourceOptions(inputs=("2,4",), device=device))
+        subject = load_model(str(path), SourceOptions(inputs=("2,4",), device=device, trust=True))
         analysis = FlopCountAnalysis(subject.model, subject.inputs, execution="shapes")
         assert analysis.by_module() == {"": 24, "0": 24, "1": 0}
         assert [info.class_name for info in analysis.module_tree().modules()] == ["Sequential", "Linear", "ReLU"]
-    assert run(capsys, "count", path, "--input", "2,4")[0] == 0
-    code, error = run(capsys, "count", path)
+    assert run(capsys, "count", path, "--input", "2,4", "--trust-file")[0] == 0
+    code, error = run(capsys, "count", path, "--trust-file")
     assert code == 2 and "has no default input shapes: pass --input" in error
 
 
@@ -53,10 +53,10 @@ def test_a_pickled_module_runs_code_only_on_request(tmp_path, zipped, capsys):
     code, error = run(capsys, "count", path, "--input", "2,4")
     assert code == 2
     assert "is a pickle (torch.nn.modules.container.Sequential, " in error
-    assert "to load one runs code that the file names: if you trust the file, add --unpickle" in error
-    subject = load_model(str(path), SourceOptions(inputs=("2,4",), unpickle=True))
+    assert "to load one can run code: if you trust the file, add --trust-file" in error
+    subject = load_model(str(path), SourceOptions(inputs=("2,4",), trust=True))
     assert FlopCountAnalysis(subject.model, subject.inputs).total() == 24
-    assert run(capsys, "count", path, "--input", "2,4", "--unpickle")[0] == 0
+    assert run(capsys, "count", path, "--input", "2,4", "--trust-file")[0] == 0
 
 
 class Harmful:
@@ -77,9 +77,9 @@ def test_a_refused_pickle_does_not_run(tmp_path, capsys):
 def test_a_checkpoint_with_one_module_is_that_module(tmp_path, capsys):
     path = tmp_path / "checkpoint.ckpt"
     torch.save({"model": MODEL, "epoch": 3}, path)
-    assert run(capsys, "count", path, "--input", "2,4", "--unpickle")[0] == 0
+    assert run(capsys, "count", path, "--input", "2,4", "--trust-file")[0] == 0
     torch.save({"model": MODEL, "ema": MODEL}, path)
-    code, error = run(capsys, "count", path, "--input", "2,4", "--unpickle")
+    code, error = run(capsys, "count", path, "--input", "2,4", "--trust-file")
     assert code == 2 and "contains 2 modules (model, ema), not one torch.nn.Module: write a factory" in error
 
 
@@ -89,7 +89,7 @@ def test_a_class_that_cannot_be_imported_is_named(tmp_path, capsys, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "elsewhere", elsewhere)
         torch.save(elsewhere.Net(), tmp_path / "net.pt")
-    code, error = run(capsys, "count", tmp_path / "net.pt", "--input", "2,4", "--unpickle")
+    code, error = run(capsys, "count", tmp_path / "net.pt", "--input", "2,4", "--trust-file")
     assert code == 2 and "a class of the pickle cannot be imported: No module named 'elsewhere'" in error
 
 
@@ -99,7 +99,7 @@ def test_weights_have_no_architecture(tmp_path, zipped, capsys):
     torch.save(
         {**MODEL.state_dict(), "step": torch.ones(1, dtype=torch.int64)}, path, _use_new_zipfile_serialization=zipped
     )
-    for unpickle in ([], ["--unpickle"]):
+    for unpickle in ([], ["--trust-file"], ["--unpickle"]):
         code, error = run(capsys, "count", path, "--input", "2,4", *unpickle)
         assert code == 2 and "has weights (a state_dict) and no architecture: name the model" in error
 
@@ -130,5 +130,5 @@ def test_other_files_are_refused_in_one_line(tmp_path, capsys):
         "damaged.pt": "torch.jit.load cannot read it",
         "none.pt": "there is no such file",
     }.items():
-        code, error = run(capsys, "count", tmp_path / name, "--input", "2,4")
+        code, error = run(capsys, "count", tmp_path / name, "--input", "2,4", "--trust-file")
         assert code == 2 and message in error and error.count("\n") == 1, error

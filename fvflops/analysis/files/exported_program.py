@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.analysis.files.file_kinds import require_trust
+
 
 def is_program(source: object) -> bool:
     """Return whether `source` is a `torch.export.ExportedProgram`, without importing torch.export (which takes 1 s).
@@ -20,13 +22,17 @@ def is_program(source: object) -> bool:
     return any(kind.__name__ == "ExportedProgram" for kind in type(source).__mro__)
 
 
-def load_program(path: str | os.PathLike[str]) -> Any:
-    """Return the program that `torch.export.save` wrote; any other file raises ValueError naming it."""
+def load_program(path: str | os.PathLike[str], *, trust: bool) -> Any:
+    """Return the program that `torch.export.save` wrote, if the user trusts the file.
+
+    Any other file raises ValueError that names it.
+    """
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise ValueError(f"{name}: there is no such file")
     if not zipfile.is_zipfile(name):  # torch would log a long warning
         raise ValueError(f"{name}: not a program of torch.export: it is not a complete zip archive")
+    require_trust(name, "program", trust)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.export itself calls deprecated functions of torch

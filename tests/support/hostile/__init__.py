@@ -1,0 +1,1 @@
+"""Hostile files, and the actions that none of them may cause."""
