@@ -20,6 +20,7 @@ from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.signature import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
+from fvflops.counting.missing_values import lacks_values
 from fvflops.counting.module_counts import ModuleCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
@@ -270,7 +271,11 @@ class ModelAnalysis:
         analysis of a loaded trace raises TraceError instead.
         """
         missing = [] if self._trace is None else self._missing_stops(self._trace)
-        if self._trace is not None and not missing:
+        if (
+            self._trace is not None
+            and not missing
+            and (self._is_loaded or not lacks_values(self._trace, self._cost_model().stops_at))
+        ):
             if self._is_loaded:
                 self._check_whole_ops(self._trace)
             return self._trace

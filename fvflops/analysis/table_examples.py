@@ -17,7 +17,7 @@ from fvflops.formulas.schema import KNOWN_NAMESPACES
 from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.text import suggest
 from fvflops.torch_internals import all_op_names
-from fvflops.trace import Signature, TensorSpec
+from fvflops.trace import Signature, TensorSpec, Value
 from fvflops.trace.signature import packet_of
 
 
@@ -78,7 +78,8 @@ def _call_of_row(row: Row) -> Call:
                 f"the example {row.example!r} of {row.name} lacks the shapes of its results, since an "
                 "autograd.Function is not run: write them after ->, such as '2 3 -> 2 3 = 6'"
             )
-        inputs = tuple(describe(_build(value)) for value in example.tensors)
+        tensors = [_build(value) for value in example.tensors]
+        inputs = tuple(map(_add_values, map(describe, tensors), tensors))
         return Call.of_region(row.name, inputs, tuple(describe(_build(value)) for value in example.outputs or ()))
     except NotRunnable as problem:
         raise NotRunnable(f"{row.file}:{row.line}: {problem}") from None
@@ -115,10 +116,13 @@ def sign_example(op: str, text: str) -> Signature:
         if values is None:
             problems.append(f"its arguments do not match {overload._schema}")
             continue
-        if outputs is not None:
-            return describe_call(overload, [values.get(item.name) for item in overload._schema.arguments], {}, outputs)
         try:
-            return describe_call(overload, (), values, overload(**values))
+            results = overload(**values) if outputs is None else outputs
+            args = () if outputs is None else [values.get(item.name) for item in overload._schema.arguments]
+            signature = describe_call(overload, args, values if outputs is None else {}, results)
+            return replace(
+                signature, inputs=tuple(map(_add_values, signature.inputs, map(values.get, signature.names)))
+            )
         except RuntimeError as error:
             problems.append(f"{overload} raised {' '.join(str(error).split())[:200]}")
     raise NotRunnable(f"the example {text!r} of {op} runs on no overload: {'; '.join(problems)}")
@@ -154,11 +158,20 @@ def bind_example(schema: Any, example: Example) -> dict[str, Any] | None:
     return values | {name: _build(value) for name, value in example.named.items()}
 
 
+def _add_values(spec: Value, argument: Any) -> Value:
+    """Return the spec of an argument with its values, which only a list has."""
+    if isinstance(spec, TensorSpec) and isinstance(argument, torch.Tensor) and argument.device.type != "meta":
+        return replace(spec, values=tuple(map(int, argument.flatten())))
+    return spec
+
+
 def _build(value: Argument) -> Any:
-    """Return the Python value or meta tensor that an example describes."""
+    """Return the Python value or tensor that an example describes, on the meta device unless it has values."""
     if isinstance(value, TensorSpec):
         dtype = getattr(torch, value.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise NotRunnable(f"this torch has no dtype {value.dtype!r}")
+        if value.values is not None:
+            return torch.tensor(value.values, dtype=dtype).reshape(value.shape)
         return torch.empty(value.shape, dtype=dtype, device="meta")
     return [_build(item) for item in value] if isinstance(value, tuple) else value

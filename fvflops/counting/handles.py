@@ -13,6 +13,7 @@ from fvflops.formulas import Call, Cost, OpCost
 from fvflops.formulas.rows import default_label
 from fvflops.formulas.table import attributes_of, find_class
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
+from fvflops.trace.records import ALL_LISTS
 
 Handle = Callable[[Call], "int | Counter[str]"]
 
@@ -35,8 +36,9 @@ class HandleCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that a handle or the inner cost model counts as a whole."""
-        return self._inner.stops_at.including(self._handles)
+        """The composite ops that are counted as a whole; an op with a handle keeps the values of its lists."""
+        values = {name: ALL_LISTS for name, handle in self._handles.items() if handle is not None}
+        return self._inner.stops_at.including(self._handles, values)
 
     @property
     def counts_modules(self) -> bool:

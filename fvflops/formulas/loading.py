@@ -20,7 +20,7 @@ from fvflops.text import suggest, truncate
 from fvflops.trace.signature import packet_of
 
 # A table's key `schema`; a table without it has schema 1. A new key of tables raises it.
-SCHEMA = 1
+SCHEMA = 2
 _KEYS = (
     "schema",
     "description",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.functions.attention import (
+    SEQUENCE_VALUES,
     count_attention,
     count_attention_backward,
     count_attention_bshd,
@@ -105,6 +106,15 @@ FORMULAS: dict[str, Formula] = {
     "torchinfo_layer": count_torchinfo_layer,
     "trilinear": count_trilinear,
 }
+
+# Arguments of which a formula reads the values, where they are known.
+VALUES: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+    (
+        *("attention_bshd", "attention_bshd_backward"),
+        *("exact_attention_bshd", "exact_attention_bshd_backward"),
+    ),
+    SEQUENCE_VALUES,
+)
 
 _REGISTERED: dict[str, Formula] = {}
 

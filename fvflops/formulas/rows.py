@@ -9,15 +9,15 @@ from fvflops import paths
 from fvflops.formulas import registry
 from fvflops.formulas.cost import Cost, OpCost
 from fvflops.formulas.language.call import Call
-from fvflops.formulas.language.expression import Expression, ExpressionError
+from fvflops.formulas.language.expression import Expression, ExpressionError, UnknownValuesError
 from fvflops.formulas.language.pattern import Pattern, PatternError
 from fvflops.formulas.yaml_document import Node, make_error
 from fvflops.text import record_repr, suggest, truncate
 from fvflops.trace import Status, Value, tensors_in
 
 SHORT_FORMS = ("free", "omitted", "decompose")
-KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "example")
-MODULE_KEYS = (*KEYS, "covers")
+MODULE_KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "example", "covers")
+KEYS = (*MODULE_KEYS[:-1], "values")
 COMPLEX_MULTIPLY_ADD = "complex_multiply_add"
 _FLAGS = {"true": True, "false": False}
 _STATUSES = {"free": Status.ZERO_FLOP, "omitted": Status.IGNORED, "decompose": Status.UNSUPPORTED}
@@ -31,7 +31,8 @@ class Row:
     module class. `kind` is "counted", "free", "omitted" or "decompose" (count the ops inside). `file` and `line` are
     its location, `label` the name under which it is reported. The rest are the texts of the row: expressions `macs`,
     `flops` and `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the formula and an
-    `example`. If `covers`, the ops inside a module are not counted in addition to its row.
+    `example`. If `covers`, the ops inside a module are not counted in addition to its row. `values` are the arguments
+    whose values the cost depends on.
 
     A row with only `activations` counts no FLOPs: its cost has activations, and the status IGNORED.
     """
@@ -49,6 +50,7 @@ class Row:
     source: str = ""
     example: str = ""
     covers: bool = True
+    values: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return record_repr(self)
@@ -96,7 +98,7 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
             raise field.error(f"{name}: unknown key {truncate(key)!r}{_near_key(key, keys)}")
     if "label" in fields:
         _check_label(name, fields["label"])
-    texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key != "shapes"}
+    texts = {key: field.text(f"{key} of {name}") for key, field in fields.items() if key not in ("shapes", "values")}
     if not texts.keys() & {"macs", "flops", "activations", "use"}:
         raise node.error(f"{name} has no cost: write macs, flops, activations or use, or one of {SHORT_FORMS}")
     if "use" in texts and "macs" in texts:
@@ -115,6 +117,7 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
         texts.get("source", ""),
         texts.get("example", ""),
         read_flag(fields["covers"], f"covers of {name}") if "covers" in fields else True,
+        (*_read_values(name, fields), *registry.VALUES.get(texts.get("use", ""), ())),
     )
 
 
@@ -130,13 +133,15 @@ def cost_of_call(row: Row, call: Call, multiply_add: int = 1) -> OpCost:
     """Return the cost of a call by a row, with `multiply_add` FLOPs for one multiply-add.
 
     A complex multiply-add counts as one of `macs`, like a real one; the table's constant `complex_multiply_add` is its
-    number of real ones, of which all but one are added to the FLOPs. A row that does not match the call raises
-    TableError, which quotes both.
+    number of real ones, of which all but one are added to the FLOPs. A call is UNSUPPORTED if its cost depends on
+    values that are unknown. A row that does not match the call raises TableError, which quotes both.
     """
     if row.kind != "counted":
         return OpCost(row.label, row.status)
     try:
         cost = _cost(row, call)
+    except UnknownValuesError:
+        return OpCost(row.label, Status.UNSUPPORTED)
     except (ExpressionError, PatternError) as error:
         raise make_error(row.file, row.line, f"{call.op}: {error}; the schema is {call.schema}") from None
     except Exception as error:  # a registered formula is user code and may raise anything: name the row
@@ -192,6 +197,11 @@ def _read_shapes(name: str, node: Node) -> str | Mapping[str, str]:
     if isinstance(node.value, str):
         return node.value
     return {key: field.text(f"the shape of {key} of {name}") for key, field in node.fields(f"shapes of {name}").items()}
+
+
+def _read_values(name: str, fields: Mapping[str, Node]) -> list[str]:
+    items = fields["values"].items(f"values of {name}", "[offsets]") if "values" in fields else ()
+    return [item.name(f"values of {name}") for item in items]
 
 
 def _near(node: Node) -> str:

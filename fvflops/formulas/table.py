@@ -242,12 +242,13 @@ def _names_of(op: str) -> Iterable[str]:
 
 
 def _stops(rows: Mapping[str, Row], opaque: bool) -> StopsAt:
+    values = {name: row.values for name, row in rows.items() if row.values}
     if opaque:
-        return StopsAt(frozenset(name for name, row in rows.items() if row.kind == "decompose"), everything=True)
+        return StopsAt(frozenset(name for name, row in rows.items() if row.kind == "decompose"), True, values)
     names = {name for name, row in rows.items() if row.kind != "decompose"}
     # Looking up `aten::relu_` falls back to `aten::relu`, so a recording must decompose neither.
     in_place = {_in_place(name) for name in names} - rows.keys()
-    return StopsAt(frozenset(names | in_place))
+    return StopsAt(frozenset(names | in_place), values=values)
 
 
 def _in_place(name: str) -> str:

@@ -18,6 +18,7 @@ from fvflops.text import suggest
 from fvflops.trace.signature import packet_of
 
 _OP = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.\w+)?", re.ASCII)
+_INPUT = re.compile(r"input(_[1-9]\d*)?", re.ASCII)
 _FUNCTION = re.compile(r"prim::PythonOp\.[A-Za-z_]\w*")
 
 
@@ -82,6 +83,8 @@ def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constant
     if row.kind != "counted":
         return
     fields = node.fields(row.name)
+    if "values" in fields:
+        _check_values(row, fields["values"], overloads)
     bound: frozenset[str] = frozenset()
     if row.shapes is not None:
         bound = _check_shapes(row, fields["shapes"], overloads)
@@ -99,6 +102,17 @@ def _check_texts(row: Row, node: Node, overloads: tuple[Overload, ...], constant
             Example.parse(row.example)
         except ExampleError as error:
             raise fields["example"].error(f"{row.name}: {error}") from None
+
+
+def _check_values(row: Row, node: Node, overloads: tuple[Overload, ...]) -> None:
+    """Raise TableError for an argument that is no tensor of the op; a function's are input, input_1 ..."""
+    tensors = dict.fromkeys(name for overload in overloads for name in overload.operands)
+    for item in node.items(f"values of {row.name}"):
+        name = item.name(f"values of {row.name}")
+        if overloads and name not in tensors:
+            raise item.error(f"values of {row.name}: no tensor {name}{_near(name, tensors)}; {overloads[0].schema}")
+        if row.name.startswith(FUNCTION_PREFIX) and not _INPUT.fullmatch(name):
+            raise item.error(f"values of {row.name}: {name} is not a tensor: write input, input_1, input_2 ...")
 
 
 def _check_shapes(row: Row, node: Node, overloads: tuple[Overload, ...]) -> frozenset[str]:

@@ -13,6 +13,8 @@ from fvflops.trace.signature import RegionSignature, Signature, packet_of
 # In the order of a training step. "other" is work without gradients on what a backward pass or an optimizer step has
 # computed, such as gradient clipping and moving averages; "forward" is everything that belongs to no other phase.
 PHASES = ("forward", "recompute", "backward", "optimizer", "other")
+# In place of the names of arguments: all lists of integers, one-dimensional tensors.
+ALL_LISTS = ("*",)
 
 
 class TraceError(ValueError):
@@ -73,10 +75,11 @@ class Storage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StopsAt:
-    """The composite ops and regions that a recording does not decompose.
+    """The composite ops and regions that a recording does not decompose, and the tensor values that it keeps.
 
     With `everything` false these are `names`; with `everything` true all but `names`. A name without an overload
-    matches all overloads.
+    matches all overloads. `values` maps ops to the names of the arguments whose values their cost depends on, or to
+    ALL_LISTS: every list of integers. They are not compared and not saved with a Trace, whose specs have the values.
 
     >>> "aten::linear" in StopsAt(frozenset({"aten::linear"}))
     True
@@ -88,6 +91,7 @@ class StopsAt:
 
     names: frozenset[str] = frozenset()
     everything: bool = False
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         return short_repr(self, "", f"{'all but ' * self.everything}{len(self.names):,} names")
@@ -95,11 +99,25 @@ class StopsAt:
     def __contains__(self, name: str) -> bool:
         return (name in self.names or packet_of(name) in self.names) != self.everything
 
-    def including(self, names: Iterable[str]) -> StopsAt:
-        """Return a StopsAt that also contains `names`."""
+    @property
+    def key(self) -> tuple[StopsAt, frozenset[tuple[str, tuple[str, ...]]]]:
+        """A key for what is recorded alike: with the values."""
+        return self, frozenset(self.values.items())
+
+    def values_of(self, op: str) -> tuple[str, ...]:
+        """Return the names of the arguments of an op whose values are kept.
+
+        >>> StopsAt(values={"mylib::scan": ("offsets",)}).values_of("mylib::scan.out")
+        ('offsets',)
+        """
+        return self.values.get(op) or self.values.get(packet_of(op), ())
+
+    def including(self, names: Iterable[str], values: Mapping[str, tuple[str, ...]]) -> StopsAt:
+        """Return a StopsAt that also contains `names` and, in place of their own, `values`."""
+        kept = {**self.values, **values}
         if self.everything:
-            return StopsAt(self.names - frozenset(names), True)
-        return StopsAt(self.names | frozenset(names), False)
+            return StopsAt(self.names - frozenset(names), True, kept)
+        return StopsAt(self.names | frozenset(names), False, kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,5 +98,6 @@ def test_the_page_of_tables_names_every_key_and_function(tmp_path):
     registered = torch.library.Library("mylib", "FRAGMENT")
     registered.define("layout(Tensor x) -> Tensor")
     registered.define("recurrence(Tensor u) -> Tensor")
+    registered.define("attention(Tensor q, Tensor k, Tensor v, Tensor offsets) -> Tensor")
     table = load_table(example_of("docs/reference/table_format.md", tmp_path))
     assert table.row("mylib::recurrence").example == "2 7 5 -> 2 7 5 = 630"

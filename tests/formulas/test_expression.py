@@ -105,7 +105,7 @@ MISTAKES = {
     "numel(x, 1)": r"numel\(tensor\) does not fit numel\(x, 1\)",
     "size(x)": "does not fit",
     "kernel_size[2]": "kernel_size has 2 items",
-    "n[0]": "n is 7, not a list",
+    "n[0]": "n is 7 where a list is needed",
     "max(dim[0:0])": "is not allowed",
     "mode < 3": "have no order",
     "1 if x else 2": "neither true nor false",

@@ -46,7 +46,8 @@ def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
             unseen_work = None
         if unseen_work is not None:
             unseen_work.enter((args, kwargs))
-        token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs))
+        wanted = recorder.stops_at.values_of(f"prim::PythonOp.{cls.__name__}")
+        token = recorder.enter(recorder.region(Region("function", cls.__name__)), (args, kwargs), wanted)
         try:
             result = original(cls, *args, **kwargs)
         except BaseException as error:

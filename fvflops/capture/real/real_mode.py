@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.real.signature_cache import SignatureCache, have_values
+from fvflops.capture.real.signature_cache import SignatureCache
 from fvflops.capture.recorder.op_calls import OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
+from fvflops.capture.recorder.value_reader import have_values
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -113,7 +114,7 @@ class RecordingMode(SubclassAwareMode):
 
     def _add_direct(self, func: Any) -> OpCalls | None:
         """Return an op whose calls are recorded without further checks, or None for another."""
-        op = op_calls(func)
+        op = op_calls(func, self.recorder.stops_at.values_of(func.name()))
         is_decomposed = op.schema.composite and op.schema.name not in self.recorder.stops_at
         is_marker = op.schema.name in _QUERIES or is_module_call(op.schema.name)
         if is_decomposed or is_marker or func is _LIFT:
@@ -133,7 +134,7 @@ class RecordingMode(SubclassAwareMode):
                 return self.defer_to_subclass(func, types, args, kwargs)
         if recorder.paused or not recorder.recording or is_torch_shape_inference(types):
             return func(*args, **kwargs)
-        op = op_calls(func)
+        op = op_calls(func, recorder.stops_at.values_of(func.name()))
         schema = op.schema
         if recorder.scripts is not None and is_module_call(schema.name):
             return recorder.scripts.dispatch(schema.name, args)

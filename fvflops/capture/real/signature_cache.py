@@ -10,7 +10,7 @@ import torch
 from fvflops.capture.recorder.op_calls import CachedCalls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema, describe_result, intern_signature, normalise
-from fvflops.capture.recorder.value_reader import ValueReader, add_values
+from fvflops.capture.recorder.value_reader import ValueReader, add_values, have_values
 from fvflops.trace import Signature, Value
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -153,8 +153,3 @@ class SignatureCache:
 
 def _signature(schema: OpSchema, inputs: tuple[Value, ...], result: Any) -> Signature:
     return Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
-
-
-def have_values(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether tensors have values: not on the meta device."""
-    return all(tensor.device.type != "meta" for tensor in tensors)

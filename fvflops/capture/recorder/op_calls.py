@@ -23,9 +23,9 @@ class OpCalls:
 
     __slots__ = ("call", "calls", "func", "is_special", "is_view", "schema", "writes_to_arguments")
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: Any, values: tuple[str, ...]) -> None:
         self.func = func
-        self.schema: OpSchema = cached_schema(func)
+        self.schema: OpSchema = cached_schema(func, values)
         # For most ops torch's C++ function, without a Python frame.
         self.call = func._op if type(func) is OpOverload else func
         self.calls: CachedCalls = {}
@@ -34,16 +34,17 @@ class OpCalls:
         self.writes_to_arguments = writes_to_arguments(self.schema)
 
 
-_OPS: dict[int, OpCalls] = {}  # by id: the hash of an op is slow (Python)
+# By id, since the hash of an op is slow (Python), and the arguments whose values are recorded.
+_OPS: dict[tuple[int, tuple[str, ...]], OpCalls] = {}
 
 
-def op_calls(func: Any) -> OpCalls:
+def op_calls(func: Any, values: tuple[str, ...]) -> OpCalls:
     """Return the cached calls of an op; none if it names a process group, since names are reused for other groups."""
-    op = _OPS.get(id(func))
+    op = _OPS.get((id(func), values))
     if op is None:
-        op = OpCalls(func)
+        op = OpCalls(func, values)
         if op.schema.group is None:
-            _OPS[id(func)] = op
+            _OPS[id(func), values] = op
     return op
 
 

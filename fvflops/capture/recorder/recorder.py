@@ -25,6 +25,7 @@ from fvflops.capture.recorder.signature import (
     tensors_of,
 )
 from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
+from fvflops.capture.recorder.value_reader import ValueReader, add_values, find_value_arguments, have_values
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, own_index
 from fvflops.capture.unseen.unseen_work import UNINITIALISED, UnseenWork
@@ -110,6 +111,7 @@ class Recorder(ThreadState):
         self.fresh: dict[int, int] = {}
         self.backward = backward
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
+        self.values = ValueReader(have_values)
         self.index_of_ref: Callable[[StorageRef], int] = own_index
         self.storage_indices: dict[int, int] = {}
         # By id of the weak reference: the reference, the storage's id, index and bytes.
@@ -219,11 +221,16 @@ class Recorder(ThreadState):
         """Return the index of a region."""
         return self._regions.setdefault(region, len(self._regions))
 
-    def enter(self, region: int, values: Any) -> int:
-        """Open a region called with `values`; return the token for `leave`."""
+    def enter(self, region: int, values: Any, wanted: tuple[str, ...] = ()) -> int:
+        """Open a region called with `values`, of whose tensors the `wanted` ones are recorded with their values.
+
+        Returns the token for `leave`.
+        """
         probe = self.probe
         entered_ns = 0 if probe is None else probe.clock()
         inputs = self._specs(values[0] if type(values) is tuple and len(values) == 1 else values)
+        if wanted:
+            inputs = self._add_values(inputs, values, wanted)
         if self.backward:
             self.is_after_pass = False
             state = self.thread_state()
@@ -643,6 +650,11 @@ class Recorder(ThreadState):
         if kind is torch.Tensor:
             return (self.describe(values),)
         return tuple([self.describe(tensor) for tensor in tensors_of(values)])
+
+    def _add_values(self, inputs: tuple[Value, ...], values: Any, wanted: tuple[str, ...]) -> tuple[Value, ...]:
+        names = [f"input_{index}" if index else "input" for index in range(len(inputs))]
+        arguments = find_value_arguments("", names, wanted)
+        return add_values(inputs, arguments, self.values.read(arguments, list(tensors_of(values)), {}))
 
     def _stack_and_phase(self, state: ThreadState, op: str = "") -> tuple[int, str]:
         """Return the current stack and phase; in a backward pass, the stack under which its node was created."""

@@ -71,13 +71,13 @@ class ExplicitValue:
 
 
 @cache
-def cached_schema(op: Any) -> OpSchema:
+def cached_schema(op: Any, values: tuple[str, ...] = ()) -> OpSchema:
     """Return the schema of an op, cached for the process."""
-    return describe_op(op)
+    return describe_op(op, values)
 
 
-def describe_op(op: Any) -> OpSchema:
-    """Return the schema of an `OpOverload` or a `HigherOrderOperator`."""
+def describe_op(op: Any, values: tuple[str, ...] = ()) -> OpSchema:
+    """Return the schema of an `OpOverload` or a `HigherOrderOperator`, of whose arguments `values` are recorded."""
     if not isinstance(op, OpOverload):
         name, names = f"higher_order::{op.name()}", _ARGUMENT_NAMES.get(op.name(), ())
         position = {argument: index for index, argument in enumerate(names)}
@@ -106,7 +106,7 @@ def describe_op(op: Any) -> OpSchema:
         text=str(schema),
         group=names.index(_GROUP_NAME) if _GROUP_NAME in names else None,
         is_view=op.is_view,
-        value_arguments=find_value_arguments(op.name(), names),
+        value_arguments=find_value_arguments(op.name(), names, values),
     )
 
 

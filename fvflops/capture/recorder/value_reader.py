@@ -11,16 +11,10 @@ import torch
 
 from fvflops.torch_internals import disable_dispatch_modes, is_functorch_wrapped
 from fvflops.trace import TensorSpec, Value
+from fvflops.trace.records import ALL_LISTS
 
-# Names in torch, flash-attn and xFormers for offsets of packed sequences and for lengths of keys in use.
-_LENGTHS = frozenset(
-    {
-        *("cum_seq_q", "cum_seq_k", "cu_seq_q", "cu_seq_k", "cu_seqlens_q", "cu_seqlens_k"),
-        *("seqstart_q", "seqstart_k", "seqused_q", "seqused_k", "seqlen_k"),
-    }
-)
 _MASKS = frozenset({"attn_mask", "attn_bias", "bias"})
-# Longer lists are not read: each sequence counts as the longest.
+# Longer lists are not read: their values are unknown.
 _MAX_LENGTH = 1 << 16
 _MAX_CACHED = 256
 
@@ -37,13 +31,13 @@ class ValueArgument:
     is_mask: bool
 
 
-def find_value_arguments(op: str, names: Sequence[str]) -> tuple[ValueArgument, ...]:
-    """Return the arguments of an op whose values its cost depends on, by name; most ops have none."""
+def find_value_arguments(op: str, names: Sequence[str], wanted: Sequence[str]) -> tuple[ValueArgument, ...]:
+    """Return the arguments of an op whose values its cost depends on: `wanted` ones, and masks; most ops have none."""
     is_attention = "attention" in op or "attn" in op or "scaled_dot_product" in op
     return tuple(
-        ValueArgument(position, name, name in _MASKS)
+        ValueArgument(position, name, is_attention and name in _MASKS)
         for position, name in enumerate(names)
-        if name in _LENGTHS or (is_attention and name in _MASKS)
+        if name in wanted or wanted == ALL_LISTS or (is_attention and name in _MASKS)
     )
 
 
@@ -80,18 +74,14 @@ class ValueReader:
         )
 
     def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:
-        if (
-            type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-            or not _is_dense(tensor)
-            or not self._has_values([tensor])
-        ):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not (is_mask or _is_list(tensor)):
+            return None
+        if not _is_dense(tensor) or not self._has_values([tensor]):
             return None
         if is_mask:
             return (self._count_mask(tensor),) if tensor.dtype is torch.bool or tensor.is_floating_point() else None
-        if tensor.ndim != 1 or tensor.numel() > _MAX_LENGTH or tensor.is_floating_point():
-            return None
         with disable_dispatch_modes():
-            return tuple(tensor.tolist())
+            return tuple(map(int, tensor.flatten().tolist()))
 
     def _count_mask(self, mask: torch.Tensor) -> int:
         """Return the number of unmasked entries: true ones, or values above half of the dtype's minimum.
@@ -119,5 +109,16 @@ class ValueReader:
         return count
 
 
+def _is_list(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.ndim <= 1 and tensor.numel() <= _MAX_LENGTH and not (tensor.is_floating_point() or tensor.is_complex())
+    )
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not is_functorch_wrapped(tensor)
+
+
+def have_values(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors have values: not on the meta device."""
+    return all(tensor.device.type != "meta" for tensor in tensors)

@@ -184,11 +184,11 @@ class OpCache:
         "writes",
     )
 
-    def __init__(self, func: Any) -> None:
-        self.schema: OpSchema = describe_op(func)
+    def __init__(self, func: Any, values: tuple[str, ...]) -> None:
+        self.schema: OpSchema = describe_op(func, values)
         self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.outcomes: dict[Settings, dict[tuple[Any, ...], CachedResult]] = {}
-        self.expansions: dict[tuple[Settings, StopsAt], dict[tuple[Any, ...], CachedResult]] = {}
+        self.expansions: dict[tuple[Settings, Any], dict[tuple[Any, ...], CachedResult]] = {}
         self.has_extra_key = self.schema.group is not None or bool(self.schema.value_arguments)
         self.communicates = self.schema.group is not None or self.schema.name.startswith("c10d::")
         self.writes = bool(self.schema.written)
@@ -229,15 +229,15 @@ def settings_of(device: torch.device) -> Settings:
     )
 
 
-_OPS: dict[Any, OpCache] = {}
-_LEAF_CALLS: dict[tuple[Settings, StopsAt], LeafCallCache] = {}
+_OPS: dict[tuple[Any, tuple[str, ...]], OpCache] = {}
+_LEAF_CALLS: dict[tuple[Settings, Any], LeafCallCache] = {}
 
 
-def op_cache(func: Any) -> OpCache:
-    """Return the cache of an op."""
-    op = _OPS.get(func)
+def op_cache(func: Any, values: tuple[str, ...]) -> OpCache:
+    """Return the cache of an op whose arguments `values` are recorded with their values."""
+    op = _OPS.get((func, values))
     if op is None:
-        op = _OPS[func] = OpCache(func)
+        op = _OPS[func, values] = OpCache(func, values)
     return op
 
 
@@ -248,7 +248,7 @@ def outcome_count() -> int:
 
 def leaf_calls_of(settings: Settings, stops_at: StopsAt) -> LeafCallCache:
     """Return the learnt calls of leaf modules in runs with these settings."""
-    return _LEAF_CALLS.setdefault((settings, stops_at), {})
+    return _LEAF_CALLS.setdefault((settings, stops_at.key), {})
 
 
 def clear_cache() -> None:

@@ -18,6 +18,7 @@ from fvflops.capture.recorder.signature import (
     normalise,
     tensors_of,
 )
+from fvflops.capture.recorder.value_reader import ValueReader, have_values
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.collectives import completed_work, is_work
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
@@ -86,6 +87,7 @@ class ShapeMode(SubclassAwareMode):
         self._inference = OpInference(device, self.settings, rules, self.concrete)
         self.recorder = recorder
         recorder.describe = self.concrete.spec_of
+        recorder.values = self._inference.values
         recorder.index_of_ref = self.storage_index
         self._undo_log = undo_log
         self._plans: dict[int, _Plan] = {}
@@ -103,6 +105,7 @@ class ShapeMode(SubclassAwareMode):
     def close(self) -> None:
         """Break the reference cycle with the recorder, which would keep the model's tensors alive."""
         self.recorder.describe = describe_tensor
+        self.recorder.values = ValueReader(have_values)
         self.recorder.index_of_ref = own_index
 
     def for_thread(self) -> ShapeMode:
@@ -118,7 +121,7 @@ class ShapeMode(SubclassAwareMode):
             self._indices,
             self._shared,
         )
-        self.recorder.describe = self.concrete.spec_of
+        self.recorder.describe, self.recorder.values = self.concrete.spec_of, self._inference.values
         return mode
 
     def storage_index(self, ref: StorageRef) -> int:
@@ -416,11 +419,11 @@ class ShapeMode(SubclassAwareMode):
         return index
 
     def _plan(self, func: Any) -> _Plan:
-        op = op_cache(func)
+        op = op_cache(func, self.recorder.stops_at.values_of(func.name()))
         plan: _Plan = op.outcomes.setdefault(self.settings, {}), op, None, func
         if op.schema.composite and op.schema.name not in self.recorder.stops_at:
             self.recorder.decompose(op.schema.name)
-            expansions = op.expansions.setdefault((self.settings, self.recorder.stops_at), {})
+            expansions = op.expansions.setdefault((self.settings, self.recorder.stops_at.key), {})
             plan = expansions, op, ShapeMode._decompose, func
         self._plans[id(func)] = plan
         return plan
@@ -451,7 +454,7 @@ class ShapeMode(SubclassAwareMode):
             outcome, inner_reads, writes = inner_calls[0]
             same_tensors = type(result) is ShapeTensor and result.storage_ref.index in writes and inner_reads == reads
             if same_tensors and outcome.fresh is not None and outcome.cacheable and self._expands_always(op, outcome):
-                op.expansions[self.settings, self.recorder.stops_at][key] = outcome
+                op.expansions[self.settings, self.recorder.stops_at.key][key] = outcome
                 self.last_op = op
         return result
 

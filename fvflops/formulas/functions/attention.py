@@ -19,6 +19,8 @@ _PAGES = ("page_table", "block_table", "block_tables")
 _KEY_STARTS = ("cum_seq_k", "cu_seq_k", "cu_seqlens_k", "seqstart_k")
 _KEYS_USED = ("seqused_k", "seqlen_k")
 _QUERIES_USED = ("seqused_q",)
+# Arguments of `count_attention_bshd` of which it reads the values.
+SEQUENCE_VALUES = (*_STARTS, *_KEY_STARTS, *_KEYS_USED, *_QUERIES_USED)
 _MASKS = ("attn_mask", "attn_bias", "bias")
 
 # If this constant of a table is 1, only unmasked pairs count, where the call's arguments determine them.

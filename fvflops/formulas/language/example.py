@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ Argument = Union[TensorSpec, None, bool, int, float, str, "tuple[Argument, ...]"
 MAX_LENGTH = 1000
 MAX_DEPTH = 8
 
-_SHAPE = re.compile(r"(?:\(\)|\d+(?: +\d+)*)(?: +([a-z]\w+))?", re.ASCII)
+_SHAPE = re.compile(r"((?:\(\)|\d+(?: +\d+)*))(?: +([a-z]\w+))?(?: *:((?: +-?\d+)+))?", re.ASCII)
 _NAMED_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _CONSTANTS: Mapping[str, Argument] = {"true": True, "false": False, "none": None}
 
@@ -30,11 +31,12 @@ class Example:
     """One call and its FLOPs.
 
     Written `2 3 8, 5 8 = 240`: the op's tensors in schema order (the arguments of type Tensor, Tensor? and Tensor[]),
-    each by its sizes; `()` is 0-dimensional, a dtype may follow (`2 3 int64`, else float32), `_` is an absent tensor,
-    and `[2 3, 3 4]` a list of tensors. Every other argument is named: `dim=1`, `p=2.0`, `equation='ij->ji'`,
-    `stride=[2, 2]`, `training=true`, `weight=none`; a tensor in a named argument is in angle brackets, `offs=<4
-    int32>`. Results may follow after `->`, separated by `;`: then the op is not run, for ops that have no meta kernel
-    or belong to a library that is not installed. The number at the end is the FLOPs, multiply_add * macs + flops.
+    each by its sizes; `()` is 0-dimensional, a dtype may follow (`2 3 int64`, else float32), then a list's values (`3
+    int64: 0 4 10`), `_` is an absent tensor, and `[2 3, 3 4]` a list of tensors. Every other argument is named:
+    `dim=1`, `p=2.0`, `equation='ij->ji'`, `stride=[2, 2]`, `training=true`, `weight=none`; a tensor in a named argument
+    is in angle brackets, `offs=<4 int32>`. Results may follow after `->`, separated by `;`: then the op is not run, for
+    ops that have no meta kernel or belong to a library that is not installed. The number at the end is the FLOPs,
+    multiply_add * macs + flops.
     """
 
     text: str
@@ -108,8 +110,11 @@ def _parse_tensor(item: str, example: str) -> Argument:
     match = _SHAPE.fullmatch(item)
     if match is None:
         raise ExampleError(f"the example {example!r} has {item!r}, which is not a tensor: write its sizes, as in '2 3'")
-    sizes = tuple(int(size) for size in item.split() if size.isdigit())
-    return TensorSpec(sizes, match[1] or "float32", "meta")
+    sizes = tuple(int(size) for size in match[1].split() if size.isdigit())
+    values = None if match[3] is None else tuple(map(int, match[3].split()))
+    if values is not None and (len(sizes) > 1 or len(values) != math.prod(sizes)):
+        raise ExampleError(f"the example {example!r} has {item!r}: write a value for each element of a list")
+    return TensorSpec(sizes, match[2] or "float32", "meta", values=values)
 
 
 def _parse_value(item: str, example: str) -> Argument:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from fvflops.formulas.language.functions import FUNCTIONS, FunctionError, as_integer
+from fvflops.formulas.language.functions import FUNCTIONS, FunctionError, UnknownValues, as_integer, as_list
 from fvflops.text import suggest, truncate
 from fvflops.trace import Symbol, TensorSpec, Value
 
@@ -45,6 +45,10 @@ _COMPARISONS: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
 
 class ExpressionError(ValueError):
     """An expression that is not allowed, or whose value for a call is not an integer >= 0."""
+
+
+class UnknownValuesError(ExpressionError):
+    """An expression that needs the values of a tensor which a recording does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ class Expression:
             if value < 0:
                 raise FunctionError(f"the result is negative: {value}")
         except FunctionError as error:
-            raise ExpressionError(f"{error} in {self.text!r}") from None
+            kind = UnknownValuesError if isinstance(error, UnknownValues) else ExpressionError
+            raise kind(f"{error} in {self.text!r}") from None
         return value
 
 
@@ -254,9 +259,7 @@ def _truth(value: Value, node: ast.AST) -> bool:
 
 
 def _item(node: Any, names: Mapping[str, Value]) -> Value:
-    value, index = _walk(node.value, names), _index(node.slice)
-    if not isinstance(value, tuple):
-        raise FunctionError(f"{_unparse(node.value)} is {_show(value)}, not a list")
+    value, index = as_list(_walk(node.value, names), _Source(node.value)), _index(node.slice)
     if index is None or not -len(value) <= index < len(value):
         raise FunctionError(f"{_unparse(node)} does not exist: {_unparse(node.value)} has {len(value)} items")
     return value[index]

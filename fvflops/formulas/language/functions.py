@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fvflops.trace import TensorSpec, Value
 
@@ -14,6 +15,10 @@ Argument = tuple[Value, object]
 
 class FunctionError(ValueError):
     """An invalid operand of a function or an operator."""
+
+
+class UnknownValues(FunctionError):
+    """A tensor whose values a recording does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,13 @@ def as_tensor(value: Value, text: object) -> TensorSpec:
 
 
 def as_list(value: Value, text: object) -> tuple[Value, ...]:
-    """Return a list; any other value raises FunctionError."""
+    """Return a list, or the values of a tensor; unknown values raise UnknownValues, anything else FunctionError."""
     if isinstance(value, tuple):
         return value
+    if isinstance(value, TensorSpec) and value.layout != "nested":
+        if value.values is None:
+            raise UnknownValues(f"the values of {text} are unknown")
+        return value.values
     raise FunctionError(f"{text} is {value!r} where a list is needed")
 
 
@@ -96,6 +105,17 @@ def _log2(argument: Argument) -> Value:
     return max(as_integer(*argument) - 1, 0).bit_length()
 
 
+def _dot(a: Argument, b: Argument) -> Value:
+    left, right = _integers(*a), _integers(*b)
+    if len(left) != len(right):
+        raise FunctionError(f"{a[1]} has {len(left)} items and {b[1]} has {len(right)}")
+    return sum(first * second for first, second in zip(left, right, strict=True))
+
+
+def _is_known(argument: Argument) -> Value:
+    return as_tensor(*argument).values is not None
+
+
 def _extreme(choose: Callable[[list[int]], int]) -> Callable[..., Value]:
     def pick(*arguments: Argument) -> Value:
         only = arguments[0]
@@ -120,6 +140,16 @@ FUNCTIONS: dict[str, Function] = {
     "prod": Function("prod(list)", (1, 1), lambda argument: math.prod(_integers(*argument))),
     "sum": Function("sum(list)", (1, 1), lambda argument: sum(_integers(*argument))),
     "len": Function("len(list)", (1, 1), lambda argument: len(as_list(*argument))),
+    # of offsets: the lengths of the parts between them
+    "differences": Function(
+        "differences(list)",
+        (1, 1),
+        lambda argument: tuple(after - before for before, after in pairwise(_integers(*argument))),
+    ),
+    # the sum of the products of the items of two lists
+    "dot": Function("dot(list, list)", (2, 2), _dot),
+    # whether a tensor that the row lists in `values` has known values
+    "is_known": Function("is_known(tensor)", (1, 1), _is_known),
     "min": Function("min(a, b, ...)", (1, 8), _extreme(min)),
     "max": Function("max(a, b, ...)", (1, 8), _extreme(max)),
     # rounded up: the least k with 2**k >= n, and 0 for n = 0
