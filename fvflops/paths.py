@@ -60,13 +60,19 @@ def check_writable(path: str) -> None:
             if not os.access(path, os.W_OK):
                 raise PermissionError("permission denied")
             return
-        created = _list_missing(os.path.dirname(path))
-        target = os.path.realpath(path)
-        existed = os.path.exists(target)
-        make_folder(os.path.dirname(path) or ".")
-        open_text(path, "a").close()
-        if not existed:
-            os.remove(target)
+        if not os.path.basename(path):
+            raise FileNotFoundError("it names no file")
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            created = _list_missing(os.path.dirname(path))
+            make_folder(os.path.dirname(path) or ".")
+            # Another process may write this file now, which removing it would delete: another one is created.
+            temporary = _temporary_beside(os.path.realpath(path))
+            open(temporary, "x", encoding="utf-8").close()
+            os.remove(temporary)
+        else:
+            open_text(path, "a").close()
     except (OSError, ValueError) as error:  # a name with a NUL or a lone surrogate raises ValueError
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         if isinstance(error, FileExistsError):
@@ -131,8 +137,7 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
     target = os.path.realpath(path)
     if os.path.exists(target):
         _open(path, "a").close()  # replacing needs write permission for the folder only: check that of the file too
-    # Other machines may write to the folder too: the name is globally unique.
-    temporary = os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
+    temporary = _temporary_beside(target)
     try:
         file = _open(temporary, mode.replace("w", "x"))
     except OSError:
@@ -151,6 +156,11 @@ def _replacing(path: str, mode: str) -> Iterator[Any]:
         if temporary and os.path.lexists(temporary):
             os.remove(temporary)
         raise
+
+
+def _temporary_beside(target: str) -> str:
+    """Return a path in the folder of a file; the name is globally unique, since other machines may write there too."""
+    return os.path.join(os.path.dirname(target), f".fvflops-{uuid4().hex}.tmp")
 
 
 def _open(path: str, mode: str) -> Any:

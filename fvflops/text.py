@@ -1,7 +1,10 @@
-"""Helpers for names in messages and tables: escaping, truncation, "did you mean" and argument checks."""
+"""Helpers for texts: escaping, truncation, "did you mean", argument checks, JSON and checksums."""
 
 from __future__ import annotations
 
+import json
+import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
@@ -139,3 +142,36 @@ def require_int(name: str, value: object, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
     return value
+
+
+def parse_json(text: str, *, finite: bool = False, **options: Any) -> Any:
+    """Return the value of a JSON text; any other, and one that is nested too deeply, raises ValueError.
+
+    With `finite`, NaN, Infinity and 1e999 do too. `options` are further ones of json.loads.
+
+    >>> parse_json("[Infinity]", finite=True)
+    Traceback (most recent call last):
+    ValueError: Infinity is no number of JSON
+    """
+    try:
+        if finite:
+            options = {**options, "parse_constant": _parse_finite, "parse_float": _parse_finite}
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _parse_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{truncate(text)} is no number of JSON")
+    return number
+
+
+def checksum(text: str) -> str:
+    """Return the CRC-32 of a text in UTF-8, as eight hexadecimal digits.
+
+    >>> checksum("123456789")
+    'cbf43926'
+    """
+    return f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"

@@ -28,6 +28,7 @@ import math
 from numbers import Integral
 from typing import Any
 
+from fvflops.text import parse_json
 from fvflops.trace import ModuleTree, Summary
 from fvflops.views.summary_rows import check_not_collapsed, check_view
 
@@ -74,8 +75,8 @@ def parse(text: str) -> Summary:
     fvflops.reports.json.SummaryError: not a summary of fvflops: it has no "format": "fvflops.summary"
     """
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(text, finite=True)
+    except ValueError as error:
         raise SummaryError(f"incomplete summary: it is not JSON ({error}); save it again") from error
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
         raise SummaryError(f'not a summary of fvflops: it has no "format": "{_FORMAT}"')

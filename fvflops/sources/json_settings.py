@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 from fvflops import paths
+from fvflops.text import parse_json
 
 _MAX_CONFIG = 1 << 22  # characters: label maps of some checkpoints have 21,000 entries
 
@@ -33,8 +33,8 @@ def read_settings(text: str, option: str, *, file: str = "config.json") -> dict[
     if content is None:
         raise ValueError(f"{name}: a configuration has at most {_MAX_CONFIG:,} characters")
     try:
-        settings = json.loads(content.removeprefix("\ufeff"), object_hook=_decode_float)
-    except (ValueError, RecursionError) as error:
+        settings = parse_json(content.removeprefix("\ufeff"), object_hook=_decode_float)
+    except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f'{name}: a configuration is a JSON object, such as {{"num_hidden_layers": 2}}')

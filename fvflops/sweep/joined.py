@@ -8,12 +8,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fvflops import paths
 from fvflops.reports.document import Column, Value, number_column, text_column
 from fvflops.reports.names import plain_name
-from fvflops.sources.imports import import_library
+from fvflops.sweep.parquet import read_columns
 from fvflops.units import format_quantity, format_short
 
 _LARGEST = 1e7  # of a column that is shown with all its digits
@@ -86,7 +85,10 @@ def parse_csv(text: str, path: str, *, delimiter: str = ",") -> JoinedFile:
     text = text.removeprefix("\ufeff")
     while text.startswith("#"):
         text = text.partition("\n")[2]
-    lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter) if any(line)]
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter) if any(line)]
+    except csv.Error as error:
+        raise ValueError(f"{path} is not CSV: {error}") from None
     headings, rows = ([cell.strip() for cell in lines[0]] if lines else []), lines[1:]
     for number, row in enumerate(rows, start=1):
         if len(row) != len(headings):
@@ -98,14 +100,9 @@ def parse_csv(text: str, path: str, *, delimiter: str = ",") -> JoinedFile:
 
 
 def _read_parquet(path: str) -> JoinedFile:
-    parquet: Any = import_library("pyarrow.parquet", extra="parquet")
-    arrow: Any = import_library("pyarrow")
-    try:
-        table = parquet.read_table(arrow.BufferReader(paths.read_bytes(path)))
-    except arrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from None
-    rows = zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)
-    return _make_file(path, table.column_names, [["" if cell is None else str(cell) for cell in row] for row in rows])
+    columns = read_columns(path)
+    rows = zip(*columns.values(), strict=True)
+    return _make_file(path, list(columns), [["" if cell is None else str(cell) for cell in row] for row in rows])
 
 
 def _make_file(path: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> JoinedFile:
@@ -122,7 +119,10 @@ def _make_file(path: str, headings: Sequence[str], rows: Sequence[Sequence[str]]
     columns, values = [], []
     for index, cells in enumerate(zip(*rows, strict=True)):
         if index != key:
-            column, parsed = _read_column(headings[index], cells)
+            try:
+                column, parsed = _read_column(headings[index], cells)
+            except ValueError as error:
+                raise ValueError(f"{path}: {headings[index]}: {error}") from None
             columns.append(column)
             values.append(parsed)
     names = [row[key] for row in rows]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fvflops.formulas import resolve_table
 from fvflops.sources.options import SourceOptions
 from fvflops.sweep.count_model import CountSettings, describe_options
+from fvflops.sweep.journal import Journal
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.results import Journal, ResultError, check_format, read_rows, write_rows
+from fvflops.sweep.results import ResultError, check_format, read_rows, write_rows
 from fvflops.sweep.task import Executor, OnTick, Task
 
 

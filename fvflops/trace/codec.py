@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from fvflops.text import checksum, parse_json
 from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError, TraceFields
 from fvflops.trace.signature import RegionSignature, Signature
@@ -15,6 +16,8 @@ from fvflops.trace.validation import validate
 SCHEMA = 1
 _FORMAT = "fvflops.trace"
 _HEADER_LENGTH = 100  # characters in which a trace names its format, even if it was re-indented
+_CHECKSUM = "checksum"
+_SEAL = f',"{_CHECKSUM}":"{{}}"}}}}'  # how a trace ends
 _MAX_SHOWN = 200  # characters of an invalid value in a message
 
 T = TypeVar("T", bound=TraceFields)
@@ -22,7 +25,7 @@ T = TypeVar("T", bound=TraceFields)
 
 def encode(trace: TraceFields) -> str:
     """Return a trace as JSON text, its events in columnar form."""
-    return json.dumps(
+    text = _dump(
         {
             "format": _FORMAT,
             "schema": SCHEMA,
@@ -50,31 +53,42 @@ def encode(trace: TraceFields) -> str:
             "events": None if trace.events is None else _encode_events(trace.events),
             "storages": [list(storage) for storage in trace.storages],
             **({"lines": list(trace.lines)} if trace.lines else {}),
-        },
-        allow_nan=False,
-        separators=(",", ":"),
+        }
     )
+    return text[:-1] + _SEAL.format(checksum(text))
+
+
+def _dump(record: dict[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+
+
+def _read_seal(text: str) -> str:
+    """Return the checksum of a text as `encode` writes it, without its last key."""
+    return checksum(text.rstrip()[: -len(_SEAL.format("00000000"))] + "}")
 
 
 def decode(text: str, make: Callable[..., T]) -> T:
     """Decode JSON text into the trace that `make` builds from its fields; invalid text raises TraceError."""
     try:
-        record = json.loads(text)
+        record = parse_json(text, finite=True)
     except ValueError as error:
         # `encode` writes the format first; an interrupted save may also leave an empty file.
         if not text.strip() or _FORMAT in text[:_HEADER_LENGTH]:
             raise TraceError(f"incomplete trace: invalid JSON ({error}); save it again") from error
         raise TraceError(f"not a trace: invalid JSON ({error}); pass a file written by Trace.to_json()") from error
-    except RecursionError:
-        raise TraceError("not a trace: it is nested too deeply") from None
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
         raise TraceError(
             f'not a trace of fvflops: it has no "format": "{_FORMAT}"; `fvflops count --format trace` writes one'
         )
+    seal = record.pop(_CHECKSUM, None)
     if type(record.get("schema")) is not int or not 1 <= record["schema"] <= SCHEMA:
         schema = repr(record.get("schema"))[:_MAX_SHOWN]
         raise TraceError(
             f"this trace has schema {schema}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
+        )
+    if seal is not None and seal not in (_read_seal(text), checksum(_dump(record))):  # re-indented text has the second
+        raise TraceError(
+            "this trace is damaged: its checksum differs; save it again, or if you changed it remove that key"
         )
     try:
         trace = _decode(record, make)

@@ -153,5 +153,5 @@ def test_tabs_and_parquet(tmp_path):
     parquet.write_table(arrow.table({"model": ["net", "two"], "top1": [80.4, None]}), tmp_path / "a.parquet")
     assert read_joined(str(tmp_path / "a.parquet")).rows == (("net", (80.4,)), ("two", (None,)))
     (tmp_path / "b.parquet").write_text("no")
-    with pytest.raises(ValueError, match=r"b.parquet is not a Parquet file: [^\n]*$"):
+    with pytest.raises(ValueError, match=r"b.parquet is not a Parquet file, or damaged: [^\n]*$"):
         read_joined(str(tmp_path / "b.parquet"))

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from fvflops.sweep import ModelCount
-from fvflops.sweep.results import Journal, ResultError, check_format, read_rows, write_rows
+from fvflops.sweep.results import ResultError, check_format, read_rows, write_rows
 
 ROWS = [
     ModelCount("timm:b", 1, 2, 3, 0, None, 5, "aten::x ×2", "real", "float32[1]", "cpu", "float32", seconds=0.25),
@@ -54,37 +54,19 @@ def test_numbers_too_large_for_a_format_are_refused_and_the_file_stays(extension
     assert len(read_rows(path)) == len(ROWS)
 
 
-def test_the_journal_keeps_whole_lines_only(tmp_path):
-    output = str(tmp_path / "rows.parquet")
-    journal = Journal(output)
-    assert journal.read() == {}
-    with journal.open() as append:
-        append(ROWS[0])
-        append(ROWS[1])
-    with open(journal.path, "a") as file:
-        file.write('{"model": "torn é'[:-1])
-    assert list(journal.read().values()) == ROWS[:2]
-    with journal.open() as append:
-        append(ROWS[2])
-    assert list(journal.read().values()) == ROWS
-    journal.remove()
-    assert journal.read() == {}
-
-
-def test_a_second_sweep_of_the_same_output_is_refused(tmp_path):
-    output = str(tmp_path / "rows.csv")
-    with Journal(output).open(), pytest.raises(ResultError, match="is open in another sweep"), Journal(output).open():
-        pass
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("rows.csv", "a,b\n1,2\n", "rows.csv is not of a sweep of this version of fvflops, it lacks activations"),
         ("rows.csv", "a,b\n", "it lacks activations"),
-        ("rows.csv", "", "it lacks activations"),
-        ("rows.csv", "\ud8ff", "rows.csv is not UTF-8 text"),
-        ("rows.jsonl", "\ud8ff", "rows.jsonl is not UTF-8 text"),
+        ("rows.csv", "", "rows.csv is empty: restore it, or delete it"),
+        ("rows.jsonl", "", "rows.jsonl is empty"),
+        ("rows.csv", "model,flops", "rows.csv is truncated: its last line is incomplete"),
+        ("rows.csv", "\ud8ff\n", "rows.csv is not UTF-8 text"),
+        ("rows.csv", '"a"b\n', "rows.csv is not CSV"),
+        ("rows.jsonl", "\ud8ff\n", "rows.jsonl is not UTF-8 text"),
+        ("rows.jsonl", "[" * 100_000 + "\n", "rows.jsonl is not in JSON lines: it is nested too deeply"),
+        ("rows.jsonl", '{"flops": Infinity}\n', "rows.jsonl is not in JSON lines: Infinity is no number of JSON"),
         ("rows.jsonl", "no\n", "rows.jsonl is not in JSON lines"),
         ("rows.jsonl", "[1]\n", "rows.jsonl is not in JSON lines of a sweep"),
         ("rows.parquet", "PAR", "rows.parquet is not a Parquet file"),
@@ -102,7 +84,7 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
     path = tmp_path / "rows.csv"
     write_rows(str(path), ROWS[:1])
     path.write_text(path.read_text().rstrip("\n") + ",more\n")
-    with pytest.raises(ResultError, match="it has cells without a heading"):
+    with pytest.raises(ResultError, match="row 1 has 21 cells, the header 20"):
         read_rows(str(path))
 
 

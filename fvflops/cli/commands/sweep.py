@@ -158,7 +158,7 @@ def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | No
 def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
     failed = False
     for row in executor.run(tasks):
-        sys.stdout.write(encode_row(row, ascii=True))
+        sys.stdout.write(encode_row(row, sealed=False))
         sys.stdout.flush()
         failed = failed or bool(row.failure)
     return int(failed)

@@ -12,6 +12,7 @@ from typing import Any
 from fvflops import paths
 from fvflops.features.kernels.kernel_work import divide_work
 from fvflops.features.kernels.matching import KernelMatch
+from fvflops.text import parse_json
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent
 
@@ -35,7 +36,7 @@ def read_document(path: str) -> Document:
     """
     try:
         # Names of kernels and ops may contain control characters, and bytes that are not UTF-8.
-        document = json.loads(_read(path).decode("utf-8", "backslashreplace"), strict=False)
+        document = parse_json(_read(path).decode("utf-8", "backslashreplace"), strict=False)
     except ValueError as error:
         raise TraceError(f"{path} is not a chrome trace: {error}") from None
     if isinstance(document, list):
