@@ -15,13 +15,24 @@ from fvflops.trace.spec import TensorSpec, Value, decode_value, encode_value
 class ParameterInfo:
     """One parameter or buffer under one of its names.
 
-    `name` is the full dotted name, `identity` is equal for two names of one tensor (tied weights).
+    `name` is the full dotted name, `identity` is equal for two names of one tensor (tied weights). `spec` is the
+    tensor as the model uses it: of packed weights the logical shape, and a dtype such as int4; `stored` is then its
+    number of bytes in memory.
+
+    >>> ParameterInfo("weight", TensorSpec((64, 64), "int4"), 0, False, stored=2048).nbytes
+    2048
     """
 
     name: str
     spec: TensorSpec
     identity: int
     trainable: bool
+    stored: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory; an unknown dtype raises KeyError."""
+        return self.spec.nbytes if self.stored is None else self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +203,13 @@ def _distinct(tensors: Iterable[ParameterInfo]) -> Iterator[ParameterInfo]:
 
 
 def _encode_parameter(parameter: ParameterInfo) -> list[Any]:
-    return [parameter.name, encode_value(parameter.spec), parameter.identity, parameter.trainable]
+    record = [parameter.name, encode_value(parameter.spec), parameter.identity, parameter.trainable]
+    return record if parameter.stored is None else [*record, parameter.stored]
 
 
 def _decode_parameter(record: list[Any]) -> ParameterInfo:
-    name, spec, identity, trainable = record
+    name, spec, identity, trainable, *stored = record
     tensor = decode_value(spec)
     if not isinstance(tensor, TensorSpec):
         raise ValueError(f"parameter {name!r} has {spec} instead of a tensor spec")
-    return ParameterInfo(name, tensor, identity, trainable)
+    return ParameterInfo(name, tensor, identity, trainable, *stored)

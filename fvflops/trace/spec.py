@@ -35,6 +35,10 @@ _ITEM_SIZES = {
     "qint32": 4,
     "quint4x2": 1,
     "quint2x4": 1,
+    "bits16": 2,
+    # A byte for each element, however few bits it has.
+    **dict.fromkeys(("bits8", "bits1x8", "bits2x4", "bits4x2"), 1),
+    **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
 }
 # Two elements in a byte: 4-bit parameters of bitsandbytes and of float4_e2m1fn_x2.
 _HALF_BYTES = frozenset({"nf4", "fp4", "float4_e2m1fn"})
@@ -75,7 +79,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements; an unknown dtype raises KeyError."""
+        """Bytes of the elements, as torch stores their dtype; an unknown dtype raises KeyError."""
         if self.dtype in _HALF_BYTES:
             return -(-self.numel // 2)
         return self.numel * _ITEM_SIZES[self.dtype]

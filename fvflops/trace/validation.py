@@ -73,6 +73,8 @@ def _check_module(module: ModuleInfo) -> None:
         _check_types(where, (parameter.name,), str)
         _check_types(where, (parameter.identity,), int)
         _check_types(where, (parameter.trainable,), bool)
+        if parameter.stored is not None:
+            _check_indexes(where, (parameter.stored,), _LARGEST)
         _check_value(where, parameter.spec)
     for value in module.attributes.values():
         _check_value(where, value)

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from fvflops.capture.model.graph_modules import public_class
-from fvflops.capture.model.packed_parameters import logical_spec, packed_tensors
+from fvflops.capture.model.packed_layers import ADAPTERS, PackedLayer, packed_layer
+from fvflops.capture.model.packed_parameters import logical_spec, packed_tensors, stored_bytes
 from fvflops.capture.model.script_copy import script_class
 from fvflops.capture.recorder.signature import describe, describe_tensor
-from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
+from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, TensorSpec
 
 # Modules with one of these forwards are never called or run no op: that they are uncalled is not reported.
 _SILENT_FORWARDS = (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward, nn.Identity.forward)
@@ -91,17 +92,31 @@ def read_tree(owner: nn.Module, names: Mapping[nn.Module, str]) -> ModuleTree:
     Raises ValueError for uninitialised lazy parameters.
     """
     identities: dict[int, int] = {}
-    return ModuleTree(
-        {path: _read_module(path, module, names[module], identities) for path, module in module_paths(owner)}
-    )
+    layers = {path: layer for path, module in module_paths(owner) if (layer := packed_layer(module)) is not None}
+    infos = {}
+    for path, module in module_paths(owner):
+        layer = layers.get(path)
+        # An embedding in a packed layer is its codebook, looked up by the layer's own codes.
+        if layer is None and isinstance(module, nn.Embedding) and path.rpartition(".")[0] in layers and path:
+            layer = PackedLayer({}, frozenset())
+        infos[path] = _read_module(path, module, names[module], identities, layer)
+    return ModuleTree(infos)
 
 
-def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[int, int]) -> ModuleInfo:
+def _read_module(
+    path: str, module: nn.Module, canonical: str, identities: dict[int, int], layer: PackedLayer | None
+) -> ModuleInfo:
     prefix = path + "." if path else ""
+    tensors = dict((*module._parameters.items(), *module._buffers.items()))  # of TorchScript these are no dicts
+    names = set(module._parameters.keys())
+    if layer is not None:
+        names = {*layer.weights, *layer.biases, *(name for name in tensors if name.startswith(ADAPTERS))}
 
-    def tensors(named: Mapping[str, torch.Tensor | None]) -> tuple[ParameterInfo, ...]:
+    def read(is_parameter: bool) -> tuple[ParameterInfo, ...]:
         return tuple(
-            _read_tensor(prefix + name, tensor, identities) for name, tensor in named.items() if tensor is not None
+            _read_tensor(prefix + name, tensor, identities, None if layer is None else layer.weights.get(name))
+            for name, tensor in tensors.items()
+            if tensor is not None and (name in names) is is_parameter
         )
 
     packed = [
@@ -119,8 +134,8 @@ def _read_module(path: str, module: nn.Module, canonical: str, identities: dict[
         classes=classes,
         extra_repr=extra_repr_of(module),
         has_forward=has_forward,
-        parameters=(*tensors(module._parameters), *packed),
-        buffers=tensors(module._buffers),
+        parameters=(*read(True), *packed),
+        buffers=read(False),
         attributes={
             **{
                 name: describe(value)
@@ -150,11 +165,16 @@ def extra_repr_of(module: nn.Module) -> str:
         return ""
 
 
-def _read_tensor(name: str, tensor: torch.Tensor, identities: dict[int, int]) -> ParameterInfo:
+def _read_tensor(
+    name: str, tensor: torch.Tensor, identities: dict[int, int], logical: TensorSpec | None
+) -> ParameterInfo:
     if nn.parameter.is_lazy(tensor):
         raise ValueError(f"{name!r} has no shape yet: run the model once so that its lazy modules are initialised")
     identity = identities.setdefault(id(tensor), len(identities))
-    return ParameterInfo(name, logical_spec(tensor, describe_tensor(tensor)), identity, tensor.requires_grad)
+    own = describe_tensor(tensor)
+    spec = logical_spec(tensor, own) if logical is None else logical
+    stored = stored_bytes(tensor) if spec is not own else None
+    return ParameterInfo(name, spec, identity, tensor.requires_grad, stored)
 
 
 class ReprKind(Enum):

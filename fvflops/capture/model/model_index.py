@@ -16,6 +16,7 @@ from fvflops.capture.model.first_read import FirstRead
 from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
 from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
 from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
+from fvflops.capture.model.packed_parameters import LOW_PRECISION
 from fvflops.capture.recorder.signature import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf, metadata_of_leaves
@@ -27,8 +28,6 @@ from fvflops.trace import ModuleInfo, ModuleTree, Region
 _LAYOUTS = WeakIdKeyDictionary()
 _READ_ONCE = object()
 _TENSORS = {torch.Tensor, nn.Parameter}
-# Dtypes of which a tensor holds several logical elements in one.
-_PACKED = frozenset({torch.float4_e2m1fn_x2}) if hasattr(torch, "float4_e2m1fn_x2") else frozenset()
 
 
 class ModelIndex:
@@ -120,17 +119,27 @@ class ModelIndex:
         else:
             if layout.tree is None or self.unstrided:
                 layout.tree = self._read_tree(first, is_ordinary=is_ordinary)
+                if self._has_low_precision():
+                    parameters = {parameter.name for parameter in layout.tree.parameters()}
+                    self.rows = layout.rows = [
+                        (nbytes, device, "parameter" if name in parameters else kind, name)
+                        for nbytes, device, kind, name in layout.rows
+                    ]
                 if self.graphs is not None:
                     layout.tree = with_graph_modules(layout.tree, self.graphs)
             self.tree = layout.tree
 
     def _read_tree(self, first: FirstRead | None, *, is_ordinary: bool) -> ModuleTree:
         assert self.owner is not None
-        if is_ordinary and not any(metadata.dtype in _PACKED for metadata in self.metadata):
+        if is_ordinary and not self._has_low_precision():
             first = FirstRead(self.owner) if first is None else first
             if first.is_plain:
                 return first.tree(self.metadata, self.requires_grad)
         return read_tree(self.owner, self.names)
+
+    def _has_low_precision(self) -> bool:
+        """Return whether a layer may have packed weights."""
+        return not LOW_PRECISION.isdisjoint([metadata.dtype for metadata in self.metadata])
 
     def _read_inner_storages(self, labels: Sequence[tuple[str, str]]) -> None:
         for tensor, (kind, name) in zip(self.tensors, labels, strict=True):

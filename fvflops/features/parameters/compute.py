@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fvflops.features.experts.compute import Routing, read_routing
-from fvflops.features.parameters.model import ParameterCount, ParameterSummary
-from fvflops.trace import ModuleTree, Trace
+from fvflops.features.parameters.model import ParameterCount, ParameterSummary, StoredParameters
+from fvflops.trace import ModuleTree, ParameterInfo, Trace
 from fvflops.trace.module_tree import add_up
 
 
@@ -29,12 +29,18 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> Paramet
     trainable = add_up(tensors, lambda tensor: tensor.spec.numel if tensor.trainable else 0)
     buffers = add_up(modules.buffers(), lambda tensor: tensor.spec.numel)
     used = {} if routing is None else _sum_used(modules, routing)
+    dtypes = _sum_dtypes(tensors)
     return ParameterSummary(
         {
             name: ParameterCount(
                 total=total[name],
                 trainable=trainable[name],
                 buffers=buffers[name],
+                by_dtype={
+                    dtype: StoredParameters(elements[name], nbytes[name])
+                    for dtype, (elements, nbytes) in dtypes.items()
+                    if name in elements
+                },
                 **{field: int(sums[name]) for field, sums in used.items()},
             )
             for module in modules.modules()
@@ -42,6 +48,17 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> Paramet
             if name == module.name or name in total
         }
     )
+
+
+def _sum_dtypes(tensors: Sequence[ParameterInfo]) -> dict[str, tuple[Mapping[str, int], Mapping[str, int]]]:
+    """Return dtype → elements and bytes by name."""
+    groups: dict[str, list[ParameterInfo]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.spec.dtype, []).append(tensor)
+    return {
+        dtype: (add_up(group, lambda tensor: tensor.spec.numel), add_up(group, lambda tensor: tensor.nbytes))
+        for dtype, group in groups.items()
+    }
 
 
 def _sum_used(modules: ModuleTree, routing: Routing) -> dict[str, Mapping[str, Any]]:

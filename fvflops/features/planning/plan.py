@@ -12,6 +12,7 @@ from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.model.packed_layers import elements_per_item
 from fvflops.capture.recorder.signature import describe, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
@@ -381,7 +382,9 @@ def _plan_equal_ranks(
             around_forward=around_forward,
             checkpoint_options={"context_fn": make_contexts(recipe.checkpoint, around_forward)},
         )
-        specs = [local_spec(parameter) for stage in stages for parameter in stage.parameters()]
+        tensors = [parameter for stage in stages for parameter in stage.parameters()]
+        specs = [local_spec(parameter) for parameter in tensors]
+        packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
         own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
         numbers = [rank_model.stages_of(rank) for rank in ranks]
         recording = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
@@ -420,7 +423,9 @@ def _plan_equal_ranks(
                 mesh=layout.axes,
                 rank=rank,
                 coordinates=coordinates,
-                parameters=sum(spec.numel for spec in specs),
+                parameters=int(
+                    sum(spec.numel * packed.get(id(tensor), 1) for tensor, spec in zip(tensors, specs, strict=True))
+                ),
                 parameter_bytes=sum(spec.nbytes for spec in specs),
                 model_parameters=rank_model.parameters,
                 trace=total_of(trace, step, transfers),

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
+from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import Loss
 from fvflops.capture.shortening.layer_runs import find_layer_kinds
 from fvflops.capture.shortening.shorten import shorten
@@ -78,7 +79,7 @@ class RankModel:
     @property
     def parameters(self) -> int:
         """The number of parameters of the whole model."""
-        return sum(parameter.numel() for parameter in self._model.parameters())
+        return read_modules(self._model).count_parameters()[""]
 
     @property
     def tied(self) -> tuple[tuple[str, str], ...]:

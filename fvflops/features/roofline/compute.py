@@ -111,7 +111,11 @@ class _WorkCostModel:
         moved = bytes_in((*signature.inputs, *signature.outputs)) if cost.exclusive else 0
         if module is not None and cost.exclusive:
             inside = f"{module.name}." if module.name else ""
-            moved += bytes_in(tuple(item.spec for item in self._modules.parameters() if item.name.startswith(inside)))
+            moved += sum(
+                bytes_in((item.spec,)) if item.stored is None else item.stored
+                for item in self._modules.parameters()
+                if item.name.startswith(inside)
+            )
         return RegionCost(_with_bytes(cost.costs, moved), cost.exclusive)
 
 

@@ -1,0 +1,186 @@
+"""Recognise layers that store quantised weights in tensors of their own, by the sizes that the layers state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fvflops.capture.model.packed_parameters import LOW_PRECISION, code_dtype, logical_spec
+from fvflops.capture.recorder.signature import describe_tensor
+from fvflops.trace import TensorSpec
+
+# Attributes by which layers state the sizes of their weight, output first.
+_SIZES = (
+    ("out_features", "in_features"),
+    ("outfeatures", "infeatures"),
+    ("num_embeddings", "embedding_dim"),
+    ("nf", "nx"),
+    ("m", "n"),
+)
+_BITS = ("bits", "w_bit", "nbits", "num_bits", "weight_bits")
+_INDICES = frozenset({torch.int64, *LOW_PRECISION})
+# A weight has at most 8 bits; vector codes may have less than one.
+_LEAST, _MOST = 0.5, 8
+# Start of the names of low-rank factors that a packed layer may have beside its weight.
+ADAPTERS = "lora_"
+# Ends of the names of sizes of a stack of experts.
+_EXPERT_SIZES = ("size", "dim", "features")
+
+
+class PackedLayer(NamedTuple):
+    """Tensors of a layer of packed weights: logical specs of its `weights`, names of its `biases`.
+
+    All other tensors of the layer are scales, zero points, codebooks and permutations, which the unpacked layer lacks.
+    """
+
+    weights: Mapping[str, TensorSpec]
+    biases: frozenset[str]
+
+
+def packed_layer(module: nn.Module) -> PackedLayer | None:
+    """Return which tensors of a module are packed weights and biases, None for a module without packed weights.
+
+    The layer states the sizes of its weight: as in_features and out_features, or in the table of a library (HQQ). Its
+    largest tensor of integers or 8-bit floats is the weight if it has up to 8 bits for each logical element, and no
+    floating-point tensor has as many elements. A stack of experts states a hidden and an intermediate size; a layer
+    that states nothing has 8 bits for each element and a scale named after the tensor.
+    """
+    tensors = {
+        name: tensor
+        for named in (module._parameters, module._buffers)
+        for name, tensor in named.items()
+        if tensor is not None and tensor.layout is torch.strided and not tensor.is_nested
+    }
+    codes = {name: tensor for name, tensor in tensors.items() if tensor.dtype in _INDICES}
+    if LOW_PRECISION.isdisjoint(tensor.dtype for tensor in codes.values()):
+        return None
+    shape = _stated_shape(module)
+    if shape is None:
+        weights = _expert_weights(module, codes) or _scaled_weights(codes, tensors)
+    else:
+        weights = _weight(module, shape, tensors, codes)
+    if not weights:
+        return None
+    biases = {"bias", *(f"{name}_bias" for name in weights)}
+    return PackedLayer(weights, frozenset(biases.intersection(tensors)))
+
+
+def elements_per_item(model: nn.Module) -> dict[int, Fraction]:
+    """Return the id of a parameter in a packed layer → its logical elements for each stored one, 0 for its scales."""
+    return {
+        id(tensor): Fraction(layer.weights[name].numel, tensor.numel()) if name in layer.weights else Fraction(0)
+        for module in model.modules()
+        if (layer := packed_layer(module)) is not None
+        for name, tensor in module._parameters.items()
+        if tensor is not None and name not in layer.biases and not name.startswith(ADAPTERS)
+    }
+
+
+def _stated_shape(module: nn.Module) -> tuple[int, int] | None:
+    attributes = module.__dict__
+    for names in _SIZES:
+        sizes = tuple(attributes.get(name) for name in names)
+        if all(type(size) is int and size > 0 for size in sizes):
+            return sizes  # type: ignore[return-value]
+    for table in _tables(attributes):
+        shape = table.get("shape")
+        if isinstance(shape, (tuple, list)) and len(shape) == 2 and all(type(size) is int for size in shape):
+            return tuple(shape)
+    return None
+
+
+def _stated_bits(module: nn.Module, limit: float) -> int | None:
+    """Return the bits of a code that a layer states, if they are at most `limit`."""
+    for table in (module.__dict__, *_tables(module.__dict__)):
+        for name in _BITS:
+            bits = table.get(name)
+            if type(bits) is int and 0 < bits <= limit:
+                return bits
+    return None
+
+
+def _tables(attributes: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the plain dicts among public attributes, such as the `meta` of HQQ."""
+    return (value for name, value in attributes.items() if type(value) is dict and not name.startswith("_"))
+
+
+def _weight(
+    module: nn.Module, shape: tuple[int, int], tensors: Mapping[str, torch.Tensor], codes: Mapping[str, torch.Tensor]
+) -> dict[str, TensorSpec]:
+    """Return the weight of a layer of one matrix, {} if no tensor can be it."""
+    elements = shape[0] * shape[1]
+    others = [tensor for name, tensor in tensors.items() if name not in codes]
+    values = [tensor.numel() for tensor in others if tensor.ndim == 1]
+    candidates = [
+        (tensor.numel() * tensor.element_size(), name)
+        for name, tensor in codes.items()
+        # Permutations and group indices have an element for each channel; a sparse matrix one or two for each value.
+        if tensor.numel() not in (*shape, *values, *(2 * size for size in values))
+        and (tensor.dtype in LOW_PRECISION or _stated_bits(module, _MOST))
+    ]
+    if not candidates or any(tensor.numel() == elements for tensor in others):
+        return {}
+    nbytes, name = max(candidates)
+    spec = describe_tensor(codes[name])
+    bits = 8 * nbytes / elements
+    if logical_spec(codes[name], spec) is not spec or not _LEAST <= bits <= _MOST:
+        return {}
+    dtype = code_dtype(spec, elements, _stated_bits(module, bits))
+    return {name: TensorSpec(shape, _floating(dtype, elements, name, tensors), spec.device)}
+
+
+def _floating(dtype: str, elements: int, weight: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the dtype of codes of 4 bits that are floating-point numbers: their scales have 8 bits, one for 32 or 16.
+
+    Source: OCP Microscaling Formats 1.0, table 1, has one format of 4 bits (E2M1); NVFP4 has E4M3 scales for 16.
+    """
+    scales = [
+        tensor
+        for name, tensor in tensors.items()
+        if name != weight and tensor.element_size() == 1 and tensor.numel() in (elements // 32, elements // 16)
+    ]
+    return "float4_e2m1fn" if dtype == "int4" and scales else dtype
+
+
+def _expert_weights(module: nn.Module, codes: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
+    """Return the weights [experts, out, in] of a stack: one size is stated, or twice it, the other is it or packed."""
+    attributes = module.__dict__.items()
+    sizes = {value for name, value in attributes if type(value) is int and value > 1 and name.endswith(_EXPERT_SIZES)}
+    found = {}
+    for name, tensor in codes.items():
+        if tensor.ndim != 3 or not sizes or tensor.dtype not in LOW_PRECISION:
+            continue
+        spec = describe_tensor(tensor)
+        experts, rows, columns = spec.shape
+        for packing in (1, *(8 * tensor.element_size() // bits for bits in (4, 2))):
+            logical = next(
+                (
+                    (experts, *sides)
+                    for sides in ((rows, packing * columns), (packing * rows, columns))
+                    if all(side in sizes or (side % 2 == 0 and side // 2 in sizes) for side in sides)
+                ),
+                None,
+            )
+            if logical is not None:
+                # Two in a byte: experts have 4-bit floats (MXFP4, NVFP4); no library packs integers into such stacks.
+                dtype = code_dtype(spec, math.prod(logical))
+                is_float = dtype == "int4" and tensor.element_size() == 1
+                found[name] = TensorSpec(logical, "float4_e2m1fn" if is_float else dtype, spec.device)
+                break
+    return found
+
+
+def _scaled_weights(codes: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
+    """Return matrices of 8 bits with scales named after them, of a layer that states no sizes, such as EETQ's."""
+    return {
+        name: describe_tensor(tensor)
+        for name, tensor in codes.items()
+        if tensor.element_size() == 1
+        and tensor.ndim > 1
+        and any(other.startswith((f"{name}_scale", f"{name}_inv_scale")) for other in tensors)
+    }
