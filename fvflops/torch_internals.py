@@ -180,6 +180,8 @@ INTERNALS: Mapping[str, Internal] = {
     "has_kernel_for_key": Internal("torch._C", "_dispatch_has_kernel_for_dispatch_key", _COMPOSITE),
     "schemas_of_packet": Internal("torch._C", "_jit_get_schemas_for_operator", _SCHEMAS),
     "all_schemas": Internal("torch._C", "_jit_get_all_schemas", _SCHEMAS),
+    "ArchiveReader": Internal("torch._C", "PyTorchFileReader", "checks of programs and TorchScript before they load"),
+    "load_archive": Internal("torch.export.pt2_archive._package", "load_pt2", "programs of torch.export in files"),
     "all_op_names": Internal("torch._C", "_dispatch_get_all_op_names", _SCHEMAS),
     "inductor_prims": Internal("torch._inductor.inductor_prims", "", "schemas of the compiler's own prims"),
     "TorchDispatchMode": Internal("torch.utils._python_dispatch", "TorchDispatchMode", _MODES),

@@ -7,10 +7,10 @@ import warnings
 import zipfile
 from typing import Any
 
-import torch
 from torch import nn
 
 from fvflops.analysis.files.file_kinds import require_trust
+from fvflops.analysis.files.program_archive import check_program
 
 
 def is_program(source: object) -> bool:
@@ -33,10 +33,14 @@ def load_program(path: str | os.PathLike[str], *, trust: bool) -> Any:
     if not zipfile.is_zipfile(name):  # torch would log a long warning
         raise ValueError(f"{name}: not a program of torch.export: it is not a complete zip archive")
     require_trust(name, "program", trust)
+    check_program(name)
+    from fvflops.torch_internals import load_archive
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.export itself calls deprecated functions of torch
-            return torch.export.load(name)
+            # torch.export.load would try an archive that this cannot load as one of an old format, which is pickled.
+            return load_archive(name).exported_programs["model"]
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
         raise ValueError(f"{name}: not a program of torch.export: {reason}") from error

@@ -16,6 +16,7 @@ CODE = {
 _DATA = {".json": "trace", ".json.gz": "trace", ".csv": "", ".parquet": "", ".onnx": "onnx"}
 _GZIP = b"\x1f\x8b"
 _PICKLE = b"\x80"
+_ZIP = b"PK\x03\x04"
 _HEAD = 64  # bytes that are enough to recognise a file that is no zip archive
 _MAX_SHOWN = 3
 
@@ -30,10 +31,11 @@ def recognise(path: str) -> str:
     for ending, kind in _DATA.items():
         if path.lower().endswith(ending):
             return kind
-    if zipfile.is_zipfile(path):
-        return _recognise_archive(path)
     with open(path, "rb") as file:
         head = file.read(_HEAD)
+    # An archive after the data of another file would be one for some readers.
+    if head.startswith(_ZIP) and zipfile.is_zipfile(path):
+        return _recognise_archive(path)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= os.path.getsize(path):
         return "safetensors"
     if head.startswith(b"GGUF"):

@@ -7,6 +7,7 @@ import warnings
 import torch
 
 from fvflops.analysis.files.file_kinds import require_trust
+from fvflops.analysis.files.script_archive import check_script
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
@@ -14,6 +15,7 @@ from fvflops.sources.options import SourceOptions
 def build(path: str, options: SourceOptions) -> BuiltModel:
     """Return a TorchScript module; its file does not contain the shapes of its inputs."""
     require_trust(path, "script", options.trusts_file)
+    check_script(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.jit is deprecated
