@@ -9,6 +9,8 @@ from weakref import ReferenceType, ref
 
 import torch
 
+from fvflops.capture.lazy_values.counting import count_unmasked
+from fvflops.capture.lazy_values.values import expression_of
 from fvflops.torch_internals import disable_dispatch_modes, is_functorch_wrapped
 from fvflops.trace import TensorSpec, Value
 from fvflops.trace.records import ALL_LISTS
@@ -74,12 +76,19 @@ class ValueReader:
         )
 
     def _read(self, tensor: Any, *, is_mask: bool) -> tuple[int, ...] | None:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not (is_mask or _is_list(tensor)):
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        if is_mask and (tensor.dtype is torch.bool or tensor.is_floating_point()):
+            if (mask := expression_of(tensor)) is not None:
+                return None if (count := count_unmasked(mask, tensor.dtype)) is None else (count,)
+        elif is_mask or not _is_list(tensor):
+            return None
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return None
         if not _is_dense(tensor) or not self._has_values([tensor]):
             return None
         if is_mask:
-            return (self._count_mask(tensor),) if tensor.dtype is torch.bool or tensor.is_floating_point() else None
+            return (self._count_mask(tensor),)
         with disable_dispatch_modes():
             return tuple(map(int, tensor.flatten().tolist()))
 

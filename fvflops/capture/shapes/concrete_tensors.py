@@ -78,12 +78,9 @@ class ConcreteTensors:
         index = self._recorder.storage_of(tensor, "outside")
         if self._is_invalid(tensor.untyped_storage()):
             metadata = without_values(metadata)
-        elif not metadata.known and index >= self._preexisting and _may_keep_values(real_metadata):
+        elif not metadata.known and index >= self._preexisting and real_metadata.device.type != "meta":
             # A constant that the model creates, or stores outside its parameters, buffers and inputs.
-            metadata = intern(
-                *(real_metadata.shape, real_metadata.stride, real_metadata.dtype),
-                *(metadata.device, True, real_metadata.bits),
-            )
+            metadata = _with_values(real_metadata, metadata.device)
         return tensor, metadata, index
 
     def metadata_of(self, tensor: torch.Tensor) -> Metadata:
@@ -125,7 +122,7 @@ class ConcreteTensors:
         if not self._is_invalid(storage):
             self._invalid[id(storage)] = weakref.ref(storage)
             for key, (registered, metadata, index) in list(self.registered.items()):
-                if metadata.known and registered.untyped_storage() is storage:
+                if (metadata.known or metadata.lazy) and registered.untyped_storage() is storage:
                     self.registered[key] = registered, without_values(metadata), index
 
     def _is_invalid(self, storage: torch.UntypedStorage) -> bool:
@@ -134,26 +131,35 @@ class ConcreteTensors:
         return invalid is not None and invalid() is storage
 
     def _adapt(self, metadata: Metadata) -> Metadata:
-        """Return a real tensor's metadata in the run: on the run's device, known if a small integer or bool tensor."""
+        """Return a real tensor's metadata in the run: on its device, with the values of an integer or bool tensor."""
         adapted = self._adapted.get(metadata)
         if adapted is None:
-            known = metadata.dtype in INTEGRAL and _may_keep_values(metadata)
             device = self.device_for(metadata.device)
-            adapted = intern(metadata.shape, metadata.stride, metadata.dtype, device, known, metadata.bits)
+            if metadata.dtype in INTEGRAL and metadata.device.type != "meta":
+                adapted = _with_values(metadata, device)
+            else:
+                adapted = intern(metadata.shape, metadata.stride, metadata.dtype, device, False, metadata.bits)
             self._adapted[metadata] = adapted
         return adapted
+
+
+def _with_values(metadata: Metadata, device: torch.device) -> Metadata:
+    """Return the metadata of a tensor that has values: known ones if it is small, else lazy ones."""
+    known = is_small(metadata)
+    lazy = not known and (metadata.dtype in INTEGRAL or stored_numel(metadata) <= CONCRETE_LIMIT)
+    return intern(metadata.shape, metadata.stride, metadata.dtype, device, known, metadata.bits, lazy)
+
+
+def stored_numel(metadata: Metadata) -> int:
+    """Return the number of elements in memory, each of which an expanded tensor has several times."""
+    return metadata.nbytes // metadata.dtype.itemsize
 
 
 def is_small(metadata: Metadata) -> bool:
     """Return whether a tensor is small enough to keep its values."""
     if metadata.numel <= CONCRETE_LIMIT:
         return True
-    stored = metadata.nbytes // metadata.dtype.itemsize
-    return stored <= CONCRETE_LIMIT and metadata.numel <= EXPANDED * CONCRETE_LIMIT
-
-
-def _may_keep_values(metadata: Metadata) -> bool:
-    return metadata.device.type != "meta" and is_small(metadata)
+    return stored_numel(metadata) <= CONCRETE_LIMIT and metadata.numel <= EXPANDED * CONCRETE_LIMIT
 
 
 def without_values(metadata: Metadata) -> Metadata:

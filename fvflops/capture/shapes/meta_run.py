@@ -126,7 +126,8 @@ class OutputInference:
             storage = item.untyped_storage()
             source = storages.get(storage._cdata)
             if source is not None:
-                return Output(self._describe(item, self.metadata[source].device), source)
+                view = self._describe(item, self.metadata[source].device)
+                return Output(view, source, offset=int(item.storage_offset()))
             metadata = self._describe(item, default_device)
             same_size = metadata.nbytes == storage.nbytes()
             return Output(metadata, row=metadata.row if same_size else (storage.nbytes(), *metadata.row[1:]))

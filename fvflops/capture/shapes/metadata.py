@@ -23,7 +23,8 @@ class Metadata:
 
     Equal metadata are one object, so that they compare and hash by identity. `known`: the values are available.
     `bits`: torch's conjugate (1) and negative (2) bits. `actual_device` is the device, or the CPU if this machine lacks
-    it. `spec` describes the tensor in the Trace, `spec_tuple` is a 1-tuple of it, `row` describes a new storage there.
+    it. `lazy`: the values may be available as an expression. `spec` describes the tensor in the Trace, `spec_tuple` is
+    a 1-tuple of it, `row` describes a new storage there.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class Metadata:
         "device",
         "dtype",
         "known",
+        "lazy",
         "nbytes",
         "row",
         "shape",
@@ -48,6 +50,7 @@ class Metadata:
         device: torch.device,
         known: bool,
         bits: int,
+        lazy: bool = False,
     ) -> None:
         self.shape = tuple(map(int, shape))
         self.stride = tuple(map(int, stride))
@@ -55,6 +58,7 @@ class Metadata:
         self.device = device
         self.actual_device = device if is_available(device) else _CPU
         self.known = known
+        self.lazy = lazy
         self.bits = bits
         self.spec = dense_spec(self.shape, dtype, device)
         extent = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) + 1
@@ -63,7 +67,8 @@ class Metadata:
         self.row = (self.nbytes, self.spec.device, "op")
 
     def __repr__(self) -> str:
-        return f"Metadata({self.spec}, stride={self.stride}, device={self.device}, known={self.known})"
+        values = "known" if self.known else "lazy" if self.lazy else "unknown"
+        return f"Metadata({self.spec}, stride={self.stride}, device={self.device}, {values})"
 
     @property
     def is_conjugate(self) -> bool:
@@ -88,13 +93,20 @@ def intern(
     device: torch.device,
     known: bool = False,
     bits: int = 0,
+    lazy: bool = False,
 ) -> Metadata:
     """Return the interned metadata with these fields."""
-    key = (shape, stride, dtype, device, known, bits)
+    key = (shape, stride, dtype, device, known, bits, lazy) if lazy else (shape, stride, dtype, device, known, bits)
     metadata = _INTERNED.get(key)
     if metadata is None:
         metadata = _INTERNED[key] = Metadata(*key)
     return metadata
+
+
+def as_lazy(metadata: Metadata) -> Metadata:
+    """Return the metadata of an equal tensor with lazy values."""
+    rest = metadata.device, False, metadata.bits, True
+    return intern(metadata.shape, metadata.stride, metadata.dtype, *rest)
 
 
 def metadata_of(tensor: torch.Tensor) -> Metadata:

@@ -61,7 +61,7 @@ class Output(NamedTuple):
     """One result of an op: a new tensor, a view of the argument tensor `source`, or (`same`) that argument itself.
 
     `metadata` is None for a non-tensor result `value`. `row` is the storage of a new tensor, which may be larger than
-    the tensor: some kernels shrink what they allocated.
+    the tensor: some kernels shrink what they allocated. `offset` is a view's, relative to its argument.
     """
 
     metadata: Metadata | None
@@ -69,6 +69,7 @@ class Output(NamedTuple):
     same: bool = False
     value: Any = None
     row: tuple[int, str, str] | None = None
+    offset: int = 0
 
 
 class CachedResult:
@@ -76,10 +77,11 @@ class CachedResult:
 
     `build` is None for a single result, else it builds the result from a list of items. `resized` are argument tensors
     whose metadata the op changes. `concrete`: the op is computed, since all arguments are known and small; its
-    signature is None if the result's shape depends on values. Shortcuts, None in the general case: `fresh` is the
-    metadata of a single new tensor, `row` its storage; `source` is the argument that is the single result or its base,
-    `view` the view's metadata. `cacheable` is False for an outcome that depends on more than the cache key. `promoted`
-    is the default dtype to which the call promoted integers, on which the outcome depends.
+    signature is None if the result's shape depends on values. `lazy`: results may have lazy values. Shortcuts, None in
+    the general case: `fresh` is the metadata of a single new tensor, `row` its storage; `source` is the argument that
+    is the single result or its base, `view` the view's metadata. `cacheable` is False for an outcome that depends on
+    more than the cache key. `promoted` is the default dtype to which the call promoted integers, on which the outcome
+    depends.
     """
 
     __slots__ = (
@@ -87,6 +89,7 @@ class CachedResult:
         "cacheable",
         "concrete",
         "fresh",
+        "lazy",
         "outputs",
         "promoted",
         "resized",
@@ -112,6 +115,7 @@ class CachedResult:
         self.resized = resized
         self.written = written
         self.concrete = concrete
+        self.lazy = False
         self.cacheable = True
         self.promoted: torch.dtype | None = None
         self._find_shortcuts()
@@ -121,6 +125,11 @@ class CachedResult:
         self.concrete = True
         self._find_shortcuts()
 
+    def make_lazy(self) -> None:
+        """Have lazy values read and written, which is not done in the shortcuts."""
+        self.lazy = True
+        self._find_shortcuts()
+
     def promote(self, default: torch.dtype) -> None:
         """Make the outcome valid for one default dtype only, which every call then checks."""
         self.promoted = default
@@ -128,7 +137,9 @@ class CachedResult:
 
     def _find_shortcuts(self) -> None:
         build, outputs, resized, written, concrete = self.build, self.outputs, self.resized, self.written, self.concrete
-        simple = build is None and len(outputs) == 1 and not resized and not concrete and self.promoted is None
+        simple = (
+            build is None and len(outputs) == 1 and not (resized or concrete or self.lazy) and self.promoted is None
+        )
         only = outputs[0] if simple else None
         self.fresh = only.metadata if only is not None and only.source is None and not written else None
         self.row: Any = None if only is None else only.row

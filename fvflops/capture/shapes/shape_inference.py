@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.lazy_values.ops import COUNTS, INDEPENDENT, base_name, is_supported
 from fvflops.capture.recorder.signature import describe, describe_result, intern_signature, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore import interrupts
@@ -60,6 +61,8 @@ class OpInference:
                 outcome, cacheable = self._infer_from_values(name, inference, rule, args, kwargs, error), False
         if known and all(item.metadata is None or _is_computed(item.metadata, op) for item in outcome.outputs):
             outcome.compute()
+        elif not outcome.concrete and _is_lazy(func, op, metadata, outcome):
+            outcome.make_lazy()
         if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
             outcome.signature = self.sign(op, args, kwargs, outcome.outputs, outcome.build)
         if op.context is None and _is_promoted(metadata, outcome):
@@ -124,6 +127,28 @@ class OpInference:
 def _is_computed(metadata: Metadata, op: OpCache) -> bool:
     """Return whether to compute an op's result on known values: not random activations or large results."""
     return metadata.numel <= 1 if op.random and metadata.dtype not in INTEGRAL else is_small(metadata)
+
+
+def _is_lazy(func: Any, op: OpCache, inputs: Sequence[Metadata], outcome: CachedResult) -> bool:
+    """Return whether a call writes to a tensor with lazy values, returns a view of it, or a result with such values."""
+    used = {output.source for output in outcome.outputs if output.source is not None} | set(outcome.written)
+    if any(inputs[index].lazy for index in used):
+        return True
+    name = base_name(op.schema.name)
+    if name in COUNTS and inputs and inputs[0].lazy:
+        return True
+    if (
+        op.random
+        or len(outcome.outputs) != 1
+        or outcome.outputs[0].metadata is None
+        or outcome.outputs[0].source is not None
+    ):
+        return False
+    if name in INDEPENDENT:  # not the states of an optimizer
+        is_value = name.startswith("new_") or outcome.outputs[0].metadata.dtype in INTEGRAL
+    else:
+        is_value = all(item.known or item.lazy for item in inputs)
+    return is_value and is_supported(func, op.schema.name)
 
 
 def _is_promoted(inputs: Sequence[Metadata], outcome: CachedResult) -> bool:

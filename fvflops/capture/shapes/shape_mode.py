@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.lazy_values.expression import Expression
+from fvflops.capture.lazy_values.ops import COUNTS, base_name, is_dense
+from fvflops.capture.lazy_values.values import LazyMemory, LazyValue, LazyValues
 from fvflops.capture.real.real_mode import SubclassAwareMode, has_wrapper_subclass
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
@@ -24,7 +27,7 @@ from fvflops.capture.shapes.collectives import completed_work, is_work
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, unpack_result
-from fvflops.capture.shapes.metadata import Metadata, is_available
+from fvflops.capture.shapes.metadata import Metadata, as_lazy, is_available
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
     CachedResult,
@@ -84,6 +87,7 @@ class ShapeMode(SubclassAwareMode):
         self.concrete = ConcreteTensors(recorder, device, devices)
         self._rules = rules
         self.settings = settings_of(device)
+        self._lazy_values = LazyValues()
         self._inference = OpInference(device, self.settings, rules, self.concrete)
         self.recorder = recorder
         recorder.describe = self.concrete.spec_of
@@ -114,8 +118,9 @@ class ShapeMode(SubclassAwareMode):
             *(self.recorder, self._undo_log, self.device, (), self._rules),
             nested=self.nested,
         )
-        mode.concrete, mode._inference, mode._plans, mode._indices, mode._shared = (
+        mode.concrete, mode._lazy_values, mode._inference, mode._plans, mode._indices, mode._shared = (
             self.concrete,
+            self._lazy_values,
             self._inference,
             self._plans,
             self._indices,
@@ -182,8 +187,7 @@ class ShapeMode(SubclassAwareMode):
         tensors = list(tensors_of(kwargs))
         outputs = tuple(map(self.concrete.spec_of, self.recorder.uninitialised(tensors)))
         for tensor in tensors:
-            if type(tensor) is not ShapeTensor:
-                self.concrete.invalidate(tensor)
+            self._forget_values(tensor)
         spec_kwargs = substitute(dict(kwargs), self.concrete.spec_of, self.concrete.device_for)
         storages = [
             self.storage_index(tensor.storage_ref) if type(tensor) is ShapeTensor else self.concrete.resolve(tensor)[2]
@@ -277,7 +281,8 @@ class ShapeMode(SubclassAwareMode):
             self._updates_counter(op, outcome, tensors) and not op.needs_other_ranks(args, kwargs or {})
         ):
             return self._compute(func, op, args, kwargs or {}, reads, outcome)
-        return self._make_results(func, op, args, kwargs or {}, tensors, reads, outcome)
+        make = self._make_lazy_results if outcome.lazy else self._make_results
+        return make(func, op, args, kwargs or {}, tensors, reads, outcome)
 
     def _infer(
         self,
@@ -331,7 +336,7 @@ class ShapeMode(SubclassAwareMode):
         results: list[Any] = []
         writes: list[int] = []
         real_views: list[Any] = []
-        for metadata, source, same, value, row in outcome.outputs:
+        for metadata, source, same, value, row, _ in outcome.outputs:
             if metadata is None:
                 results.append(completed_work(results) if is_work(value) else value)
                 if isinstance(value, torch.Tensor):
@@ -354,6 +359,50 @@ class ShapeMode(SubclassAwareMode):
         result = results[0] if outcome.build is None else outcome.build(results)
         self._record(outcome, reads, writes)
         return result
+
+    def _make_lazy_results(
+        self,
+        func: Any,
+        op: OpCache,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        reads: list[int],
+        outcome: CachedResult,
+    ) -> Any:
+        """Return the results of a call, with the values of tensors that it returns or writes to as expressions."""
+        name = op.schema.name
+        if base_name(name) in COUNTS and (counted := self._lazy_values.count(name, args, kwargs)) is not None:
+            self._record(outcome, reads, [self.recorder.storage_of(counted, "op")])
+            return counted
+        outputs = outcome.outputs
+        value = None
+        if len(outputs) == 1 and outputs[0].metadata is not None and (outputs[0].source is None or outputs[0].same):
+            metadata = outputs[0].metadata
+            value = self._lazy_values.result(func, name, args, kwargs, metadata.shape, metadata.dtype)
+        result = self._make_results(func, op, args, kwargs, tensors, reads, outcome)
+        for index in outcome.written:
+            self._forget_values(tensors[index], value)
+        for item, output in zip(unpack_result(result)[0], outputs, strict=True):
+            if type(item) is not ShapeTensor or output.same:
+                continue
+            lazy = None
+            if output.source is None:
+                dense = is_dense(item.metadata.shape, item.metadata.stride)
+                lazy = LazyValue(LazyMemory(value, item.metadata.stride), 0) if value is not None and dense else None
+            elif (base := getattr(tensors[output.source], "lazy", None)) is not None:
+                lazy = LazyValue(base.memory, base.offset + output.offset)
+            if lazy is not None:
+                item.lazy, item.metadata = lazy, as_lazy(item.metadata)
+        return result
+
+    def _forget_values(self, tensor: torch.Tensor, value: Expression | None = None) -> None:
+        """Replace the values of a tensor that the model writes to, by unknown ones unless given."""
+        if type(tensor) is not ShapeTensor:
+            self.concrete.invalidate(tensor)
+        elif tensor.lazy is not None:
+            target = tensor.metadata.shape, tensor.metadata.stride, tensor.lazy.offset
+            tensor.lazy.memory.write(target, value)
 
     def _run_nested(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call hidden from the enclosing run with shape execution."""

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from fvflops.capture.lazy_values.values import LazyValue
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.torch_internals import (
     make_wrapper_subclass,
@@ -158,6 +159,7 @@ class ShapeTensor(torch.Tensor):
 
     metadata: Metadata
     storage_ref: StorageRef
+    lazy: LazyValue | None = None
 
     def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:  # type: ignore[misc]
         """Return a parameter, for code that calls a parameter's class to construct one, as accelerate does."""
@@ -237,7 +239,7 @@ class ShapeTensor(torch.Tensor):
         if not isinstance(other, ShapeTensor):
             raise self.storage_ref.mode.missing_value("Tensor.data")
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self.metadata, self.storage_ref = other.metadata, other.storage_ref
+        self.metadata, self.storage_ref, self.lazy = other.metadata, other.storage_ref, other.lazy
 
 
 def make_shape_tensor(metadata: Metadata, storage_ref: StorageRef, requires_grad: bool = False) -> ShapeTensor:
