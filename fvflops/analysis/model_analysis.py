@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fvflops import __version__, paths
+from fvflops.analysis.handle_names import list_unused, read_op
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.analysis.model_run import ModelRun
 from fvflops.capture.model.model_index import read_modules
@@ -160,20 +161,16 @@ class ModelAnalysis:
         A handle is a function of a `Call` that returns an int, 0 or more, or a Counter of label → int, or a function of
         `(inputs, outputs)` as in fvcore; any other result raises ValueError. None makes the op ignored.
         Names are `aten::linear`, `aten::add.Tensor` (one overload), `mylib::op` or `prim::PythonOp.NAME` (an
-        autograd.Function). A lone name, and a function of other arguments, raise TypeError, a name without a namespace
-        ValueError.
+        autograd.Function); `torch.ops.aten.linear.default` is one too, also as an object. A lone name, and a function
+        of other arguments, raise TypeError, a name that is none of an op ValueError; a warning names the handles of ops
+        that the model did not call. An exception of a handle is a ValueError that names both.
         """
         if len(args) % 2:
             raise TypeError("set_op_handle takes pairs of an op name and a handle, such as ('aten::gelu', None)")
         passed = {**kwargs, **dict(zip(args[::2], args[1::2], strict=True))}
         # All are checked before any is set.
-        for name in passed:
-            if "::" not in name:
-                raise ValueError(
-                    f"{name!r} is not an op name: write namespace::name, such as aten::linear, or for an "
-                    f"autograd.Function prim::PythonOp.{name}"
-                )
-        handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in passed.items()}
+        named = {read_op(op): handle for op, handle in passed.items()}
+        handles = {name: None if handle is None else adapt_handle(name, handle) for name, handle in named.items()}
         self._handles.update(handles)
         self._counts = self._by_module_and_operator = None
         return self
@@ -195,6 +192,8 @@ class ModelAnalysis:
             raise TypeError("set_module_handle takes pairs of a class and a handle, such as (torch.nn.LSTM, None)")
         for key, handle in zip(args[::2], args[1::2], strict=True):
             name = name_class(key) if isinstance(key, type) else str(key)
+            if isinstance(key, type) and not issubclass(key, torch.nn.Module):
+                raise ValueError(f"{name} is no module class: a handle of an op or a function is for set_op_handle")
             if not may_exist(name):
                 raise ValueError(f"no module class is named {name}: did you mean {suggest_class(name)}?")
             self._module_handles[name] = None if handle is None else adapt_handle(name, handle)
@@ -477,6 +476,8 @@ class ModelAnalysis:
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             _LOGGER.warning("Unsupported, so not counted: %s%s; see unsupported_ops()", listed, more)
         if self._warn_uncalled:
+            for text in list_unused(self.trace(), self._handles, self._module_handles):
+                _LOGGER.warning("%s", text)
             modules = self.module_tree().by_name
             uncalled = sorted(name for name in self.uncalled_modules() if modules[name].has_forward)
             if uncalled:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from fvflops import __version__
 from fvflops.cli.encoding import ascii_streams
-from fvflops.cli.outputs import check_outputs
+from fvflops.cli.outputs import check_outputs, choose_format
 from fvflops.cli.parser import Parser, write_examples, write_usage
 from fvflops.text import printable
 
@@ -80,6 +80,7 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     arguments = parser.parse_args(argv)
     try:
+        choose_format(arguments)
         check_outputs(arguments)
         command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
         return int(command.run(arguments))

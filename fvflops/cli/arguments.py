@@ -310,8 +310,12 @@ def add_table(
     formats = {**FORMATS, **(more or {})}
     names = ", ".join([*FORMATS, *(f"{name} ({note})" for name, note in (more or {}).items())])
     group.add_argument(
-        "--format", choices=tuple(formats), default="text", metavar="FORMAT", help=f"{names}; default: text"
+        "--format",
+        choices=tuple(formats),
+        metavar="FORMAT",
+        help=f"{names}; default: by the suffix of --output, or text",
     )
+    group.set_defaults(formats=tuple(formats))
     group.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
     default = "all" if top is None else str(top)
     group.add_argument("--top", type=parse_count, default=top, metavar="N", help=f"number of rows; default: {default}")

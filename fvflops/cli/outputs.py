@@ -15,6 +15,15 @@ from fvflops.reports.formats import write_document
 _OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "html", "save_trace")
 # The path of `--output` for standard output.
 STANDARD = "-"
+# Suffix of `--output` → its format; no command writes the last ones.
+_SUFFIXES = {
+    **{f".{format}": format for format in ("html", "json", "csv", "svg", "png", "dot")},
+    ".htm": "html",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".tex": "latex",
+    **{f".{format}": format for format in ("pdf", "jpg", "jpeg", "parquet", "xlsx", "gz", "zip", "jsonl")},
+}
 # Arguments that may be the path of an input file, or FILE:NAME.
 _INPUTS = (
     "model",
@@ -52,6 +61,26 @@ def check_outputs(arguments: argparse.Namespace) -> None:
         written.add(location)
     for option, path in outputs:
         check_file(f"--{option.replace('_', '-')}", path)
+
+
+def choose_format(arguments: argparse.Namespace) -> None:
+    """Set the format of a report that has none: by the suffix of its file, else text.
+
+    A suffix of a format that the command does not write raises ValueError.
+
+    >>> arguments = argparse.Namespace(format=None, formats=("text", "html"), output="page.html")
+    >>> choose_format(arguments)
+    >>> arguments.format
+    'html'
+    """
+    formats = getattr(arguments, "formats", ())
+    if not formats or arguments.format is not None:
+        return
+    path = getattr(arguments, "output", None) or STANDARD
+    format = _SUFFIXES.get(os.path.splitext(path)[1].lower(), "text")
+    if format not in formats:
+        raise ValueError(f"--output {path}: {arguments.command} writes {', '.join(formats)}, chosen by --format")
+    arguments.format = format
 
 
 def check_file(option: str, path: str) -> None:

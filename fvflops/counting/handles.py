@@ -10,10 +10,11 @@ from typing import Any
 
 from fvflops.counting.count import CostModel, RegionCost
 from fvflops.formulas import Call, Cost, OpCost
-from fvflops.formulas.rows import default_label
+from fvflops.formulas.rows import default_label, show_call
 from fvflops.formulas.table import attributes_of, find_class
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
 from fvflops.trace.records import ALL_LISTS
+from fvflops.trace.signature import packet_of
 
 Handle = Callable[[Call], "int | Counter[str]"]
 
@@ -47,7 +48,7 @@ class HandleCostModel:
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the cost of one op call by its handle, else by the inner cost model."""
-        for name in (signature.op, signature.packet, _traced_name(signature.packet)):
+        for name in names_of(signature.op):
             if name in self._handles:
                 return _cost(self._handles[name], name, Call.of(signature))
         return self._inner.op_cost(signature)
@@ -65,18 +66,32 @@ class HandleCostModel:
         return self._inner.region_cost(region, module, signature)
 
 
-def _traced_name(packet: str) -> str:
-    return "aten::_convolution" if packet == "aten::convolution" else packet
+def names_of(op: str) -> tuple[str, ...]:
+    """Return the names by which a handle may be set for an op, the nearest first.
+
+    >>> names_of("aten::add.Tensor")
+    ('aten::add.Tensor', 'aten::add')
+    """
+    packet = packet_of(op)
+    return (op, packet, "aten::_convolution") if packet == "aten::convolution" else (op, packet)
 
 
 def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
     label = name.partition("::")[2] or default_label(name)
     if handle is None:
         return (OpCost(label, Status.ZERO_FLOP),)
-    result = handle(call)
+    try:
+        result = handle(call)
+    except Exception as error:  # user code may raise anything: name the op and the handle
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{_describe(handle)} of {name} raised {text}; called as {show_call(call)}") from error
     sums = result if isinstance(result, Mapping) else {label: result}
     costs = [OpCost(key, Status.COUNTED, _number(value, name, handle)) for key, value in sums.items()]
     return tuple(costs) or (OpCost(label, Status.COUNTED),)
+
+
+def _describe(handle: Handle) -> str:
+    return f"the handle {getattr(handle, '__name__', type(handle).__name__)}"
 
 
 def _number(value: Any, name: str, handle: Handle) -> int:
@@ -89,7 +104,7 @@ def _number(value: Any, name: str, handle: Handle) -> int:
     is_integer = isinstance(value, Real) and math.isfinite(value) and value == math.floor(value)
     if not is_integer or may_overflow or value < 0:
         raise ValueError(
-            f"the handle {getattr(handle, '__name__', type(handle).__name__)} of {name} returned {value!r} of type "
+            f"{_describe(handle)} of {name} returned {value!r} of type "
             f"{type(value).__name__}: return a Python int, 0 or more, or a Counter of them"
             + ("; a Cost is what a formula returns: see register_formula" if isinstance(value, Cost) else "")
         )

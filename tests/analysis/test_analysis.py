@@ -1,6 +1,7 @@
 """The analyses as people use them: inputs, handles, tables, names, warnings, loaded traces."""
 
 import logging
+import re
 from collections import Counter
 
 import pytest
@@ -457,3 +458,83 @@ def test_a_child_whose_name_has_dots_belongs_to_what_holds_it():
     model.forward = lambda x: getattr(model[0], "a.b")(model[0](x))
     flops = FlopCountAnalysis(model, torch.ones(1, 4))
     assert flops.by_module() == {"": 48, "0": 48, "0.a.b": 32}
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *("aten::gelu", "aten::gelu.default", "torch.ops.aten.gelu.default", "torch.ops.aten.gelu"),
+        *(torch.ops.aten.gelu.default, torch.ops.aten.gelu),
+    ],
+)
+def test_every_name_of_an_op_is_one_for_a_handle(op, caplog):
+    analysis = FlopCountAnalysis(nn.Sequential(nn.Linear(4, 4), nn.GELU()), X)
+    assert analysis.set_op_handle(op, lambda call: 8 * call.out.numel).by_operator()["gelu"] == 32
+    assert not caplog.records
+
+
+NO_OPS = {
+    "aten::gellu": "torch has no op aten::gellu: did you mean aten::gelu",
+    "aten::gelu.Tensor": "torch has no op aten::gelu.Tensor: did you mean aten::gelu",
+    "torch.ops.aten.gellu.default": "torch has no op aten::gellu: did you mean aten::gelu",
+    "Aten::gelu": "there is no op Aten::gelu: did you mean aten::gelu",
+    "gelu": "'gelu' is not an op name: write namespace::name",
+    "aten.gelu": "'aten.gelu' is not an op name",
+}
+
+
+@pytest.mark.parametrize("name", NO_OPS)
+def test_a_handle_for_no_op_is_refused(name):
+    analysis = FlopCountAnalysis(nn.GELU(), X)
+    for handle in (None, lambda call: 1):
+        with pytest.raises(ValueError, match=re.escape(NO_OPS[name])):
+            analysis.set_op_handle("aten::mm", handle, name, handle)
+    assert analysis.total() == 0
+
+
+UNUSED = {
+    "aten::gelu_": "The handle of aten::gelu_ is not used: the model did not call this op: did you mean 'aten::gelu'?",
+    "aten::add.Scalar": "The handle of aten::add.Scalar is not used: the model did not call this op",
+    "mylib::scan": "The handle of mylib::scan is not used: the model did not call this op",
+    "prim::PythonOp.Swish": "The handle of prim::PythonOp.Swish is not used: the model did not call this op",
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_a_handle_of_an_op_that_is_not_called_is_named(name, caplog):
+    analysis = FlopCountAnalysis(nn.Sequential(nn.Linear(4, 4), nn.GELU()), X)
+    analysis.set_op_handle("aten::gelu", lambda call: 1, name, lambda call: 2, "aten::sin", None).counts()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(UNUSED[name])
+    caplog.clear()
+    analysis.set_op_handle(name, None).counts()  # which has no effect either way
+    analysis.uncalled_modules_warnings(False).set_op_handle(name, lambda call: 2).counts()
+    assert not caplog.records
+
+
+def test_a_module_handle_of_a_class_that_is_not_called_is_named(caplog):
+    class Mine(nn.Module):
+        pass
+
+    analysis = FlopCountAnalysis(nn.Sequential(nn.Linear(4, 4), nn.GELU()), X)
+    analysis.set_module_handle(Mine, lambda call: 1, nn.Linear, lambda call: 2, "Gelu", lambda call: 3).counts()
+    unused = [record.getMessage() for record in caplog.records]
+    assert "Mine is not used: the model called no such module" in unused[0] and len(unused) == 2
+    with pytest.raises(ValueError, match="is no module class: a handle of an op or a function is for set_op_handle"):
+        analysis.set_module_handle(torch.autograd.Function, lambda call: 1)
+
+
+def test_an_exception_in_a_handle_names_the_op_and_the_handle():
+    def count_gelu(call):
+        return call.arguments["inptu"]
+
+    analysis = FlopCountAnalysis(nn.Sequential(nn.Linear(4, 4), nn.GELU()), X).set_op_handle("aten::gelu", count_gelu)
+    expected = (
+        r"^the handle count_gelu of aten::gelu raised KeyError: 'inptu'; called as aten::gelu\(self=float32\[1, 4\]"
+    )
+    with pytest.raises(ValueError, match=expected) as caught:
+        analysis.total()
+    assert isinstance(caught.value.__cause__, KeyError)
+    analysis = FlopCountAnalysis(nn.GELU(), X).set_module_handle(nn.GELU, lambda inputs, outputs: inputs[7])
+    with pytest.raises(ValueError, match=r"^the handle <lambda> of torch\.nn\.GELU raised IndexError: list index"):
+        analysis.total()

@@ -283,3 +283,30 @@ def test_the_convention_is_that_of_count(capsys, command):
     code, out, _ = run(capsys, command, "zoo:lenet5", *options)
     assert code == 0 and "Convention: default (1 FLOP per multiply-add)" in " ".join(out.split())
     assert command == "count" or "2 per multiply-add, as peaks do: 833K FLOPs" in " ".join(out.split())
+
+
+# The start of what is written to a file by its suffix, and by --format where it is given.
+BY_SUFFIX = {
+    ("count", "a.html"): "<!doctype html>",
+    ("compare", "a.md"): "zoo:lenet5 on",
+    ("count", "a.svg"): "<?xml",
+    ("count", "a.txt"): "module  ",
+    ("count", "a.html", "--format", "csv"): "module,",
+    ("compare", "a.HTM"): "<!doctype html>",
+    ("compare", "a.tex"): "\\usepackage",
+    ("memory", "a.svg"): "<svg",
+    ("memory", "a.json"): "{",
+}
+
+
+@pytest.mark.parametrize("case", BY_SUFFIX)
+def test_the_suffix_of_a_file_sets_its_format(tmp_path, capsys, case):
+    command, name, *more = case
+    assert main([command, "zoo:lenet5", "--output", str(tmp_path / name), *more]) == 0
+    assert (tmp_path / name).read_text(encoding="utf-8").lstrip("# %").startswith(BY_SUFFIX[case])
+
+
+@pytest.mark.parametrize(("command", "name"), [("compare", "a.svg"), ("count", "a.pdf"), ("plan", "a.parquet")])
+def test_a_suffix_of_a_format_that_is_not_written_is_refused(capsys, command, name):
+    assert main([command, "zoo:lenet5", "--output", name]) == 2
+    assert f"error: --output {name}: {command} writes text, markdown" in capsys.readouterr().err

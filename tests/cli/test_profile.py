@@ -98,11 +98,11 @@ def test_a_schedule_measures_its_active_steps(capsys, factory):
     assert "The mean of 2 runs, active among 5 steps, " in text
 
 
-def test_without_cuda_the_figures_are_the_cpus_and_that_is_said_once(capsys, monkeypatch):
+def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, text, err = run(capsys, *LENET, "--device", "cuda")
-    assert code == 0 and "on cpu (" in text
-    assert err == "fvflops: this machine has no CUDA device: the profile is of the CPU\n"
+    assert code == 2 and not text
+    assert err.startswith("fvflops: error: device 'cuda': this torch (") and "omit the device" in err
 
 
 @pytest.mark.parametrize(

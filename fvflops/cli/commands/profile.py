@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
@@ -119,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     checked = _check(arguments)
     options = _read_runs(arguments)
-    device = _choose_device(arguments.device) or ("cpu" if is_built_on_meta(arguments.model) else None)
+    device = arguments.device or ("cpu" if is_built_on_meta(arguments.model) else None)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device=device))
     subject.train(arguments.train, option="--train")
@@ -242,13 +239,6 @@ def _check_ignored(names: Sequence[str], table: FormulaTable) -> None:
         if name.islower() and not schemas_of(full):  # else it may be a module's class, known after the run
             near = nearest(full, table.rows)
             raise ValueError(f"--ignore {name}: there is no such op" + (f"; the nearest is {near}" if near else ""))
-
-
-def _choose_device(name: str | None) -> str | None:
-    if name == "cuda" and not torch.cuda.is_available():
-        print("fvflops: this machine has no CUDA device: the profile is of the CPU", file=sys.stderr)
-        return "cpu"
-    return name
 
 
 def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> None:

@@ -19,7 +19,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.open_analysis import open_analysis
-from fvflops.cli.outputs import write, write_report
+from fvflops.cli.outputs import choose_format, write, write_report
 from fvflops.cli.parser import Parser
 from fvflops.features.roofline import plot as roofline_plot
 from fvflops.features.roofline.compute import roofline
@@ -110,6 +110,8 @@ def _check_measuring(arguments: argparse.Namespace) -> None:
     """Raise ValueError for an option of a model where none is named."""
     parser = Parser(add_help=False)
     add_arguments(parser)
+    defaults = parser.parse_args([])
+    choose_format(defaults)
     for action in parser.options():
-        if action.dest not in _OF_MEASURING and getattr(arguments, action.dest) != action.default:
+        if action.dest not in _OF_MEASURING and getattr(arguments, action.dest) != getattr(defaults, action.dest):
             raise ValueError(f"{action.option_strings[0]} is about a MODEL: name one, or pass --measure without it")
