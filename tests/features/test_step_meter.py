@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, mfu, predict_memory, record
 from fvflops.features.profiling.profile import ProfileAnalysis
 from fvflops.features.step_meter import costs
+from fvflops.features.step_meter.clock import WallClock
 from fvflops.features.step_meter.model import StepCost
 from fvflops.features.step_meter.sizes import SizeFamilies
 from fvflops.features.utilisation.device_benchmark import write_device
@@ -647,6 +648,34 @@ def test_a_strict_meter_raises_what_others_warn_of(options, reason, caplog):
         meter = loop(False)
         assert math.isnan(meter.last.mfu) and meter.last.macs > 0
     assert "mfu is NaN where it is unknown" in caplog.text and not model._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "warning"),
+    [
+        ("H100", None, "the peaks are those of H100 SXM, but the parameters are on the CPU"),
+        (
+            "H100",
+            "NVIDIA A100-SXM4-80GB",
+            "the peaks are those of H100 SXM, but the parameters are on NVIDIA A100-SXM4",
+        ),
+        ("H100", "NVIDIA H100 80GB HBM3", ""),
+        ("H100", "NVIDIA of next year", ""),
+        (CHIP, None, ""),
+    ],
+)
+def test_peaks_of_another_device_are_warned_of_once(device, gpu, warning, caplog, monkeypatch):
+    if gpu is not None:
+        monkeypatch.setattr("fvflops.features.step_meter.clock._device_of", lambda models: torch.device("cuda"))
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device: gpu)
+        monkeypatch.setattr("fvflops.features.step_meter.meter.clock_of", lambda models: WallClock())
+    model = Net()
+    with caplog.at_level(logging.WARNING, "fvflops"), StepMeter(model, device=device) as meter:
+        for _ in range(2):
+            with meter.step():
+                backward_of(model, 4)()
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == bool(warning) and warning in "".join(warnings)
 
 
 def test_peaks_from_a_file(tmp_path):

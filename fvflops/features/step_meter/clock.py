@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.features.utilisation.devices import Device, find_device
+
 
 class WallClock:
     """The wall clock, for models on the CPU."""
@@ -54,5 +56,37 @@ class CudaClock(WallClock):
 
 def clock_of(models: Iterable[nn.Module]) -> WallClock:
     """Return the clock of the device that has the first parameter of the models."""
+    device = _device_of(models)
+    return CudaClock(device) if device is not None and device.type == "cuda" else WallClock()
+
+
+def find_mismatch(models: Iterable[nn.Module], peaks: Device) -> str:
+    """Return why the peaks of a known accelerator are not those of the models' device, "" where they may be.
+
+    >>> from fvflops.features.utilisation.devices import find_device
+    >>> find_mismatch([nn.Linear(2, 2)], find_device("T4"))
+    'the peaks are those of T4, but the parameters are on the CPU'
+    """
+    device = _device_of(models)
+    if device is None or not peaks.vendor:
+        return ""
+    if device.type == "cpu":
+        return f"the peaks are those of {peaks.name}, but the parameters are on the CPU"
+    if device.type != "cuda":
+        return ""
+    name = torch.cuda.get_device_name(device)
+    known, given = _known_name(name), _known_name(peaks.name)
+    is_other = known and given and known != given  # a GPU that is not listed may have a similar one's peaks
+    return f"the peaks are those of {peaks.name}, but the parameters are on {name}" if is_other else ""
+
+
+def _known_name(name: str) -> str:
+    try:
+        return find_device(name).name
+    except ValueError:
+        return ""
+
+
+def _device_of(models: Iterable[nn.Module]) -> torch.device | None:
     first = next((parameter for model in models for parameter in model.parameters()), None)
-    return CudaClock(first.device) if first is not None and first.device.type == "cuda" else WallClock()
+    return None if first is None else first.device

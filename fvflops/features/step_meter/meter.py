@@ -21,7 +21,7 @@ from fvflops import paths
 from fvflops.analysis import record
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.features.step_meter.calls import CallObserver, ModelCall, describe, sizes_of
-from fvflops.features.step_meter.clock import clock_of
+from fvflops.features.step_meter.clock import clock_of, find_mismatch
 from fvflops.features.step_meter.compute import Peaks, predict_call_memory, quiet_log
 from fvflops.features.step_meter.costs import StepCosts, StepWork
 from fvflops.features.step_meter.live import LiveLine
@@ -130,7 +130,10 @@ class StepMeter:
         self._strict = strict
         self._warned: set[str] = set()
         self._clock = clock_of(map(unwrap_compiled, models))
-        peaks = Peaks(self._find_device(device), float32_matmul, self._warn)
+        found = self._find_device(device)
+        if found is not None and (mismatch := find_mismatch(map(unwrap_compiled, models), found)):
+            _LOGGER.warning("StepMeter: %s: mfu and hfu are shares of another device's peaks", mismatch)
+        peaks = Peaks(found, float32_matmul, self._warn)
         self._costs = StepCosts(models, optimizers, with_attention(resolve_table(table), attention), peaks, self._warn)
         self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
