@@ -149,6 +149,14 @@ SCHEMAS = {
         "dequantize_blockwise(Tensor A, Tensor absmax, Tensor code, int blocksize, ScalarType dtype) -> Tensor",
         "quantize_4bit(Tensor A, int blocksize, str quant_type, ScalarType quant_storage) -> (Tensor, Tensor)",
         "quantize_blockwise(Tensor A, Tensor code, int blocksize) -> (Tensor, Tensor)",
+        "optimizer_update_32bit(str optimizer_name, Tensor(a0!) g, Tensor(a1!) p, Tensor(a2!) state1, "
+        "Tensor(a3!)? state2, Tensor(a4!)? unorm_vec, float max_unorm, float param_norm, float beta1, float beta2, "
+        "float beta3, float alpha, float eps, float weight_decay, int step, float lr, float gnorm_scale, "
+        "bool skip_zeros=False) -> ()",
+        "optimizer_update_8bit_blockwise(str optimizer_name, Tensor(a0!) g, Tensor(a1!) p, Tensor(a2!) state1, "
+        "Tensor(a3!)? state2, float beta1, float beta2, float beta3, float alpha, float eps, int step, float lr, "
+        "Tensor(a4!) qmap1, Tensor(a5!)? qmap2, Tensor(a6!) absmax1, Tensor(a7!)? absmax2, float weight_decay, "
+        "float gnorm_scale, bool skip_zeros=False) -> ()",
     ),
     "torchao": (
         "da8w4_linear_cpu(Tensor input, Tensor input_scales, Tensor input_qzeros, Tensor weight, "

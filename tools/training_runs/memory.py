@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fvflops.features.memory.allocator import reserved_memory
 from fvflops.features.memory.compute import Block, MemoryTimeline
-from fvflops.features.planning.master_weights import MasterWeights
+from fvflops.features.planning.optimizers.master_weights import MasterWeights
 from fvflops.features.planning.plan import RankPlan, plan_rank
 from fvflops.zoo.llama import LlamaConfig
 from fvflops.zoo.megatron_gpt import CoreAttention, MegatronGPT, MegatronGPTConfig

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fvflops.features.planning.layout import Layout, order_step
-from fvflops.features.planning.master_weights import MasterWeights
+from fvflops.features.planning.optimizers.master_weights import MasterWeights
 from fvflops.features.planning.plan import plan_step
 from fvflops.features.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec

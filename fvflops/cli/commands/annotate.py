@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import save_trace
@@ -26,13 +24,12 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.open_analysis import open_trace
 from fvflops.cli.outputs import check_file, write_report
-from fvflops.cli.planning.training_step import read_assumptions
+from fvflops.cli.planning.training_step import find_optimizer, read_assumptions
 from fvflops.features.kernels.annotation import annotate_trace, find_device
 from fvflops.features.kernels.annotation_report import annotation_report
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.sources.load import is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
-from fvflops.text import suggest
 from fvflops.trace import Trace
 
 EXAMPLES = (
@@ -146,18 +143,7 @@ def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
         return None
     if not arguments.backward and (arguments.optimizer is not None or arguments.micro_batches is not None):
         raise ValueError("--optimizer and --micro-batches describe a training step: add --backward")
-    return None if arguments.optimizer is None else _find_optimizer(arguments.optimizer)
-
-
-def _find_optimizer(name: str) -> Callable[..., Any]:
-    classes = {
-        key.lower(): value
-        for key, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
-    }
-    if name.lower() not in classes:
-        raise ValueError(f"--optimizer {name}: torch.optim has no such optimizer{suggest(name.lower(), classes)}")
-    return classes[name.lower()]
+    return None if arguments.optimizer is None else find_optimizer(arguments.optimizer)
 
 
 def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Callable[..., Any] | None) -> Trace:

@@ -24,6 +24,7 @@ from fvflops.cli.planning.mesh_options import check_mesh_options
 from fvflops.cli.planning.training_step import (
     NO_OPTIMIZER,
     add_step,
+    check_optimizer,
     default_loss,
     find_checkpointed_names,
     find_optimizer,
@@ -33,7 +34,7 @@ from fvflops.cli.planning.training_step import (
 )
 from fvflops.cli.values import parse_mesh
 from fvflops.features.memory.allocator import reserved_memory
-from fvflops.features.memory.compute import MemoryTimeline
+from fvflops.features.memory.compute import HOST_DEVICE, MemoryTimeline
 from fvflops.features.memory.fit import describe_fit
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
@@ -101,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Predict the memory of the model that the arguments name and write the report; return the exit code."""
     table = load_table(arguments.table)
-    optimizer = make_optimizer(arguments, "AdamW")
+    check_optimizer(arguments, "AdamW")
     capacity = find_capacity(arguments.device)
     accelerator = find_accelerator(arguments.device) if capacity is None else None
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
@@ -115,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     choose = find_checkpointed_names if mesh is None else find_policy
     step: dict[str, Any] = {
         "loss": loss,
-        "optimizer": optimizer,
+        "optimizer": make_optimizer(arguments, "AdamW", subject.model),
         "checkpoint": choose(subject, arguments.checkpoint),
         "device": "cuda" if capacity is not None else kernels_of(accelerator, arguments.device),
         "assume": read_assumptions(arguments),
@@ -129,6 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             predicted = _predict_rank(subject, step, mesh, arguments)
     timeline, find, notes = predicted
+    notes = [*_describe_paged(timeline, arguments), *notes]
     if accelerator is not None:
         notes = [*_describe_fit(timeline, accelerator.name, accelerator.memory), *notes]
     if capacity is not None:
@@ -177,6 +179,20 @@ def _check(arguments: argparse.Namespace) -> None:
     for option in ("depth", "sort", "top"):
         if arguments.format == "svg" and getattr(arguments, option) is not None:
             raise ValueError(f"--{option} does not apply to --format svg: omit it")
+
+
+def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield how much state of a paged optimizer is outside of the accelerator's allocator."""
+    optimizer = find_optimizer(arguments.optimizer or "none")
+    if getattr(optimizer, "is_paged", False):
+        nbytes = sum(row.nbytes for row in timeline.trace.storages if row.device == HOST_DEVICE)
+        if nbytes:
+            yield (
+                f"{format_bytes(nbytes)} of the optimizer's state are in paged memory, not in the peak: the driver "
+                "keeps them on the device while there is room, else on the host."
+            )
+        elif timeline.device.startswith("cpu"):
+            yield "Paged memory is an accelerator's: on the CPU the optimizer's state is in the peak."
 
 
 def _describe_fit(timeline: MemoryTimeline, device: str, capacity: float | None) -> Iterator[str]:

@@ -24,6 +24,7 @@ from fvflops.cli.planning.layout_search import add_search, check_search, describ
 from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options
 from fvflops.cli.planning.training_step import (
     add_step,
+    check_optimizer,
     default_loss,
     find_modules,
     find_policy,
@@ -127,16 +128,17 @@ def run(arguments: argparse.Namespace) -> int:
         check_mesh_options(arguments, mesh)
         check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
-    optimizer = make_optimizer(arguments, "none" if accelerator is None else "AdamW")
+    default_optimizer = "none" if accelerator is None else "AdamW"
+    check_optimizer(arguments, default_optimizer)
     options: dict[str, Any] = {
         **layout_options(arguments),
-        "optimizer": optimizer,
         "assume": read_assumptions(arguments),
         "table": table,
     }
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(True)
+    options["optimizer"] = make_optimizer(arguments, default_optimizer, subject.model)
     if arguments.loss is not None:
         options["loss"] = load_function(arguments.loss, "--loss")
     if arguments.search:

@@ -19,8 +19,11 @@ from fvflops.capture.training_step import loss_in
 from fvflops.cli.values import parse_assumptions
 from fvflops.features.memory.savings import ADAFACTOR_ASSUMES
 from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed, is_policy
-from fvflops.features.planning.master_weights import MasterWeights
+from fvflops.features.planning.optimizers.blockwise import BLOCKWISE_NAMES, find_blockwise
+from fvflops.features.planning.optimizers.master_weights import MasterWeights
+from fvflops.features.planning.optimizers.muon import Muon
 from fvflops.features.planning.plan import unsharded_class
+from fvflops.sources.imports import import_library
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
 
@@ -32,7 +35,8 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     step.add_argument(
         "--optimizer",
         metavar="NAME",
-        help="optimizer of torch.optim, in any case, or none for forward and backward only; default: " + default,
+        help="optimizer of torch.optim, in any case; one of bitsandbytes, such as AdamW8bit or PagedAdamW; Muon for "
+        "matrices with AdamW for embeddings and the rest; or none for forward and backward only; default: " + default,
     )
     step.add_argument(
         "--master-weights", action="store_true", help="the optimizer keeps float32 copies of the parameters"
@@ -52,33 +56,47 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     )
 
 
-def make_optimizer(arguments: argparse.Namespace, default: str) -> Any:
+def make_optimizer(arguments: argparse.Namespace, default: str, model: nn.Module) -> Any:
     """Return what makes the optimizer of the arguments, None for none; `default` is the name without one."""
-    optimizer = find_optimizer(arguments.optimizer or default)
-    if not arguments.master_weights:
-        return optimizer
-    if optimizer is None:
+    optimizer: Any = find_optimizer(arguments.optimizer or default)
+    if optimizer is Muon:
+        tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+        optimizer = partial(Muon, by_adamw={tuple(table.shape) for table in tables})
+    return partial(MasterWeights, make=optimizer) if arguments.master_weights else optimizer
+
+
+def check_optimizer(arguments: argparse.Namespace, default: str) -> None:
+    """Raise ValueError for an unknown optimizer, and for master weights without one, before a model is loaded."""
+    if find_optimizer(arguments.optimizer or default) is None and arguments.master_weights:
         raise ValueError("--master-weights are of an optimizer: add --optimizer, such as --optimizer AdamW")
-    return partial(MasterWeights, make=optimizer)
 
 
 def find_optimizer(name: str) -> type[Optimizer] | None:
-    """Return the class of torch.optim with a name in any case, None for "none"; another one raises ValueError.
+    """Return the class of an optimizer by its name in any case, None for "none"; another one raises ValueError.
 
-    >>> find_optimizer("adamw").__name__, find_optimizer("none")
-    ('AdamW', None)
+    >>> find_optimizer("adamw").__name__, find_optimizer("none"), find_optimizer("muon").__name__
+    ('AdamW', None, 'Muon')
     """
-    classes = {
+    classes: dict[str, type[Optimizer]] = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
         if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
     }
+    if "muon" in classes:
+        classes["muon"] = Muon
     if name.lower() == NO_OPTIMIZER:
         return None
+    blockwise = find_blockwise(name)
+    if blockwise is not None:
+        import_library("bitsandbytes", extra="bitsandbytes")
+        return blockwise
     if name.lower() not in classes:
         names = sorted(value.__name__ for value in classes.values())
-        hint = suggest(name.lower(), dict.fromkeys((*classes, NO_OPTIMIZER), ""))
-        raise ValueError(f"--optimizer {name}: torch.optim has {', '.join(names)}{hint}")
+        known = {**classes, **{item.lower(): item for item in BLOCKWISE_NAMES}, NO_OPTIMIZER: ""}
+        hint = suggest(name.lower(), dict.fromkeys(known, ""))
+        raise ValueError(
+            f"--optimizer {name}: torch.optim has {', '.join(names)}, bitsandbytes {', '.join(BLOCKWISE_NAMES)}{hint}"
+        )
     return classes[name.lower()]
 
 

@@ -32,7 +32,7 @@ KINDS = (
 # Device type → the multiple of bytes to which its allocator rounds; others do not round.
 GRANULARITY = {"cuda": 512}
 
-_HOST = "cpu:0"  # the device of tensors that shape execution offloads (capture/shapes/offloading.py)
+HOST_DEVICE = "cpu:0"  # the device of tensors that shape execution offloads (capture/shapes/offloading.py)
 _BEFORE = -1  # event index of blocks that exist before the first event
 _BACKWARD = ("backward", "recompute")
 _LINEAR = "torch.nn.Linear"
@@ -207,7 +207,7 @@ def _device_of(storage: Storage, emulated: str) -> str:
     """Return a storage's device; in shape execution the emulated one, unless it was offloaded to the host."""
     if not emulated:
         return storage.device
-    return "cpu" if storage.device == _HOST else emulated
+    return "cpu" if storage.device == HOST_DEVICE else emulated
 
 
 def _emulated_device(trace: Trace) -> str:

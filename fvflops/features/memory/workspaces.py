@@ -10,7 +10,7 @@ import torch
 
 from fvflops.formulas import Call
 from fvflops.formulas.schema import is_composite
-from fvflops.trace import Signature, TensorSpec, Trace
+from fvflops.trace import Signature, TensorSpec, Trace, tensors_in
 
 # oneDNN's convolutions read inputs of up to this many channels without a blocked copy. For others the blocks, of 8 or
 # 16 channels, are assumed to be full, and small scratchpads are ignored. Tensors in channels_last are not copied, but
@@ -114,6 +114,10 @@ OWN_KERNELS = frozenset({"aten::mish_backward", "aten::native_channel_shuffle", 
 # Namespaces of torch's own ops, whose workspaces are known, or zero.
 _NAMESPACES = frozenset({"aten", "prims", "profiler", "fsdp", "c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
+# Ops of other libraries whose CUDA kernels update their arguments in place, without further memory.
+# Source: bitsandbytes 0.50.2, csrc/kernels.cu.
+_IN_PLACE = frozenset({"bitsandbytes::optimizer_update_32bit", "bitsandbytes::optimizer_update_8bit_blockwise"})
+
 # Device type → ops of libraries whose workspace is not known in advance.
 UNKNOWN: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"}),
@@ -152,8 +156,11 @@ def kernels_with_unknown_workspace(trace: Trace, sizes: Sequence[int | None]) ->
     """
     calls: Counter[str] = Counter()
     for (item, _, _), count in trace.calls.items():
-        op = trace.signatures[item].op
-        is_foreign = op.partition("::")[0] not in _NAMESPACES
+        signature = trace.signatures[item]
+        op = signature.op
+        is_foreign = op.partition("::")[0] not in _NAMESPACES and not (
+            op in _IN_PLACE and any(spec.device.startswith("cuda") for spec in tensors_in(signature.inputs))
+        )
         if sizes[item] is None or is_foreign or (op in trace.stops_at and _has_composite_kernel(op)):
             calls[op] += count
     return calls

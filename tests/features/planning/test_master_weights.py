@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fvflops import plan_rank
-from fvflops.features.planning.master_weights import MasterWeights
+from fvflops.features.planning.optimizers.master_weights import MasterWeights
 from fvflops.zoo import build
 
 ADAM = partial(torch.optim.AdamW, fused=True)

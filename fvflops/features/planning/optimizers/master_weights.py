@@ -46,7 +46,7 @@ class MasterWeights(Optimizer):
         self._max_norm = max_norm
         self._gradients: list[torch.Tensor] = []
         for index, parameter in enumerate(self._parameters if float32_gradients else ()):
-            self._gradients.append(torch.zeros_like(_local(parameter), dtype=torch.float32))
+            self._gradients.append(torch.zeros_like(local_part(parameter), dtype=torch.float32))
             # The parameter may outlive the optimizer.
             parameter.register_post_accumulate_grad_hook(partial(_accumulate, weakref.ref(self), index))
 
@@ -62,17 +62,17 @@ class MasterWeights(Optimizer):
         if closure is not None:
             raise ValueError("MasterWeights takes no closure: call backward before step()")
         if self._inner is None:  # as other state, the copies are made in the first step
-            local = [_local(parameter) for parameter in self._parameters]
+            local = [local_part(parameter) for parameter in self._parameters]
             self.copies = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in local]
             foreach_copy(self.copies, local)
             self._inner = self._make(self.copies)
         for copy, gradient in zip(self.copies, self._gradients, strict=False):
             copy.grad = gradient
         for parameter, copy in () if self._gradients else zip(self._parameters, self.copies, strict=True):
-            copy.grad = None if parameter.grad is None else _local(parameter.grad, parameter).to(torch.float32)
+            copy.grad = None if parameter.grad is None else local_part(parameter.grad, parameter).to(torch.float32)
         torch.nn.utils.clip_grad_norm_(self.copies, self._max_norm, foreach=True)
         self._inner.step()
-        foreach_copy([_local(parameter) for parameter in self._parameters], self.copies)
+        foreach_copy([local_part(parameter) for parameter in self._parameters], self.copies)
         for copy in self.copies:
             copy.grad = None
         for gradient in self._gradients:
@@ -84,11 +84,11 @@ def _accumulate(reference: Callable[[], MasterWeights | None], index: int, param
     """Add a parameter's gradient to the optimizer's in float32, and free it."""
     optimizer = reference()
     if optimizer is not None and parameter.grad is not None:
-        optimizer._gradients[index].add_(_local(parameter.grad, parameter))
+        optimizer._gradients[index].add_(local_part(parameter.grad, parameter))
         parameter.grad = None
 
 
-def _local(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> torch.Tensor:
+def local_part(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> torch.Tensor:
     """Return a tensor itself, of a DTensor this rank's part, placed as `parameter`: ranks update their parts alone."""
     from torch.distributed.tensor import DTensor
 

@@ -1,0 +1,1 @@
+"""Optimizers that people train with and torch.optim lacks."""
