@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fvflops.counting.ignored_work import describe_ignored_work
 from fvflops.formulas import FormulaTable
 from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.formulas.torch_registry import is_halved
@@ -33,6 +34,8 @@ def describe_run(run: AnalysedRun) -> dict[str, str]:
         about |= {"table": run.table.name, "multiply_add": str(run.table.multiply_add)}
         about["description"] = run.table.description
         about |= _describe_registered(run, run.table)
+        if ignored := describe_ignored_work(run.trace, run.counts, run.table, run.handled):
+            about["ignored_work"] = ignored
     unused = _find_unused_backwards(run)
     return {**about, "unused_rows": ", ".join(unused)} if unused else about
 

@@ -9,6 +9,7 @@ import torch
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.run import Model
+from fvflops.counting.ignored_work import describe_ignored_work
 from fvflops.features.conventions.compute import explain_differences
 from fvflops.features.conventions.model import Comparison, ConventionTotal
 from fvflops.formulas import FormulaTable, resolve_table, shipped_tables
@@ -58,6 +59,7 @@ def compare_by(
     the first are left out.
     """
     counts: dict[str, Counts] = {}
+    ignored: dict[str, str] = {}
     left_out: list[str] = []
     inputs_text = ""
     for table in tables:
@@ -69,12 +71,14 @@ def compare_by(
                 raise
             left_out.append(table.name)
             continue
-        inputs_text = analysis.trace().info.inputs
+        trace = analysis.trace()
+        ignored[table.name] = describe_ignored_work(trace, counts[table.name], table)
+        inputs_text = trace.info.inputs
     tables = [table for table in tables if table.name in counts]
     units = {table.name: table.multiply_add for table in tables}
     return Comparison(
         inputs_text,
-        {table.name: _convention_total(table, counts[table.name]) for table in tables},
+        {table.name: _convention_total(table, counts[table.name], ignored[table.name]) for table in tables},
         {
             (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
             for first in counts
@@ -85,7 +89,7 @@ def compare_by(
     )
 
 
-def _convention_total(table: FormulaTable, counts: Counts) -> ConventionTotal:
+def _convention_total(table: FormulaTable, counts: Counts, ignored: str) -> ConventionTotal:
     macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
     unsupported = tuple(counts.ledger()[Status.UNSUPPORTED])
-    return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unsupported)
+    return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unsupported, ignored)

@@ -9,6 +9,7 @@ from typing import Any
 from fvflops.features.conventions.model import Comparison, ConventionTotal, Difference
 from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.formats import write_document
+from fvflops.reports.terminal.op_coverage import describe_ignored
 from fvflops.units import format_quantity, format_short
 
 MAX_REASONS = 5  # for each convention
@@ -48,6 +49,11 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     # One that counts FLOPs only, where others count multiply-adds too.
     without_macs = [count.name for count in counts if not count.macs and count.flops and any(c.macs for c in counts)]
     notes = [f"{', '.join(without_macs)}: multiply-adds are among the other FLOPs."] if without_macs else []
+    by_share: dict[str, list[str]] = {}
+    for count in counts:
+        if count.ignored_work:
+            by_share.setdefault(count.ignored_work, []).append(count.name)
+    notes += [describe_ignored(share, ", ".join(names)) for share, names in by_share.items()]
     if comparison.left_out:
         notes.append(f"Not by {', '.join(comparison.left_out)}: the Trace was recorded by another convention.")
     reasons: list[tuple[Value, ...]] = []

@@ -65,6 +65,8 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
         more = len(ignored) - _MAX_IGNORED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
         sentences.append(Note(f"Ignored by this convention: {', '.join(named)}{rest}."))
+    if "ignored_work" in summary.about:
+        sentences.append(Note(describe_ignored(summary.about["ignored_work"], "this convention"), "unsupported"))
     for key, sentence in _REGISTERED.items():
         if key in summary.about:
             sentences.append(Note(f"{sentence}: {escape(summary.about[key])}."))
@@ -93,6 +95,16 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
         named = [f"{escape(op)} ({_describe_unsupported(summary, op, calls, escape)})" for op, calls in unsupported]
         sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
+
+
+def describe_ignored(share: str, by: str) -> str:
+    """Return a sentence on the share of a model's FLOPs that a convention ignores.
+
+    >>> describe_ignored("all", "this convention")
+    'All arithmetic of this model is ignored by this convention; see --table exact.'
+    """
+    subject = "All arithmetic" if share == "all" else f"{share} of the arithmetic"
+    return f"{subject} of this model is ignored by {by}; see --table exact."
 
 
 def _explain_multiply_add(summary: Summary) -> str:

@@ -1,0 +1,67 @@
+"""The share of a model's arithmetic that a convention ignores is said where it is most of it."""
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import FlopCountAnalysis, compare
+from fvflops.analysis.text import summarise
+from fvflops.reports.terminal.op_coverage import op_coverage_notes
+
+NODES, EDGES, WIDTH, STEPS = 10, 50, 8, 3
+
+
+class Propagate(nn.Module):
+    """APPNP: messages along weighted edges are summed at their targets; a linear layer is optional."""
+
+    def __init__(self, outputs: int = 0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, outputs, bias=False) if outputs else None
+
+    def forward(self, x, source, target, weight):
+        hidden = x
+        for _ in range(STEPS):
+            hidden = torch.zeros_like(x).index_add_(0, target, hidden[source] * weight[:, None])
+        return hidden if self.linear is None else self.linear(hidden)
+
+
+EDGE_INPUTS = torch.randint(NODES, (EDGES,)), torch.randint(NODES, (EDGES,)), torch.rand(EDGES)
+INPUTS = torch.rand(NODES, WIDTH), *EDGE_INPUTS
+# A product and a sum for each edge and feature.
+IGNORED = STEPS * 2 * EDGES * WIDTH
+
+
+def sentence_of(outputs, table, handle=None):
+    analysis = FlopCountAnalysis(Propagate(outputs), INPUTS, table=table, warn=False)
+    if handle is not None:
+        analysis.set_op_handle(handle, lambda call: 10**6)
+    notes = [note for note in op_coverage_notes(summarise(analysis)) if "of this model is ignored" in note]
+    return "".join(notes)
+
+
+@pytest.mark.parametrize("table", ["default", "fvcore", "torch"])
+@pytest.mark.parametrize("outputs", [0, 1, 14, 16])
+def test_the_share_of_what_is_ignored(table, outputs):
+    counted = 2 * NODES * WIDTH * outputs
+    share = f"{round(1000 * IGNORED / (IGNORED + counted)) / 10:.1f}% of the arithmetic"
+    subject = "All arithmetic" if not outputs else share if counted < IGNORED else ""
+    assert sentence_of(
+        outputs, table
+    ) == f"{subject} of this model is ignored by this convention; see --table exact." * bool(subject)
+
+
+def test_exact_and_handles_ignore_nothing():
+    assert not sentence_of(0, "exact")
+    assert not sentence_of(0, "default", handle="aten::index_add_")
+
+
+def test_a_comparison_says_it_of_each_convention():
+    comparison = compare(Propagate(), INPUTS, tables=["default", "fvcore", "exact"])
+    assert [count.ignored_work for count in comparison.totals.values()] == ["all", "all", ""]
+    text = " ".join(str(comparison).split())
+    assert "All arithmetic of this model is ignored by default, fvcore; see --table exact." in text
+
+
+def test_nothing_is_said_of_zero_work():
+    notes = op_coverage_notes(summarise(FlopCountAnalysis(nn.Flatten(), INPUTS[0])))
+    assert notes and "of this model is ignored" not in "".join(notes)
