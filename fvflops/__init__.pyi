@@ -39,7 +39,7 @@ from fvflops.features.memory.savings import memory_savings as memory_savings
 from fvflops.features.parameters.model import ParameterCount as ParameterCount
 from fvflops.features.parameters.parameters import parameter_summary as parameter_summary
 from fvflops.features.parameters.parameters import parameter_summary_table as parameter_summary_table
-from fvflops.features.planning.master_weights import MasterWeights as MasterWeights
+from fvflops.features.planning.optimizers.master_weights import MasterWeights as MasterWeights
 from fvflops.features.planning.plan import StepPlan as StepPlan
 from fvflops.features.planning.plan import plan_rank as plan_rank
 from fvflops.features.planning.plan import plan_step as plan_step

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fvflops.analysis.inputs import InputSize
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, HandleCostModel, count
@@ -39,6 +40,7 @@ class ByteCountAnalysis(ModelAnalysis):
         inputs: Any = None,
         *,
         kwargs: Mapping[str, Any] | None = None,
+        input_size: InputSize | None = None,
         part: str = "moved",
         table: str | FormulaTable = "exact",
         execution: str = "auto",
@@ -46,7 +48,8 @@ class ByteCountAnalysis(ModelAnalysis):
         assume: Mapping[str, Any] | None = None,
         warn: bool = True,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, execution=execution, device=device, assume=assume, warn=warn)
+        run: dict[str, Any] = {"execution": execution, "device": device, "assume": assume, "warn": warn}
+        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, **run)
         TrafficCostModel(part)  # raises for an unknown part
         self._part = part
         self._kernel_table = resolve_table(table)

@@ -1,4 +1,4 @@
-"""Bind the inputs of an analysis, a tensor, a sequence or a mapping, to a model's arguments."""
+"""Bind the inputs of an analysis, a tensor, a sequence, a mapping or sizes, to a model's arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,54 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
+
+from fvflops.capture.model.input_specs import is_shape, make_arguments, read_sizes
+
+# A shape, a text such as "ids=1,16:int64", a sequence of these, or a mapping of names to shapes or texts.
+InputSize = Any
+
+
+def inputs_of_size(
+    model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, input_size: InputSize
+) -> tuple[Any, Mapping[str, Any] | None]:
+    """Return inputs and keyword arguments, tensors of `input_size` if that is not None; both at once raise ValueError.
+
+    The tensors are on the model's device, and floats in its dtype unless a size names another.
+
+    >>> inputs_of_size(nn.Linear(3, 2, dtype=torch.float64), None, None, (4, 3))[0][0].dtype
+    torch.float64
+    """
+    if input_size is None:
+        return inputs, kwargs
+    if inputs is not None:
+        raise ValueError("inputs and input_size are both passed: omit one")
+    floats = [tensor for tensor in _tensors(model) if tensor.is_floating_point()]
+    dtype = str(floats[0].dtype).removeprefix("torch.") if floats and floats[0].element_size() > 1 else "float32"
+    specs = read_sizes(input_size, dtype=dtype)
+    device = next((tensor.device for tensor in _tensors(model)), torch.device("cpu"))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        args, made = make_arguments(specs, device)
+    return args, {**(kwargs or {}), **made}
+
+
+def _tensors(model: Any) -> list[torch.Tensor]:
+    return list(model.parameters()) if isinstance(model, nn.Module) else []
+
+
+def check_inputs(model: Callable[..., Any], inputs: Any) -> None:
+    """Raise TypeError for sizes in place of tensors, unless the model has as many arguments as there are sizes.
+
+    >>> check_inputs(nn.Linear(3, 2), (4, 3))
+    Traceback (most recent call last):
+    TypeError: inputs=(4, 3) are sizes, but inputs are tensors: pass torch.randn(4, 3), or input_size=(4, 3)
+    """
+    if is_shape(inputs) and not _accepts(model, tuple(inputs), {}):
+        sizes = tuple(inputs)
+        raise TypeError(
+            f"inputs={sizes} are sizes, but inputs are tensors: pass torch.randn{sizes}, or input_size={sizes}"
+        )
 
 
 def bind_inputs(
@@ -35,6 +82,7 @@ def bind_inputs(
         return (), {**inputs, **extra}
     # A named tuple is a single structured argument, not a list of arguments.
     if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
+        check_inputs(model, inputs)
         return tuple(inputs), extra
     return (inputs,), extra
 

@@ -15,6 +15,7 @@ import torch
 
 from fvflops import __version__, paths
 from fvflops.analysis.handle_names import list_unused, read_op
+from fvflops.analysis.inputs import InputSize
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.analysis.model_run import ModelRun
 from fvflops.capture.model.model_index import read_modules
@@ -35,7 +36,7 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 from fvflops.views.breakdown import Breakdown, read_breakdown
 from fvflops.views.call_rows import CALL_VIEWS
 from fvflops.views.frame import Table, import_pandas, list_rows, make_columns, make_frame
-from fvflops.views.summary import find_uncalled, make_summary, with_columns
+from fvflops.views.summary import find_uncalled, find_unused, make_summary, with_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -51,10 +52,11 @@ class ModelAnalysis:
     """A metric of a model, by operator, by module and by both; without handles it counts nothing.
 
     `model` is a module or a function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
-    of keyword arguments; `kwargs` adds keyword arguments. With `lines` each op call has the source line that called it.
-    With `warn=False` no warnings of unsupported ops and uncalled modules are logged. The model runs once, on first
-    access to a result, and its state is restored afterwards. An op counts for the innermost module call around it, and
-    for that module's parents.
+    of keyword arguments; `kwargs` adds keyword arguments. In place of inputs, `input_size` is the shape of a tensor, a
+    text as `--input` takes it ("ids=1,16:int64"), a list of these, or a mapping of names to these. With `lines` each op
+    call has the source line that called it. With `warn=False` no warnings of unsupported ops and uncalled modules are
+    logged. The model runs once, on first access to a result, and its state is restored afterwards. An op counts for the
+    innermost module call around it, and for that module's parents.
 
     >>> import torch
     >>> analysis = ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3))
@@ -70,13 +72,14 @@ class ModelAnalysis:
         inputs: Any = None,
         *,
         kwargs: Mapping[str, Any] | None = None,
+        input_size: InputSize | None = None,
         execution: str = "auto",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
         lines: bool = False,
         warn: bool = True,
     ) -> None:
-        self._run = ModelRun(model, inputs, kwargs, execution, device, assume, lines)
+        self._run = ModelRun(model, inputs, kwargs, execution, device, assume, lines, input_size)
         self._table: FormulaTable | None = None
         self._handles: dict[str, Handle | None] = {}
         self._module_handles: dict[str, Handle | None] = {}
@@ -421,6 +424,8 @@ class ModelAnalysis:
 
     def _load(self, trace: Trace) -> None:
         """Use a Trace instead of a run of the model."""
+        if not isinstance(trace, Trace):
+            raise TypeError(f"from_trace takes a Trace, got {short_repr(trace)}: read a file by Trace.from_json(text)")
         self._trace = trace
         self._is_loaded = True
         self._modules = trace.modules
@@ -478,14 +483,13 @@ class ModelAnalysis:
         if self._warn_uncalled:
             for text in list_unused(self.trace(), self._handles, self._module_handles):
                 _LOGGER.warning("%s", text)
-            modules = self.module_tree().by_name
-            uncalled = sorted(name for name in self.uncalled_modules() if modules[name].has_forward)
+            uncalled = find_unused(self.trace(), self.uncalled_modules())
             if uncalled:
                 listed = ", ".join(map(printable_short, uncalled[:8])) + (
                     f" and {len(uncalled) - 8} more" if len(uncalled) > 8 else ""
                 )
                 _LOGGER.warning(
-                    "No op was seen in the modules %s: they are unused, do nothing, or were used without calling them",
+                    "No op was seen in the modules %s, and none reads their parameters: they are unused, or run unseen",
                     listed,
                 )
 

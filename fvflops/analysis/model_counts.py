@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from fvflops.analysis.exporting import prepare_export, write_export
+from fvflops.analysis.inputs import InputSize
 from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, TableCostModel
@@ -35,6 +37,7 @@ class _TableAnalysis(ModelAnalysis):
         inputs: Any = None,
         *,
         kwargs: Mapping[str, Any] | None = None,
+        input_size: InputSize | None = None,
         table: str | FormulaTable = "default",
         execution: str = "auto",
         device: str | torch.device | None = None,
@@ -46,6 +49,7 @@ class _TableAnalysis(ModelAnalysis):
             model,
             inputs,
             kwargs=kwargs,
+            input_size=input_size,
             execution=execution,
             device=device,
             assume=assume,
@@ -267,6 +271,7 @@ def parameter_count(model: nn.Module) -> defaultdict[str, int]:
     >>> parameter_count(nn.Linear(3, 2))[""]
     8
     """
+    check_model(model)
     return read_modules(model).count_parameters()
 
 

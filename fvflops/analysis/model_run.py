@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fvflops.analysis.files.exported_program import is_program, program_module
-from fvflops.analysis.inputs import bind_inputs
+from fvflops.analysis.inputs import InputSize, bind_inputs, check_inputs, inputs_of_size
+from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call
 from fvflops.trace import StopsAt, Trace, TraceError
@@ -20,7 +21,8 @@ from fvflops.trace import StopsAt, Trace, TraceError
 class ModelRun:
     """A model with its inputs and the settings of `record_call`; `model` is None for an analysis of a Trace.
 
-    A program of torch.export becomes its module; without `inputs` and `kwargs` it runs on its example inputs.
+    A program of torch.export becomes its module; without `inputs` and `kwargs` it runs on its example inputs. Tensors
+    of `input_size` become `inputs`. What is neither a module nor a function, and sizes as inputs, raise TypeError.
     """
 
     model: Model | None
@@ -30,10 +32,15 @@ class ModelRun:
     device: str | torch.device | None = None
     assume: Mapping[str, Any] | None = None
     lines: bool = False
+    input_size: InputSize | None = None
 
     def __post_init__(self) -> None:
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {self.execution!r}")
+        inputs, kwargs = inputs_of_size(self.model, self.inputs, self.kwargs, self.input_size)
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "kwargs", kwargs)
+        object.__setattr__(self, "input_size", None)
         if is_program(self.model):
             program: Any = self.model
             if self.inputs is None and self.kwargs is None:
@@ -45,6 +52,9 @@ class ModelRun:
             object.__setattr__(self, "model", program_module(program))
         if isinstance(self.model, nn.Module):
             object.__setattr__(self, "model", unwrap_compiled(self.model))
+        if self.model is not None or self.inputs is not None:
+            check_model(self.model)
+            check_inputs(self.require_model(), self.inputs)
 
     def with_model(self, model: Model | None, inputs: Any) -> ModelRun:
         """Return a copy with another model or other inputs, where these are not None."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fvflops.analysis.inputs import InputSize
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss
@@ -49,6 +50,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         inputs: Any = None,
         *,
         kwargs: Mapping[str, Any] | None = None,
+        input_size: InputSize | None = None,
         loss: Loss | None = None,
         optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = None,
         checkpoint: Checkpointed = (),
@@ -59,9 +61,8 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         assume: Mapping[str, Any] | None = None,
         warn: bool = True,
     ) -> None:
-        super().__init__(
-            model, inputs, kwargs=kwargs, table=table, execution="shapes", device=device, assume=assume, warn=warn
-        )
+        run: dict[str, Any] = {"execution": "shapes", "device": device, "assume": assume, "warn": warn}
+        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, table=table, **run)
         require_int("micro_batches", micro_batches, least=1)
         makers: list[Any] = [optimizer]
         if optimizer is None or isinstance(optimizer, (list, tuple)):
@@ -74,7 +75,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         self._optimizers = makers
         # All arguments but model and inputs, for `varied`.
         self._options: dict[str, Any] = {
-            "kwargs": kwargs,
+            "kwargs": self._run.kwargs,
             "loss": loss,
             "optimizer": optimizer,
             "checkpoint": checkpoint,

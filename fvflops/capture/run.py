@@ -19,6 +19,7 @@ from fvflops.capture.attempt import Attempt, Request
 from fvflops.capture.attempt import CostEstimate as CostEstimate
 from fvflops.capture.attempt import Loss as Loss
 from fvflops.capture.attempt import Model as Model
+from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.instrument.autograd_use import AutogradUsed
 from fvflops.capture.instrument.instrument import compiler_disabled
 from fvflops.capture.model.model import unwrap_compiled
@@ -98,7 +99,7 @@ def record_call(
     if measure and execution != "real":
         raise ValueError(f"measure={measure!r} requires execution='real'")
     kwargs = {} if kwargs is None else dict(kwargs)
-    with interrupts.deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
+    with noting_remedies(), interrupts.deferred(), recording_lock(), suspend_outer_recordings(), ExitStack() as stack:
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -307,7 +308,10 @@ def choose_device(device: str | torch.device | None, devices: Sequence[torch.dev
     """Return the device whose ops shape execution records: `device`, else the first except meta, else the CPU."""
     if device is None:
         return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
-    target = torch.device(device)
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device={str(device)!r} is no device of torch: pass 'cpu', 'cuda' or 'cuda:1'") from None
     if target.type == "meta":
         raise ValueError("shape execution needs a target device such as 'cpu' or 'cuda', not 'meta'")
     return target if target.type == "cpu" or target.index is not None else torch.device(target.type, 0)

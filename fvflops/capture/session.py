@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.attempt import in_shape_run
+from fvflops.capture.errors.model_errors import note_remedy
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import compiler_disabled, instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
@@ -33,7 +34,13 @@ from fvflops.capture.restore.torch_state import (
     function_mode_removed,
     restore_modes,
 )
-from fvflops.capture.run import CostEstimate, ExecutionError, choose_device, suspend_outer_recordings
+from fvflops.capture.run import (
+    CostEstimate,
+    ExecutionError,
+    choose_device,
+    needs_real_execution,
+    suspend_outer_recordings,
+)
 from fvflops.capture.shapes.assumptions import how_to_assume
 from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
@@ -244,15 +251,17 @@ class Session:
         return describe_survivors(release(self._mode, describe=describe)) if self._mode is not None else ""
 
     def explain(self, error: BaseException) -> None:
-        """Add the module and the remedy to the message of an error of shape execution."""
-        if self._rules is None or self._recorder is None or self._recorder.failure is None or not error.args:
-            return
-        op, _, cause = self._recorder.failure
-        if cause is error:
+        """Add the module and the remedy to the message of an error of shape execution, and to others as a note."""
+        rules, recorder = self._rules, self._recorder
+        failure = None if recorder is None else recorder.failure
+        if rules is None or recorder is None or failure is None or not needs_real_execution(failure[2]):
+            note_remedy(error)
+        elif failure[2] is error and error.args:
+            op, _, cause = failure
             remedy = 'use execution="real"'
-            if self._rules.can_assume(op):
+            if rules.can_assume(op):
                 remedy += f", or assume its output size or value: {how_to_assume(op)}"
-            error.args = (f"{self._recorder.describe_failure(cause)}: {remedy}", *error.args[1:])
+            error.args = (f"{recorder.describe_failure(cause)}: {remedy}", *error.args[1:])
 
     def check_thread(self) -> None:
         """Raise RuntimeError outside the thread that started the recording."""

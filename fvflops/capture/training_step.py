@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.identity_mapping import IdentityMapping
@@ -92,7 +93,14 @@ def record_run(
     Session. A data-dependent run raises ExecutionError.
     """
     args, kwargs = inputs
-    with interrupts.deferred(), recording_lock(), suspend_outer_recordings(), gc_paused(), without_symbolic_imports():
+    with (
+        noting_remedies(),
+        interrupts.deferred(),
+        recording_lock(),
+        suspend_outer_recordings(),
+        gc_paused(),
+        without_symbolic_imports(),
+    ):
         input_text = ", ".join(describe_inputs(args, kwargs))
         session = Session(
             model,
@@ -159,12 +167,36 @@ def _make_step(
 
 def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:
     """Return the scalar loss of a model's result; ValueError if it is no scalar tensor."""
+    if loss is not None:
+        check_loss(loss)
     value: Any = loss_in(result) if loss is None else loss(result)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         actual = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         source = "the model's loss is" if loss is None else "loss= returned"
         raise ValueError(f"{source} {actual}, not a scalar: pass loss=, a function from the result to a scalar tensor")
     return value
+
+
+def check_loss(loss: Loss) -> None:
+    """Raise TypeError for a loss that needs more than the model's result, such as a target.
+
+    >>> check_loss(nn.CrossEntropyLoss())
+    Traceback (most recent call last):
+    TypeError: loss= gets the model's result alone, and CrossEntropyLoss needs target too: pass lambda result: \
+loss(result, target)
+    """
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [item.name for item in parameters if item.kind in positional and item.default is item.empty]
+    if len(needed) > 1:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise TypeError(
+            f"loss= gets the model's result alone, and {name} needs {', '.join(needed[1:])} too: pass lambda result: "
+            f"loss(result, {', '.join(needed[1:])})"
+        )
 
 
 def loss_in(result: Any) -> Any:

@@ -130,7 +130,7 @@ def format_error(error: BaseException) -> str:
     'ZeroDivisionError: no inputs'
     """
     if "torch" in sys.modules:
-        from fvflops.sources.model_errors import describe_error
+        from fvflops.capture.errors.model_errors import describe_error
 
         return describe_error(error, hint="--debug shows the traceback")
     text = printable(" ".join(str(error).split()))

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.adapters import ADAPTER_CONFIG
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline, refuse_pipeline_options
 from fvflops.sources.imports import import_library, import_module
-from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.libraries.timm import set_image_size
 from fvflops.sources.loaded_model import BuiltModel

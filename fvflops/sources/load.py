@@ -16,13 +16,13 @@ from torch import nn
 
 from fvflops.analysis.files.file_kinds import recognise
 from fvflops.analysis.trace_file import ENDINGS
+from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.sources.adapters import add_adapter, check_adapter
 from fvflops.sources.call_arguments import parse_arguments
 from fvflops.sources.factory import build_from_factory, call_factory
 from fvflops.sources.files import is_file, load_file
 from fvflops.sources.input_sizes import check_positions, chosen_sizes, resize_inputs
-from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel, LoadedModel, cast_inputs, parse_dtype
 from fvflops.sources.meta import building_on

@@ -21,6 +21,7 @@ from torch import nn
 from fvflops import __version__
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
+from fvflops.capture.errors.model_errors import describe_error
 from fvflops.counting.metrics import MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.features.memory.memory import predict_memory
@@ -28,7 +29,6 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.load import SOURCES, check_trace_options, is_saved_trace, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
-from fvflops.sources.model_errors import describe_error
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sources.shrunken import shrink_model
 from fvflops.sweep.model_count import ModelCount

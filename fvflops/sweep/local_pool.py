@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.errors.model_errors import describe_error
 from fvflops.sources.imports import import_library
-from fvflops.sources.model_errors import describe_error
 from fvflops.sweep.allocator import keep_freed_memory, return_freed_memory
 from fvflops.sweep.count_model import start_row
 from fvflops.sweep.model_count import ModelCount

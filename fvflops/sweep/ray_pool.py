@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops import __version__
+from fvflops.capture.errors.model_errors import describe_error
 from fvflops.paths import PACKAGE
 from fvflops.sources.imports import import_library
-from fvflops.sources.model_errors import describe_error
 from fvflops.sweep.count_model import start_row
 from fvflops.sweep.local_pool import NO_LIMITS, WorkerLimits, WorkerPool
 from fvflops.sweep.model_count import ModelCount

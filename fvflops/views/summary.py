@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fvflops import __version__
@@ -72,6 +72,22 @@ def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
         owners = set(map(innermost, active))
         seen |= owners.union(*map(modules_above, owners))
     return {module.name for module in trace.modules.modules()} - seen
+
+
+def find_unused(trace: Trace, uncalled: Collection[str]) -> list[str]:
+    """Return those of the uncalled modules of which work is expected: they own parameters, and no op read one.
+
+    The others do nothing in this mode (dropout), or their weights are used by another module, as those of `out_proj` by
+    nn.MultiheadAttention. Without ordered events it is not known which parameters were read.
+    """
+    modules = trace.modules.by_name
+    expected = [name for name in uncalled if modules[name].has_forward and modules[name].parameters]
+    if not expected:
+        return []
+    read = {index for event in trace.events or () for index in event.reads}
+    storages = [trace.storages[index] for index in read]
+    used = {storage.name.rpartition(".")[0] for storage in storages if storage.origin == "parameter"}
+    return sorted(name for name in expected if name not in used)
 
 
 def _by_phase(run: AnalysedRun) -> dict[str, dict[str, int]]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fvflops.capture.model.input_specs import parse_input
 from fvflops.cli import main
 from fvflops.reports import json as json_report
 from fvflops.reports.formats import FORMATS
-from fvflops.sources.input_specs import parse_input
 from tests.support.reports.report_formats import check_report
 
 FACTORY = """

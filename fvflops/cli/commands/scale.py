@@ -13,6 +13,7 @@ import torch
 
 from fvflops import paths
 from fvflops.analysis.training_step import sum_results
+from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
@@ -40,7 +41,6 @@ from fvflops.reports.names import printable
 from fvflops.reports.pictures import picture
 from fvflops.sources.call_arguments import call_with, parse_arguments
 from fvflops.sources.imports import load_function
-from fvflops.sources.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.sources.load import SOURCES, add_paths, check_applies, load_model
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.units import format_quantity

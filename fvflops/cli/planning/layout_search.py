@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.capture.model.input_specs import parse_input
 from fvflops.cli.arguments import find_group
 from fvflops.cli.planning.mesh_options import AXIS_OF
 from fvflops.cli.progress import Progress
@@ -18,7 +19,6 @@ from fvflops.features.layout_search.candidates import CHOICES, Candidate
 from fvflops.features.layout_search.model import LayoutSearch
 from fvflops.features.layout_search.search import search_layouts
 from fvflops.features.utilisation.devices import Device
-from fvflops.sources.input_specs import parse_input
 
 # Options of one layout, which a search chooses or does not show, with their defaults.
 CHOSEN: Mapping[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fvflops.analysis.inputs import InputSize, inputs_of_size
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.run import Model
 from fvflops.counting.ignored_work import describe_ignored_work
@@ -21,6 +22,7 @@ def compare(
     inputs: Any = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
+    input_size: InputSize | None = None,
     tables: Sequence[str | FormulaTable] = (),
     execution: str = "auto",
     device: str | torch.device | None = None,
@@ -43,6 +45,7 @@ def compare(
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ValueError(f"compare: duplicate tables: {', '.join(duplicates)}")
+    inputs, kwargs = inputs_of_size(model, inputs, kwargs, input_size)
     options: dict[str, Any] = {"kwargs": kwargs, "execution": execution, "device": device, "assume": assume}
     return compare_by(resolved, lambda table: FlopCountAnalysis(model, inputs, table=table, warn=False, **options))
 

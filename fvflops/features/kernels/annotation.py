@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel
 from fvflops.features.kernels import report
 from fvflops.features.kernels.chrome_trace import Document, annotate, has_kernels, read_document, write_document
@@ -142,7 +143,7 @@ def _read_trace(counted: FlopCountAnalysis | Trace | None, table: FormulaTable) 
     """Return the Trace of one step; one that has decomposed an op of the table raises TraceError."""
     if counted is None:
         return None
-    trace = counted if isinstance(counted, Trace) else counted.trace()
+    trace = trace_of(counted)
     if trace.events is None:
         raise TraceError("the Trace has no events, since it is aggregated: pass that of a single step")
     return FlopCountAnalysis.from_trace(trace, table=table, warn=False).trace()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.inputs import bind_inputs, check_repeatable
+from fvflops.analysis.inputs import InputSize, bind_inputs, check_repeatable, inputs_of_size
 from fvflops.analysis.schedules import schedule
 from fvflops.capture.instrument.module_clock import unchanged
 from fvflops.capture.model.model import unwrap_data_parallel
@@ -31,6 +31,7 @@ def profile_kernels(
     inputs: Any = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
+    input_size: InputSize | None = None,
     loss: Loss | None = None,
     warmup: int = 1,
     repeat: int = 3,
@@ -66,7 +67,7 @@ def profile_kernels(
         table=table,
         chrome_trace=chrome_trace,
     )
-    args, keywords = bind_inputs(model, inputs, kwargs)
+    args, keywords = bind_inputs(model, *inputs_of_size(model, inputs, kwargs, input_size))
     check_repeatable(args, keywords)
     inner = unwrap_data_parallel(model) if isinstance(model, nn.Module) else model
     model_index = ModelIndex(inner)

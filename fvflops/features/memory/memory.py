@@ -10,6 +10,7 @@ from torch import nn
 from fvflops.analysis.model_analysis import ModelAnalysis, cost_estimator, model_run, record_again
 from fvflops.analysis.model_run import ModelRun
 from fvflops.analysis.training_step import TrainingStepAnalysis
+from fvflops.capture.errors.model_check import trace_of
 from fvflops.capture.restore.containers import ContainerSnapshot
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
@@ -57,7 +58,7 @@ def predict_memory(
     >>> dict(predict_memory(step).at_peak().by_kind)["parameter"]
     288
     """
-    trace = source if isinstance(source, Trace) else _record(source)
+    trace = _record(source) if isinstance(source, ModelAnalysis) else trace_of(source)
     return printed(
         read_memory(trace, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces)
     )

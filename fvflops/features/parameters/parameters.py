@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torch import nn
 
+from fvflops.capture.errors.model_check import Recorded, trace_of
 from fvflops.capture.model.model_index import read_modules
 from fvflops.features.parameters import report
 from fvflops.features.parameters.compute import count_parameters
@@ -13,14 +12,7 @@ from fvflops.features.parameters.model import ParameterSummary
 from fvflops.trace import Trace
 
 
-class HasTrace(Protocol):
-    """An analysis, or anything else with a recorded Trace."""
-
-    def trace(self) -> Trace:
-        """Return the recorded Trace."""
-
-
-def parameter_summary(of: nn.Module | Trace | HasTrace) -> ParameterSummary:
+def parameter_summary(of: nn.Module | Trace | Recorded) -> ParameterSummary:
     """Return module or parameter name → its ParameterCount, "" being the model.
 
     A model has `total`, `trainable`, `frozen` and `buffers`. A Trace or an analysis, which records if it has not yet,
@@ -38,11 +30,11 @@ def parameter_summary(of: nn.Module | Trace | HasTrace) -> ParameterSummary:
     """
     if isinstance(of, nn.Module):
         return count_parameters(read_modules(of))
-    trace = of if isinstance(of, Trace) else of.trace()
+    trace = trace_of(of)
     return count_parameters(trace.modules, trace)
 
 
-def parameter_summary_table(of: nn.Module | Trace | HasTrace, max_depth: int = 3) -> str:
+def parameter_summary_table(of: nn.Module | Trace | Recorded, max_depth: int = 3) -> str:
     """Return a Markdown table of `parameter_summary`, down to `max_depth` levels of names; 0 is the model alone.
 
     >>> print(parameter_summary_table(nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30)), max_depth=1))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.inputs import check_repeatable
+from fvflops.analysis.inputs import InputSize, check_repeatable
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
@@ -80,6 +80,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         inputs: Any = None,
         *,
         kwargs: Mapping[str, Any] | None = None,
+        input_size: InputSize | None = None,
         loss: Loss | None = None,
         warmup: int = 1,
         repeat: int = 5,
@@ -90,7 +91,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         on_run: Callable[[int, int], Any] | None = None,
         warn: bool = True,
     ) -> None:
-        super().__init__(model, inputs, kwargs=kwargs, table=table, execution="real", warn=warn)
+        super().__init__(model, inputs, kwargs=kwargs, input_size=input_size, table=table, execution="real", warn=warn)
         self._actions = _plan_runs(warmup, repeat) if schedule is None else _plan_steps(schedule, steps)
         if schedule is None and steps is not None:
             raise ValueError("steps is the number of runs of a schedule: pass schedule, or warmup and repeat")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
 
+from fvflops.capture.errors.model_check import Recorded, trace_of
 from fvflops.counting.cost_models import TableCostModel
 from fvflops.counting.count import CostModel, RegionCost, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
@@ -14,13 +14,6 @@ from fvflops.features.utilisation.compute import check_float32_matmul, product_d
 from fvflops.features.utilisation.devices import Device, find_device, short_dtype
 from fvflops.formulas import FormulaTable, OpCost, resolve_table
 from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
-
-
-class Recorded(Protocol):
-    """An object with a trace: an analysis of a model or of a training step."""
-
-    def trace(self) -> Trace:
-        """Return the trace."""
 
 
 def roofline(
@@ -57,7 +50,7 @@ def roofline(
     device = device if isinstance(device, Device) else find_device(device)
     if device.bandwidth is None:
         raise ValueError(f"{device.name} has no bandwidth, which a roofline needs: add one in bytes/s")
-    trace = recorded if isinstance(recorded, Trace) else recorded.trace()
+    trace = trace_of(recorded)
     formula_table = resolve_table(table)
     trace, traffic_model = split_by_aliasing(trace)
     cost_model = _WorkCostModel(TableCostModel(formula_table, "flops"), traffic_model, trace.modules)

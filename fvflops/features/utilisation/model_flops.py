@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel, count
 from fvflops.features.utilisation.attention import with_attention
 from fvflops.features.utilisation.compute import MODEL_PHASES
@@ -35,7 +36,7 @@ def model_flops(
     True
     """
     chosen = with_attention(resolve_table(table), attention)
-    counts = count(analysis.trace(), TableCostModel(chosen, "flops"), "flops")
+    counts = count(trace_of(analysis), TableCostModel(chosen, "flops"), "flops")
     return sum(
         2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.other_flops)
         for entry in counts.entries

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from fvflops.sources.input_specs import InputSpec
+from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.imports import describe_unknown_model, import_library
-from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.call_arguments import call_library, check_names, parse_arguments
-from fvflops.sources.input_specs import InputSpec
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 from fvflops.zoo import ZOO

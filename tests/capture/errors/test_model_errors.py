@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import fvflops
+from fvflops.capture.errors.expected_inputs import find_mismatch
 from fvflops.cli import format_error, main
 from fvflops.sources import SourceOptions
-from fvflops.sources.expected_inputs import find_mismatch
 from fvflops.sources.load import load_from_factory
 
 MODELS = """

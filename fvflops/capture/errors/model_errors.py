@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
+from fvflops.capture.errors.expected_inputs import find_mismatch
+from fvflops.capture.model.input_specs import is_shape
 from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.paths import PACKAGE
-from fvflops.sources.expected_inputs import find_mismatch
 from fvflops.text import list_nearest, printable, printable_short
 
+_LOGGER = logging.getLogger("fvflops")
 _MAX_MESSAGE = 400  # characters
 _MODULE_CALL = "_call_impl"  # of nn.Module: its arguments are those of forward
 _MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|Unable to allocate", re.IGNORECASE)
@@ -73,7 +78,81 @@ def describe_module(error: BaseException) -> str:
     return f"{_name(calls)} on {', '.join(inputs) or 'no inputs'}"
 
 
-def explain_error(error: BaseException) -> str:
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """How to do what an error calls for; `tensor` gets a shape and a dtype, `keyword` the name of an argument."""
+
+    tensor: Callable[[tuple[int, ...], str], str]
+    others: str
+    meta: str
+    keyword: str
+    each: str
+    eval_mode: str
+
+
+def _option(shape: tuple[int, ...], dtype: str) -> str:
+    return f"--input {','.join(map(str, shape))}{'' if dtype == 'float32' else f':{dtype}'}"
+
+
+def _expression(shape: tuple[int, ...], dtype: str) -> str:
+    is_float = getattr(torch, dtype).is_floating_point
+    kind = "" if dtype == "float32" else f", dtype=torch.{dtype}"
+    return f"torch.{'randn' if is_float else 'ones'}({', '.join(map(str, shape))}{kind})"
+
+
+COMMAND = Remedies(
+    tensor=_option,
+    others="try others by --input",
+    meta="--device meta",
+    keyword="--input {0}=SHAPE, such as --input {0}=1,16",
+    each="one --input for each",
+    eval_mode="omit --train, or pass a larger batch",
+)
+PYTHON = Remedies(
+    tensor=_expression,
+    others="pass others",
+    meta='with torch.device("meta"): model = ...',
+    keyword='it as inputs, or by name: kwargs={{"{0}": ...}}',
+    each="one input for each (a tuple is several inputs)",
+    eval_mode="call model.eval() first, or pass a larger batch",
+)
+
+
+@contextmanager
+def noting_remedies() -> Iterator[None]:
+    """Add a note to an error that a model's forward raises inside: the module, what it expects, and what to pass."""
+    try:
+        yield
+    except Exception as error:
+        note_remedy(error)
+        raise
+
+
+def note_remedy(error: BaseException) -> None:
+    """Add a note to an error that a model's forward raised: the module, what it expects, and what to pass.
+
+    >>> try:
+    ...     nn.Linear(4, 2)(torch.ones(3, 5))
+    ... except RuntimeError as error:
+    ...     note_remedy(error)
+    ...     print(*error.__notes__)
+    fvflops: Linear expects 4 input features, got float32[3, 5]; pass torch.randn(3, 4)
+    """
+    if not isinstance(error, Exception) or not (calls := _find_calls(error)):
+        return
+    explanation = explain_error(error, PYTHON) or f"raised by {describe_module(error)}"
+    if explanation.startswith("raised") and _SHAPES.search(str(error)):
+        explanation += f"; {_try_others(calls, PYTHON)}"
+    note = printable(f"fvflops: {explanation}")
+    if note in getattr(error, "__notes__", ()):
+        return
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # before Python 3.11
+        _LOGGER.error("%s", note)
+
+
+def explain_error(error: BaseException, remedies: Remedies = COMMAND) -> str:
     """Return in one line what was expected and what to do, or "" for errors of other kinds.
 
     It explains a lack of memory, inputs that a layer does not accept, and arguments that a forward does not take.
@@ -87,11 +166,14 @@ def explain_error(error: BaseException) -> str:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
         match = _AMOUNT.search(str(error))
         amount = f": {match[0]}" if match else ""
-        return f"not enough memory{amount}; build the model without weights, on the meta device: --device meta"
+        return f"not enough memory{amount}; build the model without weights, on the meta device: {remedies.meta}"
     calls = _find_calls(error)
     if not calls:
         return ""
-    return _explain_call(error, calls) if isinstance(error, TypeError) else _explain_inputs(calls)
+    explanation = _explain_types(calls) if isinstance(error, (TypeError, AttributeError)) else ""
+    if explanation:
+        return explanation
+    return _explain_call(error, calls, remedies) if isinstance(error, TypeError) else _explain_inputs(calls, remedies)
 
 
 def suggest_sizes(error: BaseException) -> str:
@@ -100,15 +182,39 @@ def suggest_sizes(error: BaseException) -> str:
     is_about_shapes = isinstance(error, (RuntimeError, ValueError, IndexError, AssertionError))
     if not calls or not is_about_shapes or not _SHAPES.search(str(error)) or "--input" in str(error):
         return ""
-    return f"; {_try_others(calls)}"
+    return f"; {_try_others(calls, COMMAND)}"
 
 
-def _try_others(calls: list[tuple[nn.Module, FrameType]]) -> str:
+def _try_others(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
     inputs = ", ".join(describe_inputs(*_read_arguments(calls[0][1]))) or "none"
-    return f"the model's inputs are {inputs}: try others by --input"
+    return f"the model's inputs are {inputs}: {remedies.others}"
 
 
-def _explain_inputs(calls: list[tuple[nn.Module, FrameType]]) -> str:
+def _explain_types(calls: list[tuple[nn.Module, FrameType]]) -> str:
+    """Return which tensor to pass where no input of the model is one."""
+    args, kwargs = _read_arguments(calls[0][1])
+    for value in () if list(tensors_of((args, kwargs))) else (*args, *kwargs.values()):
+        names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in type(value).__mro__}
+        remedy = next((_TENSORS[name] for name in names & _TENSORS.keys()), "")
+        if is_shape(value):
+            remedy = f"torch.randn{tuple(value)}, or input_size={tuple(value)}"
+        if remedy:
+            return f"inputs are tensors, got a value of type {type(value).__name__}: pass {remedy}"
+    return ""
+
+
+# Types → how to get a tensor from a value of one.
+_TENSORS = {
+    "numpy.ndarray": "torch.from_numpy(array)",
+    "PIL.Image": "torchvision.transforms.functional.to_tensor(image)[None]",
+    "torch.DataLoader": "one batch, such as next(iter(loader))",
+    "torch.Dataset": "one batch, such as next(iter(torch.utils.data.DataLoader(dataset)))",
+    "builtins.str": 'token ids, such as tokenizer(text, return_tensors="pt")',
+    **dict.fromkeys(("builtins.list", "builtins.int", "builtins.float"), "torch.tensor(values)"),
+}
+
+
+def _explain_inputs(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
     """Return what the innermost module expects of its input and how to pass it."""
     module, frame = calls[-1]
     tensors = _read_tensors(frame)
@@ -120,15 +226,16 @@ def _explain_inputs(calls: list[tuple[nn.Module, FrameType]]) -> str:
     inputs = _read_tensors(calls[0][1])
     # The model's only input, unchanged: what the module expects of it is what the model does.
     is_model_input = len(inputs) == 1 and inputs[0].shape == tensor.shape and inputs[0].dtype == tensor.dtype
-    if is_model_input and expectation.shape is not None:
-        dtype = f":{expectation.dtype}" if expectation.dtype not in ("", "float32") else ""
-        remedy = f"pass --input {','.join(map(str, expectation.shape))}{dtype}"
+    if expectation.in_training:
+        remedy = remedies.eval_mode
+    elif is_model_input and expectation.shape is not None:
+        remedy = f"pass {remedies.tensor(expectation.shape, expectation.dtype or 'float32')}"
     else:
-        remedy = _try_others(calls)
+        remedy = _try_others(calls, remedies)
     return f"{_name(calls)} expects {expectation.text}, got {got}; {remedy}"
 
 
-def _explain_call(error: TypeError, calls: list[tuple[nn.Module, FrameType]]) -> str:
+def _explain_call(error: TypeError, calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
     """Return which arguments a forward lacks or does not take, if the call of a module failed for that."""
     module, text = calls[-1][0], str(error)
     match = re.search(r"forward\(\) (missing|got an unexpected|takes)", text)
@@ -142,9 +249,9 @@ def _explain_call(error: TypeError, calls: list[tuple[nn.Module, FrameType]]) ->
     if len(calls) > 1:
         return f"{shown} was called with wrong arguments: {text}"
     if match[1] == "missing":
-        return f"{shown} needs {', '.join(quoted)}: pass --input {quoted[0]}=SHAPE, such as --input {quoted[0]}=1,16"
+        return f"{shown} needs {', '.join(quoted)}: pass {remedies.keyword.format(quoted[0])}"
     if match[1] == "takes":
-        return f"{shown} {text.partition('forward() ')[2]}: pass one --input for each"
+        return f"{shown} {text.partition('forward() ')[2]}: pass {remedies.each}"
     names = [item.name for item in parameters]
     return f"{shown} has no input {quoted[0]!r}{list_nearest(quoted[0], names)}"
 

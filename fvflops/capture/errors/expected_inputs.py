@@ -18,13 +18,15 @@ _SIDES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width"
 class Expectation:
     """What a layer expects of its input number `index`, and the nearest shape and dtype that it accepts.
 
-    `shape` is None where none can be derived; `dtype` is "" where that of the input is right.
+    `shape` is None where none can be derived; `dtype` is "" where that of the input is right. `in_training`: it expects
+    this in training mode alone.
     """
 
     text: str
     shape: tuple[int, ...] | None = None
     dtype: str = ""
     index: int = 0
+    in_training: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def find_mismatch(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Expecta
     """Return what a layer of torch.nn expects of the first of its inputs that it does not accept, or None.
 
     >>> find_mismatch(nn.Linear(4, 2), [torch.ones(3, 5)])
-    Expectation(text='4 input features', shape=(3, 4), dtype='', index=0)
+    Expectation(text='4 input features', shape=(3, 4), dtype='', index=0, in_training=False)
     """
     if not type(module).__module__.startswith("torch.nn.") or not tensors:  # a subclass may accept other inputs
         return None
@@ -106,7 +108,10 @@ def _spread(value: int | Sequence[int], sides: int) -> tuple[int, ...]:
 def _check_batch_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
     name = type(module).__name__
     ndims = {"BatchNorm1d": (2, 3), "BatchNorm2d": (4,), "BatchNorm3d": (5,)}.get(name, ())
-    return _check_axes([_Axis(1, module.num_features, "channel", ndims, "(batch, channels, ...)")], tensors)
+    mismatch = _check_axes([_Axis(1, module.num_features, "channel", ndims, "(batch, channels, ...)")], tensors)
+    if mismatch is None and module.training and tensors[0].numel() == module.num_features:
+        return Expectation("more than one value per channel in training mode", in_training=True)
+    return mismatch
 
 
 def _check_instance_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:

@@ -1,0 +1,1 @@
+"""Describe errors that a model raised, and refuse what is no model."""

@@ -1,0 +1,328 @@
+"""Mistakes of a first day, each answered by a message, or a note on the model's own error, that names the remedy."""
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fvflops
+from fvflops import (
+    ActivationCountAnalysis,
+    ByteCountAnalysis,
+    FlopCountAnalysis,
+    ProfileAnalysis,
+    TrainingStepAnalysis,
+    compare,
+    diff,
+    flop_count,
+    parameter_count,
+    predict_memory,
+    profile_kernels,
+    roofline,
+)
+
+X = torch.randn(1, 4)
+CONV = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+LINEAR = nn.Sequential(nn.Linear(4, 2))
+EMBEDDING = nn.Sequential(nn.Embedding(10, 4))
+POOLED = nn.Sequential(nn.Conv2d(3, 8, 1), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8))
+OPTIMIZED = {"loss": torch.sum}
+
+
+class Product(nn.Module):
+    def forward(self, left, right):
+        return left @ right
+
+
+def wrap(model):
+    """Return a module of a class with the name of Ultralytics' wrapper, which has the network as `model`."""
+    names = {"__module__": "ultralytics.engine.model", "__qualname__": "Model"}
+    yolo = type("YOLO", (type("Model", (nn.Module,), names),), {})()
+    yolo.model = model
+    return yolo
+
+
+# What is called → its error, and what the message, or else a note, says. All are run by the one test below.
+MISTAKES = {
+    "sizes": (
+        lambda: FlopCountAnalysis(CONV, (1, 3, 32, 32)),
+        TypeError,
+        "pass torch.randn(1, 3, 32, 32), or input_size=",
+    ),
+    "a list of sizes": (
+        lambda: flop_count(CONV, [1, 3, 32, 32]),
+        TypeError,
+        "pass torch.randn(1, 3, 32, 32), or input_si",
+    ),
+    "a shape": (
+        lambda: ProfileAnalysis(CONV, torch.ones(1, 3, 8, 8).shape),
+        TypeError,
+        "pass torch.randn(1, 3, 8, 8), or",
+    ),
+    "sizes in a list": (
+        lambda: FlopCountAnalysis(CONV, [(1, 3, 8, 8)]).total(),
+        TypeError,
+        "note: torch.randn(1, 3, 8, 8), ",
+    ),
+    "both": (
+        lambda: FlopCountAnalysis(LINEAR, X, input_size=(1, 4)),
+        ValueError,
+        "inputs and input_size are both passed",
+    ),
+    "a wrong size": (
+        lambda: FlopCountAnalysis(LINEAR, input_size=4),
+        ValueError,
+        "pass a shape such as (1, 3, 224, 224)",
+    ),
+    "a wrong dtype": (
+        lambda: FlopCountAnalysis(LINEAR, input_size="1,4:int46"),
+        ValueError,
+        "such as float32, bfloat16",
+    ),
+    "channels": (
+        lambda: FlopCountAnalysis(CONV, torch.ones(1, 1, 8, 8)).total(),
+        RuntimeError,
+        "note: Conv2d '0' expects 3 inp",
+    ),
+    "features": (
+        lambda: compare(LINEAR, torch.ones(1, 5)),
+        RuntimeError,
+        "note: got float32[1, 5]; pass torch.randn(1, 4)",
+    ),
+    "features in a step": (
+        lambda: TrainingStepAnalysis(LINEAR, torch.ones(1, 5), **OPTIMIZED).total(),
+        RuntimeError,
+        "note: Linear '0' expects 4 input features",
+    ),
+    "ids as floats": (
+        lambda: FlopCountAnalysis(EMBEDDING, X).total(),
+        RuntimeError,
+        "note: torch.ones(1, 4, dtype=torch.int64)",
+    ),
+    "an image of bytes": (
+        lambda: FlopCountAnalysis(CONV, torch.ones(1, 3, 8, 8, dtype=torch.uint8)).total(),
+        RuntimeError,
+        "note: expects float32, as its weights are, got uint8[1, 3, 8, 8]; pass torch.randn(1, 3, 8, 8)",
+    ),
+    "a small image": (
+        lambda: FlopCountAnalysis(CONV, torch.ones(1, 3, 2, 2)).total(),
+        RuntimeError,
+        "note: pass torch.randn(1, 3, 3, 3)",
+    ),
+    "no batch": (
+        lambda: FlopCountAnalysis(nn.BatchNorm2d(3), torch.ones(3, 4, 4)).total(),
+        ValueError,
+        "note: (batch, channels, ...)",
+    ),
+    "one value": (
+        lambda: FlopCountAnalysis(POOLED, torch.ones(1, 3, 4, 4)).total(),
+        ValueError,
+        "note: call model.eval() first",
+    ),
+    "ids out of range": (
+        lambda: FlopCountAnalysis(EMBEDDING, torch.tensor([11]), execution="real").total(),
+        IndexError,
+        "note: expects indices from 0 to 9 (one is 11)",
+    ),
+    "shapes of own code": (
+        lambda: FlopCountAnalysis(Product(), (torch.ones(1, 2), torch.ones(3, 2))).total(),
+        RuntimeError,
+        "note: the model's inputs are float32[1, 2], float32[3, 2]: pass others",
+    ),
+    "no inputs": (
+        lambda: FlopCountAnalysis(LINEAR).total(),
+        TypeError,
+        'note: pass it as inputs, or by name: kwargs={"input": ...}',
+    ),
+    "an input too few": (
+        lambda: FlopCountAnalysis(Product(), X).total(),
+        TypeError,
+        "note: needs right: pass it as inputs",
+    ),
+    "a batch with labels": (
+        lambda: FlopCountAnalysis(LINEAR, (X, X)).total(),
+        TypeError,
+        "note: a tuple is several inputs",
+    ),
+    "a misspelt name": (
+        lambda: FlopCountAnalysis(Product(), {"left": X, "rihgt": X}).total(),
+        TypeError,
+        "note: nearest is 'right'",
+    ),
+    "an array": (
+        lambda: FlopCountAnalysis(LINEAR, np.ones((1, 4))).total(),
+        TypeError,
+        "note: pass torch.from_numpy(array)",
+    ),
+    "numbers": (lambda: FlopCountAnalysis(LINEAR, [[1.0, 2.0]]).total(), TypeError, "note: pass torch.tensor(values)"),
+    "a text": (lambda: FlopCountAnalysis(EMBEDDING, "hello").total(), TypeError, "note: pass token ids"),
+    "a loader": (
+        lambda: FlopCountAnalysis(LINEAR, DataLoader(TensorDataset(X))).total(),
+        TypeError,
+        "note: next(iter(loader))",
+    ),
+    "a dataset": (lambda: FlopCountAnalysis(LINEAR, TensorDataset(X)).total(), TypeError, "note: pass one batch"),
+    "a class": (lambda: FlopCountAnalysis(nn.Linear, X), TypeError, "create a module of it, such as Linear(...)"),
+    "a name": (lambda: FlopCountAnalysis("resnet50", X), TypeError, "counted by the command `fvflops count MODEL`"),
+    "a name's parameters": (lambda: parameter_count("resnet50"), TypeError, "pass a torch.nn.Module"),
+    "weights": (lambda: FlopCountAnalysis(LINEAR.state_dict(), X), TypeError, "pass them to its load_state_dict"),
+    "a checkpoint": (
+        lambda: FlopCountAnalysis({"model": {}, "epoch": 3}, X),
+        TypeError,
+        "pass them to its load_state_dict",
+    ),
+    "a pair": (lambda: FlopCountAnalysis((LINEAR, X)), TypeError, "and its inputs as the second argument"),
+    "no model": (lambda: FlopCountAnalysis(None, X), TypeError, "pass a torch.nn.Module or a function"),
+    "YOLO": (lambda: FlopCountAnalysis(wrap(LINEAR), X), TypeError, "of type YOLO, around a module: count yolo.model"),
+    "a trainer": (
+        lambda: FlopCountAnalysis(SimpleNamespace(model=LINEAR), X),
+        TypeError,
+        "count simplenamespace.model",
+    ),
+    "a Trace": (
+        lambda: FlopCountAnalysis(FlopCountAnalysis(LINEAR, X).trace()),
+        TypeError,
+        "FlopCountAnalysis.from_trace",
+    ),
+    "a path of a Trace": (
+        lambda: FlopCountAnalysis.from_trace("run.json"),
+        TypeError,
+        "read a file by Trace.from_json(text)",
+    ),
+    "a model to a roofline": (
+        lambda: roofline(LINEAR, device="H100"),
+        TypeError,
+        "pass FlopCountAnalysis(model, inputs)",
+    ),
+    "a model to memory": (lambda: predict_memory(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
+    "a lazy model": (lambda: FlopCountAnalysis(nn.LazyLinear(4), X).total(), ValueError, "run the model once"),
+    "a criterion": (
+        lambda: TrainingStepAnalysis(LINEAR, X, loss=nn.CrossEntropyLoss()).total(),
+        TypeError,
+        "pass lambda result: loss(result, target)",
+    ),
+    "no loss": (lambda: TrainingStepAnalysis(LINEAR, X).total(), ValueError, "pass loss=, a function from the result"),
+    "an optimizer's name": (
+        lambda: TrainingStepAnalysis(LINEAR, X, optimizer="adam"),
+        TypeError,
+        "must be a torch.optim.Optimizer",
+    ),
+    "a device": (
+        lambda: FlopCountAnalysis(LINEAR, X, device="gpu").total(),
+        ValueError,
+        "pass 'cpu', 'cuda' or 'cuda:1'",
+    ),
+    "an execution": (lambda: FlopCountAnalysis(LINEAR, X, execution="fast"), ValueError, "one of auto, shapes, real"),
+    "a convention": (lambda: FlopCountAnalysis(LINEAR, X, table="fvcor"), ValueError, "did you mean 'fvcore'?"),
+    "a module": (lambda: FlopCountAnalysis(LINEAR, X).total("1"), KeyError, "did you mean '0'?"),
+    "an op": (lambda: FlopCountAnalysis(LINEAR, X).set_op_handle("linear", None), ValueError, "such as aten::linear"),
+    "a recording not entered": (lambda: fvflops.record(LINEAR).total(), ValueError, "the with block was not entered"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_answered_by_the_remedy(name, caplog):
+    mistake, kind, expected = MISTAKES[name]
+    POOLED.train()
+    with pytest.raises(kind) as caught:
+        mistake()
+    notes = getattr(caught.value, "__notes__", None) or [record.getMessage() for record in caplog.records]
+    if expected.startswith("note: "):
+        (note,) = notes
+        assert note.startswith("fvflops: ") and "\n" not in note
+        assert expected.removeprefix("note: ") in note
+    else:
+        assert expected in str(caught.value) and not notes
+        assert "\n" not in str(caught.value)
+
+
+def test_there_are_thirty_mistakes():
+    assert len(MISTAKES) >= 30
+
+
+def test_errors_in_a_recording_have_the_note_too(caplog):
+    for execution in ("real", "shapes"):
+        with pytest.raises(RuntimeError) as caught, fvflops.record(LINEAR, execution=execution):
+            LINEAR(torch.ones(1, 5))
+        notes = getattr(caught.value, "__notes__", None) or [record.getMessage() for record in caplog.records[-1:]]
+        assert notes == ["fvflops: Linear '0' expects 4 input features, got float32[1, 5]; pass torch.randn(1, 4)"]
+
+
+def test_sizes_are_inputs_of_every_analysis():
+    state = torch.get_rng_state()
+    image = torch.randn(2, 3, 8, 8)
+    torch.set_rng_state(state)
+    size = (2, 3, 8, 8)
+    for analysis in (FlopCountAnalysis, ActivationCountAnalysis, ByteCountAnalysis, ProfileAnalysis):
+        options = {"warmup": 0, "repeat": 1} if analysis is ProfileAnalysis else {}
+        expected = analysis(CONV, image, **options).total()
+        assert analysis(CONV, input_size=size, **options).total() == expected > 0
+    step = TrainingStepAnalysis(CONV, input_size=size, **OPTIMIZED)
+    assert step.varied(micro_batches=2).macs() == 2 * TrainingStepAnalysis(CONV, image, **OPTIMIZED).macs()
+    assert compare(CONV, input_size=[size], tables=["exact"]).totals == compare(CONV, image, tables=["exact"]).totals
+    assert not diff(CONV, CONV, input_size="2,3,8,8")
+    assert profile_kernels(CONV, input_size=size, warmup=0, repeat=1).macs() == FlopCountAnalysis(CONV, image).macs()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "inputs"),
+    [
+        (LINEAR, (4,), "float32[4]"),
+        (LINEAR, [3, 4], "float32[3, 4]"),
+        (Product(), [(1, 2), (2, 3)], "float32[1, 2], float32[2, 3]"),
+        (Product(), {"right": (2, 3), "left": "1,2"}, "right=float32[2, 3], left=float32[1, 2]"),
+        (Product(), ["1x2", "right=2,3:float32"], "float32[1, 2], right=float32[2, 3]"),
+        (EMBEDDING, "1,16:int64", "int64[1, 16]"),
+        (nn.Linear(4, 2, dtype=torch.bfloat16), (1, 4), "bfloat16[1, 4]"),
+        (nn.Linear(4, 2, device="meta"), (1, 4), "float32[1, 4]"),
+    ],
+)
+def test_sizes_have_the_dtype_and_the_device_of_the_model(model, size, inputs):
+    analysis = FlopCountAnalysis(model, input_size=size)
+    assert analysis.trace().info.inputs == inputs
+    args, kwargs = analysis._run.arguments()
+    assert {tensor.device for tensor in (*args, *kwargs.values())} == {
+        next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    }
+
+
+def test_sizes_that_are_arguments_are_no_mistake():
+    class Grid(nn.Module):
+        def forward(self, height, width):
+            return torch.ones(height, width) @ torch.ones(width, height)
+
+    assert FlopCountAnalysis(Grid(), (2, 3)).total() == 12
+    assert FlopCountAnalysis(lambda *sizes: torch.ones(sizes) @ torch.ones(3, 5), (4, 3)).total() == 60
+
+
+class DropPath(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+        self.path, self.drop, self.flat = DropPath(), nn.Dropout(), nn.Sequential()
+        self.functional, self.unused = nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x):
+        x = self.drop(self.path(self.flat(self.encoder(x))))
+        return nn.functional.linear(x, self.functional.weight)
+
+
+@pytest.mark.parametrize("analysis", [FlopCountAnalysis, TrainingStepAnalysis])
+def test_modules_without_work_of_their_own_are_not_warned_of(analysis, caplog):
+    model = Net().eval() if analysis is FlopCountAnalysis else Net()
+    counted = analysis(model, torch.ones(1, 4, 8), **({} if analysis is FlopCountAnalysis else OPTIMIZED))
+    with caplog.at_level(logging.WARNING):
+        counted.total()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("No op was seen in the modules unused.1, and none reads their parameters")
+    assert {"path", "unused.1"} <= counted.uncalled_modules()
