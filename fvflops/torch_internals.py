@@ -240,6 +240,10 @@ INTERNALS: Mapping[str, Internal] = {
     "is_efficient_enabled": Internal("torch._C", "_get_mem_efficient_sdp_enabled", _ATTENTION_KERNELS),
     "is_cudnn_attention_enabled": Internal("torch._C", "_get_cudnn_sdp_enabled", _ATTENTION_KERNELS),
     "variable_functions": Internal("torch._VF", "", _CUDA_SHAPES),
+    "amp_availability": Internal("torch.cuda.amp.common", "amp_definitely_not_available", _CUDA_SHAPES, "target"),
+    "ops_of_dispatch_key": Internal("torch._C", "_dispatch_get_registrations_for_dispatch_key", _CUDA_SHAPES),
+    "scoped_library": Internal("torch.library", "_scoped_library", _CUDA_SHAPES),
+    "ExcludeDispatchKeys": Internal("torch._C", "_ExcludeDispatchKeyGuard", _CUDA_SHAPES),
     "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
     # State of this thread and of torch
     "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),

@@ -155,6 +155,9 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="only this part; can be given again")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "gpu.json", help="where the figures go")
     parser.add_argument("--page", type=Path, help="where the page goes, in Markdown")
+    parser.add_argument(
+        "--recorded", type=Path, help="where counts and ops of the kernels' cases go: tests/data/cuda_ops.json.gz"
+    )
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
@@ -174,8 +177,11 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         results = measure(arguments.only or list(SECTIONS), Path(folder), lambda text: print(text, flush=True), save)
+    from gpu_checks.kernels import write_recorded
     from gpu_checks.page import write_page
 
+    if arguments.recorded is not None:
+        write_recorded(results["kernels"]["found"], arguments.recorded)
     text = write_page(results)
     if arguments.page is not None:
         arguments.page.write_text(text)

@@ -42,7 +42,7 @@ from fvflops.capture.run import (
     suspend_outer_recordings,
 )
 from fvflops.capture.shapes.assumptions import how_to_assume
-from fvflops.capture.shapes.cuda_kernels import cuda_choices
+from fvflops.capture.shapes.cuda.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import is_available
@@ -196,7 +196,7 @@ class Session:
         if not is_available(device):
             missing_device = MissingDeviceMode(device)
             stack.enter_context(function_mode_removed(missing_device))
-            stack.enter_context(missing_device.kept_in_backward())
+            stack.enter_context(missing_device.extended())
             missing_device.__enter__()
         kernels = self._kernels or device
         if kernels.type == "cuda":

@@ -11,7 +11,7 @@ from fvflops import load_table
 from tests.support.checkout import ROOT
 from tests.support.tools import load_tool
 
-coverage = load_tool("coverage.py")
+coverage = load_tool("op_coverage.py")
 
 TABLE = load_table("default")
 
@@ -59,7 +59,7 @@ def test_an_op_that_is_in_no_table_fails_the_tool(tmp_path):
     path = tmp_path / "empty.yaml"
     path.write_text("description: nothing\n")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "coverage.py"), str(path), "--namespace", "aten"],
+        [sys.executable, str(ROOT / "tools" / "op_coverage.py"), str(path), "--namespace", "aten"],
         capture_output=True,
         text=True,
         check=False,
@@ -87,7 +87,7 @@ def test_a_namespace_that_nobody_listed_is_seen():
 def test_the_tool_knows_all_that_torch_registers():
     """In a process of its own, in which no test has registered anything."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "coverage.py")], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "tools" / "op_coverage.py")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and "new namespace" not in done.stdout, done.stdout
     assert not [namespace for namespace in coverage.SET_ASIDE if namespace in coverage.NAMESPACES]

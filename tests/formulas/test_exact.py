@@ -19,7 +19,7 @@ from tests.support.old_torch import OLDER
 from tests.support.tools import load_tool
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
-coverage = load_tool("coverage.py")
+coverage = load_tool("op_coverage.py")
 
 EXACT, DEFAULT = load_table("exact"), load_table("default")
 

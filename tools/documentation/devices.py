@@ -22,6 +22,7 @@ your own is a `Device` in Python, or an entry of a YAML file:
 devices:
   My accelerator:
     vendor: Mine
+    capability: 9.0                        # CUDA compute capability, of an NVIDIA GPU
     matrix: {fp16: 100e12, bf16: 100e12}   # matrix units, dense operands, FLOP/s
     sparse: {fp16: 200e12}                 # the same, where one operand has 2:4 sparsity
     vector: {fp32: 20e12}                  # outside the matrix units

@@ -57,7 +57,7 @@ def test_layers() -> Mapping[str, Callable[[], tuple[Any, tuple[Any, ...]]]]:
 
 # The programs that are run as they are, and the trace that tests keep: the first path that exists.
 PROGRAMS = {
-    "coverage": ("tools/coverage.py", "tools/coverage"),
+    "coverage": ("tools/op_coverage.py", "tools/coverage"),
     "sweep": ("tools/sweep.py", "tools/sweep"),
 }
 SAVED_TRACES = ("tests/data/lenet5_training_trace.json", "tests/support/data/lenet5_training_trace.json")

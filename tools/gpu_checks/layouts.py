@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fvflops.capture.run import record_call
-from gpu_checks.runs import STOPS
+from tests.support.cuda_cases.runs import STOPS
 
 _REFUSED = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, IndexError, NotImplementedError)
 

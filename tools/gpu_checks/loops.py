@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fvflops import StepMeter, annotate_trace, record
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
-from gpu_checks.runs import attempt
+from tests.support.cuda_cases.runs import attempt
 
 
 class Loop:

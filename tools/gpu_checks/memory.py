@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, predict_memory
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama
-from gpu_checks.runs import attempt, to_format
+from tests.support.cuda_cases.case import to_format
+from tests.support.cuda_cases.runs import attempt
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
 define_torchvision_schemas()

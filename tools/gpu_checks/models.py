@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gpu_checks.runs import attempt, run_all_ways
+from tests.support.cuda_cases.runs import attempt, run_all_ways
 from tests.support.models.whole_models import MODELS, build_case
 
 VARIANTS = ("forward", "training", "forward bf16")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, profile_kernels, record
-from gpu_checks.runs import attempt, describe
+from tests.support.cuda_cases.runs import attempt, describe
 
 
 def look_outside(share: int, shares: int) -> dict[str, Any]:

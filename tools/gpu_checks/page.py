@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from gpu_checks.runs import differences
+from tests.support.cuda_cases.runs import differences
 
 _LONGEST = 150
 _WAYS = {

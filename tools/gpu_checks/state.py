@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, ProfileAnalysis, TrainingStepAnalysis, predict_memory, record
-from gpu_checks.runs import attempt
+from tests.support.cuda_cases.runs import attempt
 from tests.support.installed_patches import NOTHING, installed
 
 _ON_CPU = """

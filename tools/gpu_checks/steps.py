@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fvflops import TrainingStepAnalysis, record
-from gpu_checks.runs import Run, attempt, describe, move
+from tests.support.cuda_cases.runs import Run, attempt, describe, move
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),

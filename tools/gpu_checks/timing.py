@@ -28,7 +28,7 @@ from fvflops import (
 from fvflops.features.utilisation.device_benchmark import measure_device
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
-from gpu_checks.runs import attempt
+from tests.support.cuda_cases.runs import attempt
 
 
 def _resnet() -> tuple[nn.Module, torch.Tensor]:

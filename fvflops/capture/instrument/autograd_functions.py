@@ -31,6 +31,10 @@ _APPLY = Patch(*function_apply, as_attribute=classmethod)
 _FORWARD = _ForwardPatch(FunctionMeta, "forward", as_attribute=property)
 
 
+class UnrecordedFunction(Function):
+    """Base of Functions that stand in for an op with autograd: their calls are no regions."""
+
+
 def function_regions(recorder: Recorder) -> list[Wrapper]:
     """Return the wrappers that record each `Function.apply` as a region."""
     return [(_APPLY, partial(_around, recorder))] if _IS_PYTHON else [(_FORWARD, partial(_around_forward, recorder))]
@@ -38,7 +42,7 @@ def function_regions(recorder: Recorder) -> list[Wrapper]:
 
 def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_recording_thread():
+        if not recorder.is_recording_thread() or issubclass(cls, UnrecordedFunction):
             return original(cls, *args, **kwargs)
         recorder.activate()
         unseen_work = recorder.unseen
@@ -64,6 +68,8 @@ def _around(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
 def _around_forward(recorder: Recorder, find: Callable[..., Any]) -> Callable[..., Any]:
     def look_up(cls: Any) -> Any:
         function = find(cls)
+        if issubclass(cls, UnrecordedFunction):
+            return function
 
         def run(_: type, *args: Any, **kwargs: Any) -> Any:
             recorder.own_last_node()  # `apply` has created the function's node already

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -11,8 +11,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.instrument.backward import ENGINE_RUNS
-from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
+from fvflops.capture.instrument.patching import Patch, wrapped
+from fvflops.capture.shapes.cuda.cuda_autocast import autocast_emulated
+from fvflops.capture.shapes.cuda.cuda_kernels import call_as_on_cuda
 from fvflops.capture.shapes.meta_run import substitute
+from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.torch_internals import device_constructors, dispatch_mode_stack
+
+_CONSTRUCTORS = [
+    Patch(torch, name)
+    for name in sorted(getattr(function, "__name__", "") for function in device_constructors())
+    if getattr(torch, name, None) in device_constructors()
+]
 
 
 class MissingDeviceMode(TorchFunctionMode):
@@ -28,8 +38,8 @@ class MissingDeviceMode(TorchFunctionMode):
         self._as_on_cuda = under_autograd and device.type == "cuda"
 
     @contextmanager
-    def kept_in_backward(self) -> Iterator[None]:
-        """Keep the mode active in this thread's backward passes, for which torch leaves it.
+    def extended(self) -> Iterator[None]:
+        """Emulate autocast, and keep the mode active in this thread's backward passes, for which torch leaves it.
 
         Checkpointed modules are called again in them.
         """
@@ -44,13 +54,27 @@ class MissingDeviceMode(TorchFunctionMode):
 
             return run_engine
 
-        with ENGINE_RUNS.wrapped(around):
+        autocast = autocast_emulated() if self._device_type == "cuda" else nullcontext()
+        constructors = [(constructor, self._around_constructor) for constructor in _CONSTRUCTORS]
+        with ENGINE_RUNS.wrapped(around), wrapped(constructors), autocast:
             yield
+
+    def _around_constructor(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a constructor of tensors for Python code that torch runs outside of function modes."""
+
+        def construct(*args: Any, **kwargs: Any) -> Any:
+            device = self._parse(kwargs.get("device"))
+            is_missing = isinstance(device, torch.device) and device.type == self._device_type
+            if is_missing and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
+                kwargs["device"] = torch.device("cpu")
+            return original(*args, **kwargs)
+
+        return construct
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") == self._device_type and args:  # Tensor.cuda()
+        if getattr(func, "__name__", "") in (self._device_type, "pin_memory") and args:  # Tensor.cuda()
             return args[0]
         cpu = torch.device("cpu")
         args, kwargs = substitute(
@@ -66,7 +90,7 @@ class MissingDeviceMode(TorchFunctionMode):
 
 @contextmanager
 def missing_device_emulated(device: torch.device, *, under_autograd: bool = True) -> Iterator[None]:
-    """Activate a MissingDeviceMode, in backward passes too."""
+    """Activate a MissingDeviceMode, in backward passes too, with autocast."""
     mode = MissingDeviceMode(device, under_autograd=under_autograd)
-    with mode, mode.kept_in_backward():
+    with mode, mode.extended():
         yield

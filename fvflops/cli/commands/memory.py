@@ -19,7 +19,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_of
+from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
 from fvflops.cli.planning.mesh_options import check_mesh_options
 from fvflops.cli.planning.training_step import (
     NO_OPTIMIZER,
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         "assume": read_assumptions(arguments),
         "table": table,
     }
-    with activity(f"predicting the memory of {arguments.model}"):
+    with activity(f"predicting the memory of {arguments.model}"), kernels_emulated(accelerator):
         if arguments.inference:
             predicted = _predict_forward(subject, step)
         elif mesh is None:
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
-    with activity(f"trying what lowers the peak of {arguments.model}"):
+    with activity(f"trying what lowers the peak of {arguments.model}"), kernels_emulated(accelerator):
         savings = None if arguments.inference or arguments.no_savings else find()
     for_data = arguments.format in DATA_FORMATS
     default_depth = None if for_data else DEPTH

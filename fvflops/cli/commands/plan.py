@@ -19,7 +19,13 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
-from fvflops.cli.planning.accelerator import choose_efficiency, choose_network, find_accelerator, kernels_of
+from fvflops.cli.planning.accelerator import (
+    choose_efficiency,
+    choose_network,
+    find_accelerator,
+    kernels_emulated,
+    kernels_of,
+)
 from fvflops.cli.planning.layout_search import add_search, check_search, describe_command, run_search
 from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options
 from fvflops.cli.planning.training_step import (
@@ -141,17 +147,18 @@ def run(arguments: argparse.Namespace) -> int:
     options["optimizer"] = make_optimizer(arguments, default_optimizer, subject.model)
     if arguments.loss is not None:
         options["loss"] = load_function(arguments.loss, "--loss")
-    if arguments.search:
-        assert accelerator is not None  # checked
-        _report_search(subject, arguments, accelerator, options)
-        return 0
-    options["mesh"] = parse_mesh(arguments.mesh)
-    options["checkpoint"] = find_policy(subject, arguments.checkpoint)
-    if accelerator is None:
-        _report_rank(subject, arguments, table, {**options, "device": arguments.device})
-    else:
-        options.setdefault("loss", default_loss)
-        _report_step(subject, arguments, accelerator, options)
+    with kernels_emulated(accelerator):
+        if arguments.search:
+            assert accelerator is not None  # checked
+            _report_search(subject, arguments, accelerator, options)
+            return 0
+        options["mesh"] = parse_mesh(arguments.mesh)
+        options["checkpoint"] = find_policy(subject, arguments.checkpoint)
+        if accelerator is None:
+            _report_rank(subject, arguments, table, {**options, "device": arguments.device})
+        else:
+            options.setdefault("loss", default_loss)
+            _report_step(subject, arguments, accelerator, options)
     return 0
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
+from fvflops.capture.shapes.cuda.cuda_kernels import gpu_emulated
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
@@ -48,6 +51,11 @@ def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
     if accelerator is None:
         return text
     return "cuda" if accelerator.vendor in _CUDA_VENDORS else None
+
+
+def kernels_emulated(accelerator: Device | None) -> AbstractContextManager[None]:
+    """Choose the kernels that torch runs on this accelerator while the context lasts."""
+    return gpu_emulated(None if accelerator is None else accelerator.capability)
 
 
 def choose_network(text: str | None) -> Network | None:

@@ -38,7 +38,8 @@ _VENDORS = frozenset(
 _KINDS = ("matrix", "sparse", "vector")
 _NUMBERS = ("bandwidth", "memory")
 _TEXTS = ("vendor", "unit", "source", "note")
-_KEYS = (*_KINDS, *_NUMBERS, *_TEXTS, "aliases")
+_KEYS = (*_KINDS, *_NUMBERS, *_TEXTS, "aliases", "capability")
+_CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
 
 # What to do about a device that is not listed.
@@ -71,8 +72,9 @@ class Device:
 
     `matrix` is those of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those outside
     the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None if unknown.
-    `unit` says what one device is: a GPU, a die, a module. `source` names the document. Keys of the peaks are the short
-    names in DTYPES; contradictory peaks raise ValueError.
+    `unit` says what one device is: a GPU, a die, a module. `source` names the document. `capability` is CUDA's compute
+    capability, (9, 0) of an H100, which chooses kernels. Keys of the peaks are the short names in DTYPES; contradictory
+    peaks raise ValueError.
 
     >>> mine = Device("mine", matrix={"bfloat16": 400e12}, vector={"float32": 25e12})
     >>> mine.peak("bf16"), mine.dtypes()
@@ -90,6 +92,7 @@ class Device:
     unit: str = ""
     source: str = ""
     note: str = ""
+    capability: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for kind in _KINDS:
@@ -221,6 +224,8 @@ def _read_device(name: str, node: Node) -> Device:
     for key in _NUMBERS:
         if key in fields:
             values[key] = _read_number(fields[key], f"{key} of {name}")
+    if "capability" in fields:
+        values["capability"] = _read_capability(fields["capability"], f"capability of {name}")
     if "aliases" in fields:
         items = fields["aliases"].items(f"aliases of {name}", "[H100, H100 SXM5]")
         values["aliases"] = tuple(item.name(f"an alias of {name}") for item in items)
@@ -235,6 +240,14 @@ def _read_peaks(node: Node, what: str) -> dict[str, int]:
             raise value.error(f"{what}: {dtype} is given twice, once as {key}")
         peaks[dtype] = _read_number(value, f"{what} at {key}")
     return peaks
+
+
+def _read_capability(node: Node, what: str) -> tuple[int, int]:
+    text = node.text(what)
+    match = _CAPABILITY.fullmatch(text)
+    if match is None:
+        raise node.error(f"{what} is {truncate(text)!r}: write a compute capability such as 9.0")
+    return int(match[1]), int(match[2])
 
 
 def _read_number(node: Node, what: str) -> int:

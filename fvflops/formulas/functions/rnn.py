@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
 from fvflops.trace import TensorSpec, tensors_in
+
+# Rows of a weight per hidden unit, by cuDNN's and MIOpen's number of a cell type: ReLU, tanh, LSTM, GRU.
+GATES = (1, 1, 4, 3)
 
 
 def count_recurrence(call: Call) -> Cost:
@@ -51,11 +55,41 @@ def find_rows(call: Call) -> int:
     return math.prod(call.shape("data" if "data" in call.arguments else "input")[:-1])
 
 
+def integer(call: Call, name: str) -> int:
+    """Return an integer argument, 0 if the op has none of this name."""
+    value = call.arguments.get(name, 0)
+    assert isinstance(value, int)
+    return value
+
+
 def find_matrices(call: Call) -> Iterator[TensorSpec]:
     """Yield the weight matrices of a recurrent op: of input, hidden state and optional projection, layer by layer."""
     names = [name for name in call.arguments if name == "params" or name.startswith("weight")]
     if call.op.startswith("aten::mkldnn_rnn_layer"):
         # One argument for each weight; without biases the last two are zeros of the matrices' shapes.
         names = names[:2]
-    for name in names:
-        yield from (spec for spec in tensors_in(call.arguments[name]) if spec.ndim == 2)
+    of_cudnn = "weight_stride0" in call.arguments
+    if of_cudnn:
+        names = ["weight"]
+    specs = [spec for name in names for spec in tensors_in(call.arguments[name])]
+    if of_cudnn and all(spec.shape[1:] == (1,) for spec in specs):
+        yield from _unflatten(call, specs, integer(call, "weight_stride0"))
+    else:
+        yield from (spec for spec in specs if spec.ndim == 2)
+
+
+def _unflatten(call: Call, specs: Sequence[TensorSpec], per_layer: int) -> Iterator[TensorSpec]:
+    """Yield the matrices among cuDNN's weights and biases that autocast flattened to columns.
+
+    `specs` has `per_layer` items for each layer and direction: two matrices, two biases or none, a projection or none.
+    """
+    hidden, projected = integer(call, "hidden_size"), integer(call, "proj_size")
+    for index, spec in enumerate(specs):
+        place = index % per_layer
+        if place < 2:
+            rows = GATES[integer(call, "mode")] * hidden
+        elif place == per_layer - 1 and projected:
+            rows = projected
+        else:
+            continue
+        yield replace(spec, shape=(rows, spec.numel // rows))

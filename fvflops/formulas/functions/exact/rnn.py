@@ -11,6 +11,7 @@ from fvflops.formulas.functions.rnn import (
     count_recurrence_backward,
     find_matrices,
     find_rows,
+    integer,
     wants_weights,
 )
 from fvflops.formulas.language.call import Call
@@ -118,6 +119,8 @@ def _biases(call: Call) -> int:
     """Return the number of biases per gate: two, or none."""
     if "has_biases" in call.arguments:
         return 2 * bool(call.arguments["has_biases"])
+    if "weight_stride0" in call.arguments:
+        return 2 * (integer(call, "weight_stride0") > 3)
     weights = call.arguments.get("params") or call.arguments.get("weight")
     return 2 * any(spec.ndim == 1 for spec in tensors_in(weights))
 

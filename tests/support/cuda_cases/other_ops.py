@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpu_checks.cases import BF16, FULL, HALF, Applied, Case, floats, image, of
+from tests.support.cuda_cases.case import BF16, FULL, HALF, Applied, Case, floats, image, of
 
 
 def others() -> dict[str, Callable[[], Case]]:
@@ -163,10 +163,11 @@ def others() -> dict[str, Callable[[], Case]]:
         "lstsq": lambda a: linalg.lstsq(a, a)[0],
         "matrix_exp": linalg.matrix_exp,
         "pinv": linalg.pinv,
-        "householder": lambda a: linalg.householder_product(*torch.geqrf(a)),
         "cholesky_solve": lambda a: torch.cholesky_solve(a, linalg.cholesky(a @ a.mT)),
     }.items():
         cases[f"linalg {name}"] = lambda call=call: of(call, square())  # type: ignore[misc]
+    householder = lambda a: linalg.householder_product(*torch.geqrf(a))  # noqa: E731  has no derivative
+    cases["linalg householder"] = lambda: of(householder, square(), train=(False,))
     return cases
 
 

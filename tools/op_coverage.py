@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How a table sees each op of the installed torch: tools/coverage.py [TABLE] [--namespace NAME ...] [--list CLASS].
+"""How a table sees each op of the installed torch: tools/op_coverage.py [TABLE] [--namespace NAME ...] [--list CLASS].
 
 Each overload of each op is counted, free, omitted (arithmetic that the convention leaves out), decomposed (looked into:
 its row says so, or torch runs it as other ops), script (TorchScript's own, on Python's numbers, texts and lists: no

@@ -1,30 +1,54 @@
 """Choose CUDA's kernels for runs with autograd in shape execution, where torch would choose the CPU's.
 
 Without autograd, composite ops are recorded as called, without a choice of kernel. With autograd, torch decomposes them
-by the actual device of their tensors, which is the CPU on a machine without CUDA. The choices here are those of torch
-2.11 on an H100.
+by the actual device of their tensors, which is the CPU on a machine without CUDA. The choices here are checked against
+recordings on an H100 with torch 2.11.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.shapes.cuda.attention_kernels import choose_attention_kernel
+from fvflops.capture.shapes.cuda.cuda_autocast import cast_by_autocast
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
-from fvflops.torch_internals import dispatch_mode_stack, scaled_dot_product_attention, variable_functions
+from fvflops.torch_internals import (
+    below_autograd,
+    dispatch_mode_stack,
+    pytree,
+    scaled_dot_product_attention,
+    variable_functions,
+)
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
+_CAPABILITY: ContextVar[tuple[int, int]] = ContextVar("capability", default=(9, 0))  # an H100's
 _CUDNN_RNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+
+
+@contextmanager
+def gpu_emulated(capability: tuple[int, int] | None) -> Iterator[None]:
+    """Choose the kernels of a GPU of this compute capability, None for the default, while the context lasts."""
+    if capability is None:
+        yield
+        return
+    token = _CAPABILITY.set(capability)
+    try:
+        yield
+    finally:
+        _CAPABILITY.reset(token)
 
 
 def cuda_choices(device: torch.device, *, for_cpu: bool = False) -> AbstractContextManager[None]:
@@ -39,16 +63,16 @@ def cuda_choices(device: torch.device, *, for_cpu: bool = False) -> AbstractCont
         (patch, partial(_with_choice, choice, device_type=device_type)) for patch, choice in patches
     ]
     if not is_available(device):
-        wrappers.append((_CAPABILITY, _with_capability))
+        wrappers.append((_GET_CAPABILITY, _with_capability))
     return wrapped(wrappers)
 
 
 def _with_capability(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that returns an H100's compute capability in shape execution, else that of `original`."""
+    """Return a function that returns the emulated compute capability in shape execution, else calls `original`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
-            return 9, 0
+            return _CAPABILITY.get()
         return original(*args, **kwargs)
 
     return call
@@ -88,6 +112,8 @@ def _recurrent(name: str, *args: Any) -> Any:
     else:
         data, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first = args
         lengths = []
+    if torch.is_autocast_enabled("cuda") and not is_available(data.device):  # cuDNN runs float16 in any autocast
+        data, hx, params = pytree.tree_map_only(torch.Tensor, lambda item: item.half(), (data, hx, params))
     torch_chooses = is_available(data.device) and not is_packed and type(params[0]) is not ShapeTensor
     cudnn_supported = torch.backends.cudnn.enabled and data.dtype in _CUDNN_DTYPES and data.numel() > 0
     if not cudnn_supported or (torch_chooses and not (train and dropout > 0)):
@@ -126,6 +152,14 @@ def _lstm_cell(
 def _gru_cell(input: torch.Tensor, hx: torch.Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     gates = torch.matmul(input, w_ih.t()), torch.matmul(hx, w_hh.t())
     return _ATEN._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
+
+
+def _softmax(
+    input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Any:
+    if dim is None or input.dtype is not torch.float16 or dtype is not torch.float32:
+        return NotImplemented
+    return _ATEN._softmax(input, dim, True)
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> Any:
@@ -181,33 +215,31 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if query.ndim != 4 or key.ndim != 4 or 0 in (*query.shape, *key.shape):
+    if query.ndim != 4 or key.ndim != 4:
         return NotImplemented
     query, key, value, attn_mask = _cast_by_autocast(query, key, value, attn_mask)
-    head_dim, value_dim, is_half = query.shape[3], value.shape[3], query.dtype in _HALF
+    kernel = choose_attention_kernel(
+        query, key, value, attn_mask, dropout_p, is_causal, grouped=enable_gqa, capability=_CAPABILITY.get()
+    )
     needs_backward = any(tensor.requires_grad for tensor in (query, key, value))
-    backends = torch.backends.cuda
-    dims_aligned = head_dim % 8 == 0 == value_dim % 8
-    if backends.cudnn_sdp_enabled() and is_half and dims_aligned and max(head_dim, value_dim) <= 128:
-        bias = _as_bias(attn_mask, query.dtype)
+    if kernel == "cudnn":
+        bias = _as_bias(attn_mask, query.dtype, hidden=-65504.0)
         return _ATEN._scaled_dot_product_cudnn_attention(
             query, key, value, bias, needs_backward, dropout_p, is_causal, False, scale=scale
         )[0]
-    if backends.flash_sdp_enabled() and is_half and attn_mask is None and head_dim == value_dim <= 256:
+    if kernel == "flash":
+        head_dim = query.shape[3]
         padding = -head_dim % 8
         padded = [F.pad(tensor, (0, padding)) if padding else tensor for tensor in (query, key, value)]
         scale = head_dim**-0.5 if scale is None else scale
         output = _ATEN._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
         return output[..., :head_dim] if padding else output
-    alignment = 8 if is_half else 4
-    dtype_supported = is_half or query.dtype is torch.float32
-    dims_aligned = head_dim % alignment == 0 == value_dim % alignment
-    if backends.mem_efficient_sdp_enabled() and dtype_supported and dims_aligned and not enable_gqa:
-        bias = _as_bias(attn_mask, query.dtype)
+    if kernel == "efficient":
+        bias = _align(_as_bias(attn_mask, query.dtype, hidden=-torch.inf), query, key)
         return _ATEN._scaled_dot_product_efficient_attention(
             query, key, value, bias, needs_backward, dropout_p, is_causal, scale=scale
         )[0]
-    if not backends.math_sdp_enabled():
+    if not torch.backends.cuda.math_sdp_enabled():
         return NotImplemented
     return _ATEN._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -223,10 +255,69 @@ def _cast_by_autocast(*tensors: torch.Tensor | None) -> list[Any]:
     return [tensor if tensor is None or tensor.dtype is not torch.float32 else tensor.to(dtype) for tensor in tensors]
 
 
-def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype, *, hidden: float) -> torch.Tensor | None:
+    """Return a mask as numbers to add to scores; `hidden` is added where a bool mask is False."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype), torch.scalar_tensor(-torch.inf, dtype=dtype))
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype), torch.scalar_tensor(hidden, dtype=dtype))
+
+
+def _align(bias: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """Return a bias whose rows begin at multiples of 16 elements, of the shape of the scores."""
+    if bias is None:
+        return None
+    length = bias.shape[-1]
+    if length % 16:
+        bias = F.pad(bias, (0, -length % 16))[..., :length]
+    return bias.expand(*query.shape[:3], key.shape[2])
+
+
+class _FusedRMSNorm(UnrecordedFunction):
+    """CUDA's `_fused_rms_norm`, which torch decomposes for tensors on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, eps: Any) -> Any:
+        with below_autograd():
+            output, rstd = _ATEN._fused_rms_norm(input, shape, weight, eps)
+        ctx.shape = shape
+        ctx.save_for_backward(input, weight, rstd)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        input, weight, rstd = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        with below_autograd():
+            of_input, of_weight = _ATEN._fused_rms_norm_backward(gradients[0], input, ctx.shape, rstd, weight, wanted)
+        return of_input, None, of_weight, None
+
+
+def _rms_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> Any:
+    input, weight = cast_by_autocast("aten::rms_norm", input, weight)
+    if weight is not None and weight.dtype is not input.dtype:
+        return NotImplemented
+    return _FusedRMSNorm.apply(input, list(normalized_shape), weight, eps)
+
+
+def _instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if weight is None or bias is None or running_mean is not None or not use_input_stats:
+        return NotImplemented
+    batch, channels = input.shape[:2]
+    rows = input.contiguous().view(1, batch * channels, *input.shape[2:])
+    result = _batch_norm(rows, weight.repeat(batch), bias.repeat(batch), None, None, True, momentum, eps, cudnn_enabled)
+    return result if result is NotImplemented else result.view(input.shape)
 
 
 def _patch(owner: Any, name: str) -> Patch:
@@ -245,9 +336,12 @@ _NON_RECURRENT: _Choices = (
     (_patch(torch, "batch_norm"), _batch_norm),
     (_patch(torch, "dropout"), _dropout),
     (_patch(torch, "grid_sampler"), _grid_sampler),
+    (_patch(torch, "instance_norm"), _instance_norm),
+    (_patch(torch, "rms_norm"), _rms_norm),
     (_patch(F, "scaled_dot_product_attention"), _scaled_dot_product_attention),
+    (_patch(F, "softmax"), _softmax),
 )
-_CAPABILITY = _patch(torch.cuda, "get_device_capability")
+_GET_CAPABILITY = _patch(torch.cuda, "get_device_capability")
 # For programs that have imported the function itself.
 _CHOICE_BY_FUNCTION: Mapping[Any, Callable[..., Any]] = {scaled_dot_product_attention: _scaled_dot_product_attention}
 

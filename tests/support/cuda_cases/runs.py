@@ -5,18 +5,19 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from fvflops import FlopCountAnalysis, Trace, load_table
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import record_call
 
-STOPS = load_table("default").stops_at
+_DEFAULT, _EXACT = (load_table(name).stops_at for name in ("default", "exact"))
+STOPS = replace(_DEFAULT, names=frozenset(name for name in _DEFAULT.names if name in _EXACT))
 Run = dict[str, Any]
 # Of which size they are, only cuDNN knows: op → names of its inputs, and indexes of its outputs. No count uses them.
 _UNKNOWN = {
@@ -62,12 +63,6 @@ def _text(value: Any) -> str:
     if kind == "device":
         return "device"
     return str(getattr(value, "name", value)) if kind is not None else str(value)
-
-
-def to_format(model: nn.Module, form: torch.memory_format) -> nn.Module:
-    """Return a model with its weights in a memory format, which torch's annotations lack."""
-    change: Any = model.to
-    return change(memory_format=form)
 
 
 def attempt(run: Callable[[], Any]) -> Any:

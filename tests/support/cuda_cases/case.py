@@ -47,3 +47,9 @@ def of(function: Callable[..., Any], *args: Any, **options: Any) -> Case:
 def image(*shape: int, dtype: torch.dtype = FULL) -> torch.Tensor:
     """Return an image whose channels lie innermost."""
     return torch.rand(shape).to(dtype, memory_format=torch.channels_last).requires_grad_()
+
+
+def to_format(model: nn.Module, form: torch.memory_format) -> nn.Module:
+    """Return a model with its weights in a memory format, which torch's annotations lack."""
+    change: Any = model.to
+    return change(memory_format=form)

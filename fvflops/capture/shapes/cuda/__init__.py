@@ -1,0 +1,1 @@
+"""Kernels and autocast of CUDA in shape execution."""

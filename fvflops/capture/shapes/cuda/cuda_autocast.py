@@ -1,0 +1,164 @@
+"""Emulate autocast for CUDA on a machine without it, where torch disables it with a warning.
+
+Shape tensors on CUDA have the CPU's dispatch keys there, so autocast for the CPU is enabled too, with CUDA's dtype.
+Kernels for its dispatch key run the ops on which the two autocasts differ as CUDA's does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.torch_internals import (
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeDispatchKeys,
+    amp_availability,
+    ops_of_dispatch_key,
+    pytree,
+    scoped_library,
+)
+
+# Ops that the autocast of CUDA or of the CPU runs in the low precision, in the widest dtype of their arguments, or with
+# results in float32; other ops of one autocast that the other lacks run in float32. Source:
+# https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference and torch's aten/src/ATen/autocast_mode.h.
+_LOW_PRECISION = [
+    "_convolution",
+    "_scaled_dot_product_flash_attention",
+    "_thnn_fused_gru_cell",
+    "_thnn_fused_lstm_cell",
+    "addmv",
+    "addr",
+    "chain_matmul",
+    "convolution",
+    "cudnn_convolution",
+    "cudnn_convolution_transpose",
+    "einsum",
+    "gru_cell",
+    "linalg_multi_dot",
+    "lstm_cell",
+    "mv",
+    "rnn_relu_cell",
+    "rnn_tanh_cell",
+    "_addmm_activation",
+    "_native_multi_head_attention",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "mkldnn_rnn_layer",
+]
+_WIDEST = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cat",
+    "cross",
+    "dot",
+    "index_copy",
+    "index_put",
+    "scatter_add",
+    "stack",
+    "tensordot",
+    "vdot",
+]
+_RESULT_IN_FLOAT32 = ["cumprod", "cumsum", "linalg_matrix_norm", "linalg_vector_norm", "log_softmax", "softmax", "sum"]
+_NORMS = {"aten::norm.Scalar": "ScalarOpt_dtype", "aten::norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+
+_set_enabled, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
+_SETTERS = [Patch(torch, name) for name in ("set_autocast_enabled", "set_autocast_dtype", "set_autocast_gpu_dtype")]
+_UNAVAILABLE = Patch(*amp_availability)
+_SUPPORTS_BF16 = Patch(torch.cuda, "is_bf16_supported")
+_THREAD = threading.local()  # `cpu`: autocast for the CPU before that for CUDA was enabled
+
+
+@contextmanager
+def autocast_emulated() -> Iterator[None]:
+    """Let autocast for CUDA be enabled while the context lasts."""
+    with ExitStack() as stack:
+        wrappers: list[Wrapper] = [(setter, partial(_around_setter, stack)) for setter in _SETTERS]
+        wrappers += [(_SUPPORTS_BF16, partial(_returning, True)), (_UNAVAILABLE, partial(_returning, False))]
+        stack.enter_context(wrapped(wrappers))
+        yield
+
+
+def cast_by_autocast(op: str, *tensors: torch.Tensor | None) -> list[Any]:
+    """Return tensors as emulated autocast passes them to an op such as "aten::rms_norm"."""
+    if torch.is_autocast_enabled("cuda") and op in _ops("AutocastCUDA"):
+        return _cast(op.removeprefix("aten::").partition(".")[0], tensors)
+    return list(tensors)
+
+
+def _returning(value: bool, _: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _around_setter(stack: ExitStack, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a setter of autocast's state for CUDA that changes it for the CPU too."""
+
+    def set_state(*args: Any, **kwargs: Any) -> None:
+        before = torch.is_autocast_enabled("cuda")
+        original(*args, **kwargs)
+        enabled = torch.is_autocast_enabled("cuda")
+        if enabled and not before:
+            _THREAD.cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+            stack.enter_context(_kernels_registered())
+        if enabled or before:
+            is_enabled, dtype = (True, torch.get_autocast_dtype("cuda")) if enabled else _THREAD.cpu
+            _set_enabled("cpu", is_enabled)
+            _set_dtype("cpu", dtype)
+
+    return set_state
+
+
+@contextmanager
+def _kernels_registered() -> Iterator[None]:
+    """Register kernels for the ops on which the autocasts of CUDA and of the CPU differ."""
+    on_cuda = _ops("AutocastCUDA")
+    with scoped_library("aten", "IMPL") as library:
+        for op in on_cuda ^ _ops("AutocastCPU"):
+            name, _, overload = op.removeprefix("aten::").partition(".")
+            packet = getattr(torch.ops.aten, name)
+            function = getattr(packet, overload or "default")
+            converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
+            library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
+        yield
+
+
+@lru_cache
+def _ops(dispatch_key: str) -> frozenset[str]:
+    return frozenset(ops_of_dispatch_key(dispatch_key))
+
+
+def _run(function: Any, converted: Any, is_on_cuda: bool, *args: Any, **kwargs: Any) -> Any:
+    """Run an op as the autocast of CUDA does if that is enabled, else as the CPU's; `converted` gets a dtype."""
+    with ExcludeDispatchKeys(DispatchKeySet(DispatchKey.AutocastCPU)):
+        if torch.is_autocast_enabled("cuda") is not is_on_cuda:
+            return function(*args, **kwargs)
+        name = function.overloadpacket.__name__
+        if name not in _RESULT_IN_FLOAT32 and converted is function:
+            leaves, structure = pytree.tree_flatten((args, kwargs))
+            args, kwargs = pytree.tree_unflatten(_cast(name, leaves), structure)
+            return function(*args, **kwargs)
+        names = [argument.name for argument in converted._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given["dtype"] = given.get("dtype") or torch.float32
+        return converted(given.pop(names[0]), **given)
+
+
+def _cast(name: str, values: Sequence[Any]) -> list[Any]:
+    """Return values, of which floating-point tensors get the dtype in which autocast runs an op."""
+    floats = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    dtype = torch.float32
+    if name in _LOW_PRECISION:
+        dtype = torch.get_autocast_dtype("cpu")
+    elif name in _WIDEST and all(value.dtype is not torch.float32 for value in floats):
+        return list(values)
+    changed = {id(value) for value in floats if value.dtype not in (dtype, torch.float64)}
+    return [value.to(dtype) if id(value) in changed else value for value in values]
