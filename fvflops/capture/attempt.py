@@ -35,6 +35,7 @@ from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
+from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
@@ -62,6 +63,7 @@ class Request:
     estimate_cost: CostEstimate | None
     measure: Collection[str]
     lines: bool
+    draws: DrawFinder
 
 
 class Attempt:
@@ -77,6 +79,7 @@ class Attempt:
         self._kwargs = request.kwargs
         self._op_set = op_set
         self._loss = request.loss
+        self._draws = request.draws
         probe = Probe(request.measure, next(iter(model_index.devices), None)) if request.measure else None
         self._recorder = Recorder(
             request.stops_at,
@@ -115,6 +118,7 @@ class Attempt:
                     scripts=self._scripts,
                 ),
                 model_runs(),
+                self._draws.locating(self._recorder),
             ):
                 copy_context().run(self._call, args, kwargs)
             return self._trace("real" if fake_mode is None else "fake")
@@ -147,6 +151,7 @@ class Attempt:
                     else missing_device_emulated(device, under_autograd=self._op_set == "core"),
                     cuda_choices(device) if device.type == "cuda" and self._op_set == "core" else nullcontext(),
                     model_runs(),
+                    self._draws.locating(self._recorder),
                 ):
                     copy_context().run(self._call, args, kwargs)
             finally:
@@ -245,6 +250,7 @@ class Attempt:
             with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
                 try:
                     yield undo_log
+                    self._draws.compare(snapshot)
                 finally:
                     undo_log.undo()
         finally:

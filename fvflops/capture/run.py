@@ -33,6 +33,7 @@ from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
+from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
@@ -106,7 +107,7 @@ def record_call(
         stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
-        request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines)
+        request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines, DrawFinder())
         repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
@@ -117,9 +118,14 @@ def record_call(
             if shapes is not None and not failure:
                 if shapes.info.assumed:
                     _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
+                if request.draws.needs_second_run:
+                    with gc_paused(), without_symbolic_imports():
+                        return _record_shapes(request, execution, device, assume)[0] or shapes
                 return shapes
         try:
             trace = _record_real(request, stack, repeatable=repeatable)
+            if request.draws.needs_second_run and repeatable:
+                trace = _record_real(request, stack, repeatable=repeatable)
         except Exception as error:
             if shapes is None or interrupts.is_interrupt(error):
                 raise

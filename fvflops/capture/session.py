@@ -24,6 +24,7 @@ from fvflops.capture.model.model import unwrap_data_parallel
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import copy_scripts
 from fvflops.capture.real.real_mode import RecordingMode
+from fvflops.capture.recorder.python_reads import Site
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
@@ -51,6 +52,7 @@ from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
+from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
@@ -69,7 +71,7 @@ class Session:
     and its changes remain. With "shapes" nothing is computed, as in `record_call`, and enclosing recordings are paused;
     `stop` restores the model, the optimizers that took a step, `inputs`, and the objects that `code` uses. `kernels`
     is the kind of device whose kernels shape execution chooses, by default that of `device`; with "cuda", tensors on
-    the CPU get CUDA's.
+    the CPU get CUDA's. `draws` finds draws from generators of Python and NumPy.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Session:
         measure: Collection[str] = (),
         inputs: Any = (),
         code: Iterable[Any] = (),
+        draws: DrawFinder | None = None,
     ) -> None:
         self._recorder: Recorder | None = None
         if execution not in EXECUTIONS:
@@ -108,6 +111,7 @@ class Session:
         self._measure = measure
         self._inputs = inputs
         self._code = code
+        self._draws = draws
         self._mode: weakref.ref[ShapeMode] | None = None
         self._stack = ExitStack()
         self._thread = 0
@@ -139,6 +143,7 @@ class Session:
         )
         if created is not None:
             recorder.of_earlier_steps = created
+        recorder.python_reads.is_program = not self._inputs
         recorder.has_modules = model_index.owner is not None
         recorder.module_of_tensor = model_index.module_of_tensor()
         recorder.register_storages(model_index.inner_storages, model_index.inner_rows)
@@ -171,6 +176,8 @@ class Session:
         snapshot, undo_log = Snapshot(model_index, self._inputs, self._code, program=not self._code), UndoLog()
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
+        if self._draws is not None:
+            stack.callback(self._draws.compare, snapshot)
         stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
@@ -201,6 +208,8 @@ class Session:
         kernels = self._kernels or device
         if kernels.type == "cuda":
             stack.enter_context(cuda_choices(kernels, for_cpu=device.type == "cpu"))
+        if self._draws is not None:
+            stack.enter_context(self._draws.locating(recorder))
 
     def stop(self, *, complete: bool = True) -> None:
         """Stop recording and restore; not `complete` if an exception ended the program.
@@ -310,6 +319,8 @@ class Session:
             "execution": self._execution,
             **self._metadata,
         }
+        if self._draws is not None and self._draws.needs_second_run:
+            self._recorder.python_reads.record_draw(Site("", ""))
         if self._recorder.probe is not None:
             metadata |= self._recorder.probe.metadata()
         return self._recorder.trace(self.modules, metadata, complete=self._complete and not self._recorder.recording)

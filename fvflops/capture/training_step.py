@@ -32,6 +32,7 @@ from fvflops.capture.run import (
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
+from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
 from fvflops.trace import StopsAt, Trace
@@ -72,7 +73,11 @@ def record_step(
         _make_step(session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
 
     options: Any = {"stops_at": stops_at, "device": device, "assume": assume, "estimate_cost": estimate_cost}
-    return record_run(model, (args, kwargs), run, code=(loss,), **options)
+    draws = DrawFinder()
+    trace = record_run(model, (args, kwargs), run, code=(loss,), draws=draws, **options)
+    if draws.needs_second_run:
+        trace = record_run(model, (args, kwargs), run, code=(loss,), draws=draws, **options)
+    return trace
 
 
 def record_run(
@@ -86,6 +91,7 @@ def record_run(
     kernels: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     estimate_cost: CostEstimate | None = None,
+    draws: DrawFinder | None = None,
 ) -> Trace:
     """Return the Trace of what `run` does with a model in shape execution; model, inputs and optimizers are restored.
 
@@ -112,6 +118,7 @@ def record_run(
             estimate_cost=estimate_cost,
             inputs=(args, kwargs),
             code=code,
+            draws=DrawFinder() if draws is None else draws,
         )
         session.start()
         session.pause()  # some optimizers create their state in the constructor, which is not part of a step

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from fvflops import __version__
 from fvflops.cli.encoding import ascii_streams
@@ -83,7 +84,8 @@ def _run(argv: Sequence[str]) -> int:
         choose_format(arguments)
         check_outputs(arguments)
         command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
-        return int(command.run(arguments))
+        with _fixed_draws():
+            return int(command.run(arguments))
     except BrokenPipeError:
         raise
     except (Exception, SystemExit) as error:
@@ -91,6 +93,15 @@ def _run(argv: Sequence[str]) -> int:
             raise
         print(f"fvflops: error: {format_error(error)}", file=sys.stderr)
         return 2
+
+
+def _fixed_draws() -> AbstractContextManager[None]:
+    """Seed random generators, so that a model with random control flow costs the same each time."""
+    if "torch" not in sys.modules:
+        return nullcontext()
+    from fvflops.capture.restore.generators import seeded
+
+    return seeded(0)
 
 
 def _missing(module: str) -> str:

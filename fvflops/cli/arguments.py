@@ -213,6 +213,16 @@ def add_backward(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
+    """Add the number of draws over which the minimum, mean and maximum of `what` are reported."""
+    group.add_argument(
+        "--repeat",
+        type=parse_count,
+        metavar="N",
+        help=f"for a model with random control flow: minimum, mean and maximum of the {what} over N draws",
+    )
+
+
 def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Add the mesh of ranks, the rank, and how the model is split."""
     group = find_group(parser, "mesh of ranks")

@@ -6,6 +6,7 @@ from collections import Counter
 
 from fvflops.counting.count import name_region
 from fvflops.trace import Counts, Status, Trace
+from fvflops.trace.module_tree import innermost
 
 
 def find_unsupported_locations(trace: Trace, counts: Counts) -> dict[str, Counter[str]]:
@@ -21,16 +22,10 @@ def find_unsupported_locations(trace: Trace, counts: Counts) -> dict[str, Counte
     for (index, stack, _), calls in trace.calls.items():
         signature = trace.signatures[index]
         if signature.packet in unknown:
-            location = _describe(trace, scopes[stack], signature.source)
+            location = trace.modules.locate(innermost(scopes[stack]), signature.source)
             locations.setdefault(signature.packet, Counter())[location] += calls
     for (index, stack, _), calls in trace.region_calls.items():
         name = name_region(trace, trace.regions[trace.region_signatures[index].region])
         if name in unknown and name not in locations:
-            locations.setdefault(name, Counter())[_describe(trace, scopes[stack], "")] += calls
+            locations.setdefault(name, Counter())[trace.modules.locate(innermost(scopes[stack]))] += calls
     return locations
-
-
-def _describe(trace: Trace, scope: tuple[str, ...], source: str) -> str:
-    root = trace.modules.root.class_name.rpartition("<locals>.")[2]
-    module = f"'{scope[-1]}'" if scope and scope[-1] else root
-    return f"{module} at {source}" if source else module

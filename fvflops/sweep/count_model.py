@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +20,7 @@ from fvflops import __version__
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.capture.errors.model_errors import describe_error
+from fvflops.capture.restore.generators import seeded
 from fvflops.counting.metrics import MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.features.memory.memory import predict_memory
@@ -156,7 +155,7 @@ class _Attempts:
         """Build and count the model, and return whether that succeeded."""
         loaded = None
         try:
-            with _fixed_seed():
+            with seeded(0):
                 loaded = build(options)
                 parameters, buffers = [*loaded.model.parameters()], [*loaded.model.buffers()]
                 self._weights = sum(tensor.nbytes for tensor in (*parameters, *buffers))
@@ -307,16 +306,3 @@ def machine_memory() -> int | None:
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def _fixed_seed() -> Iterator[None]:
-    """Seed random weights and inputs on the CPU, so that every process counts the same; restore the states."""
-    state: Any = random.getstate()
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(0)
-        random.seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(state)

@@ -101,6 +101,15 @@ class ModuleTree:
             return self.by_name[name].canonical
         raise KeyError(f"no module is named {name!r}: did you mean {nearest(name, self.by_name, cutoff=0)!r}?")
 
+    def locate(self, module: str, line: str = "") -> str:
+        """Return a module and a source line as in reports; the root module is named by its class.
+
+        >>> ModuleTree({"": ModuleInfo("", "", "Net")}).locate("encoder", "net.py:42")
+        "'encoder' at net.py:42"
+        """
+        name = f"'{module}'" if module else self.root.class_name.rpartition("<locals>.")[2]
+        return f"{name} at {line}" if line else name
+
     def parameters(self) -> Iterator[ParameterInfo]:
         """Yield each parameter once, under its first name, in the order of `Module.named_parameters`."""
         return _distinct(parameter for module in self.modules() for parameter in module.parameters)

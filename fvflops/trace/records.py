@@ -120,6 +120,10 @@ class StopsAt:
         return StopsAt(self.names | frozenset(names), False, kept)
 
 
+# Between the locations in an entry of `about`.
+LOCATION_SEPARATOR = "; "
+
+
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """Metadata of a recorded run, stored as strings in a Trace's `about`, next to entries that are only displayed.
@@ -130,9 +134,10 @@ class RunInfo:
     as called, without autograd) or "core" (ops as decomposed by autograd). `device` is the target device of a shape
     execution or the device of a profile, `inputs` the model's inputs; "" where unknown. `measured` may contain "time"
     and "memory". `assumed` describes, by op, the assumed results of data-dependent ops, and `upper_bounds` names the
-    ops whose results were assumed to have their maximum size. A profile has the number of `warmup` runs, or of `steps`
-    of a torch.profiler schedule; `overhead_ns` is the subtracted profiling overhead in total, `overhead_ns_per_op` per
-    op.
+    ops whose results were assumed to have their maximum size. `random` and `data_dependent` are the locations, such as
+    "'encoder' at net.py:42", where Python read a random draw or a value of the data. A profile has the number of
+    `warmup` runs, or of `steps` of a torch.profiler schedule; `overhead_ns` is the subtracted profiling overhead in
+    total, `overhead_ns_per_op` per op.
     """
 
     execution: str = ""
@@ -142,6 +147,8 @@ class RunInfo:
     measured: frozenset[str] = frozenset()
     assumed: str = ""
     upper_bounds: tuple[str, ...] = ()
+    random: tuple[str, ...] = ()
+    data_dependent: tuple[str, ...] = ()
     warmup: int = 0
     steps: int = 0
     overhead_ns: int = 0
@@ -162,6 +169,8 @@ class RunInfo:
             measured=frozenset(_names(about.get("measured", ""))),
             assumed=about.get("supposed", ""),
             upper_bounds=tuple(_names(about.get("bounds", ""))),
+            random=tuple(_names(about.get("random", ""), LOCATION_SEPARATOR)),
+            data_dependent=tuple(_names(about.get("data_dependent", ""), LOCATION_SEPARATOR)),
             warmup=_number(about.get("warmup", "")),
             steps=_number(about.get("steps", "")),
             overhead_ns=_number(about.get("overhead_ns", "")),
@@ -169,8 +178,8 @@ class RunInfo:
         )
 
 
-def _names(text: str) -> list[str]:
-    return text.split(", ") if text else []
+def _names(text: str, separator: str = ", ") -> list[str]:
+    return text.split(separator) if text else []
 
 
 def _number(text: str) -> int:

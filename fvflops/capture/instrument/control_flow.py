@@ -69,6 +69,8 @@ class HigherOrderCall:
             value = unwrap_functorch(value)
         if isinstance(value, torch.Tensor) and not self.mode.has_values([value]):
             return None
+        if isinstance(value, torch.Tensor):
+            self.recorder.python_reads.record([value])
         with interrupts.deferred(), disable_dispatch_modes():
             return bool(value)
 

@@ -15,6 +15,7 @@ from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe
 from fvflops.capture.recorder.value_reader import have_values
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import UndoLog
+from fvflops.capture.shapes.rules.data_dependent import tensors_read
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
 from fvflops.torch_internals import (
@@ -117,7 +118,7 @@ class RecordingMode(SubclassAwareMode):
         op = op_calls(func, self.recorder.stops_at.values_of(func.name()))
         is_decomposed = op.schema.composite and op.schema.name not in self.recorder.stops_at
         is_marker = op.schema.name in _QUERIES or is_module_call(op.schema.name)
-        if is_decomposed or is_marker or func is _LIFT:
+        if is_decomposed or is_marker or func is _LIFT or op.reads_values:
             return None
         self._direct[id(func)] = op
         return op
@@ -147,6 +148,8 @@ class RecordingMode(SubclassAwareMode):
                 if probe is not None:
                     probe.overhead_ns += probe.clock() - entered_ns + probe.dispatch_ns
                 return func.decompose(*args, **kwargs)
+        if op.reads_values:
+            recorder.python_reads.record(tensors_read(schema.name, args, kwargs))
         if self._undo_log is not None:
             self._undo_log.before(schema, args, kwargs, recorder.fresh)
         unseen_work = recorder.unseen

@@ -6,6 +6,7 @@ from typing import Any
 
 from fvflops.capture.recorder.signature import OpSchema, cached_schema
 from fvflops.capture.restore.restore import writes_to_arguments
+from fvflops.capture.shapes.rules.data_dependent import reads_values
 from fvflops.capture.unseen.unseen_work import is_special
 from fvflops.torch_internals import OpOverload
 from fvflops.trace import Signature, Value
@@ -17,11 +18,11 @@ CachedCalls = dict[tuple[Any, ...], tuple[tuple[Value, ...], dict[Any, Signature
 class OpCalls:
     """An op: its schema, the function to call and its earlier calls.
 
-    `writes_to_arguments`: it may. `is_special`: its results have more to record than their contents. `func` is kept
-    alive, as its id is a key.
+    `reads_values`: its result, or the size of it, depends on values. `writes_to_arguments`: it may. `is_special`: its
+    results have more to record than their contents. `func` is kept alive, as its id is a key.
     """
 
-    __slots__ = ("call", "calls", "func", "is_special", "is_view", "schema", "writes_to_arguments")
+    __slots__ = ("call", "calls", "func", "is_special", "is_view", "reads_values", "schema", "writes_to_arguments")
 
     def __init__(self, func: Any, values: tuple[str, ...]) -> None:
         self.func = func
@@ -30,6 +31,7 @@ class OpCalls:
         self.call = func._op if type(func) is OpOverload else func
         self.calls: CachedCalls = {}
         self.is_view = self.schema.is_view
+        self.reads_values = reads_values(self.schema.name)
         self.is_special = is_special(self.schema)
         self.writes_to_arguments = writes_to_arguments(self.schema)
 

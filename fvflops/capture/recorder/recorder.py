@@ -15,6 +15,7 @@ import torch
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
+from fvflops.capture.recorder.python_reads import PythonReads
 from fvflops.capture.recorder.repeated_events import copy_rows
 from fvflops.capture.recorder.script_calls import ScriptCalls
 from fvflops.capture.recorder.signature import (
@@ -146,6 +147,7 @@ class Recorder(ThreadState):
         self.is_after_pass = False
         self.unseen: UnseenWork | None = None
         self.scripts: ScriptCalls | None = None
+        self.python_reads = PythonReads(self)
 
     @property
     def length(self) -> int:
@@ -352,7 +354,11 @@ class Recorder(ThreadState):
 
     def current_module(self, error: BaseException | None = None) -> str:
         """Return the name of the module that is running, or that raised an error."""
-        stack = self._raised[1] if error is not None and error is self._raised[0] else self.stack
+        stack = self._raised[1] if error is not None and error is self._raised[0] else self.thread_state().stack
+        return self.module_at(stack)
+
+    def module_at(self, stack: int) -> str:
+        """Return the name of the innermost module of a stack."""
         regions = list(self._regions)
         names = [regions[region].name for region in self._paths[stack] if regions[region].kind == "module"]
         return names[-1] if names else ""
@@ -428,6 +434,8 @@ class Recorder(ThreadState):
 
     def _fold(self) -> None:
         """Reduce the events to call counts, since all events of a long run would fill the memory."""
+        self.python_reads.update()
+        self.python_reads.restart()
         self._folded = self._count(self.events)
         self._folded_events += len(self.events)
         self.events.clear()
@@ -516,6 +524,10 @@ class Recorder(ThreadState):
         ops = [self._signatures[event[1]] for event in events if event[0] == "op"]
         flops = 0 if self._estimate_cost is None else sum(map(self._estimate_cost, ops))
         return flops, sum(spec.numel for op in ops for spec in tensors_in((*op.inputs, *op.outputs)))
+
+    def signature_at(self, index: int) -> Signature:
+        """Return a signature by its index."""
+        return self._signatures[index]
 
     def index_of(self, signature: Signature) -> int:
         """Return the index of a signature; equal ones must be one object, since hashing is slow."""
@@ -624,7 +636,7 @@ class Recorder(ThreadState):
             stops_at=self.stops_at,
             decomposed=frozenset(self.decomposed),
             active=frozenset(self._active),
-            about=dict(metadata),
+            about={**metadata, **self.python_reads.describe(modules)},
             complete=complete,
             lines=() if self._located is None else tuple(self._located.lines),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from fvflops.capture.restore.contents import (
     CHILDLESS,
     GENERATORS,
     LEAF_TYPES,
+    SAVES_OF_GENERATORS,
     VALUE_TYPES,
     Iterators,
     Restore,
@@ -24,6 +25,7 @@ from fvflops.capture.restore.contents import (
     restore_dict,
     save_for,
 )
+from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
 from fvflops.capture.restore.tensor_state import TensorState, restore_all, restore_tensor, save_tensor
 
@@ -146,6 +148,13 @@ class ContainerSnapshot:
         if iterator_copies:
             states = ((restore, item, _replace(before, iterator_copies)) for restore, item, before in self._states)
         restore_all(((_restore_state, states),))
+
+    def generators(self) -> Iterator[SavedGenerator]:
+        """Yield the random generators of Python and NumPy, with their states before the run."""
+        for restore, item, before in self._states:
+            save = SAVES_OF_GENERATORS.get(restore)
+            if save is not None:
+                yield SavedGenerator(partial(_saved_state, save, item), partial(restore, item), before)
 
     def restore(self) -> None:
         """Restore all changed objects, even if restoring one raises."""
@@ -270,6 +279,11 @@ def _restore_function(function: FunctionType, before: list[Any]) -> None:
 def _restore_state(state: tuple[Restore, Any, Any]) -> None:
     restore, item, before = state
     restore(item, before)
+
+
+def _saved_state(save: Save, item: Any) -> Any:
+    """Return the state that a function saves of a generator."""
+    return save(item)[0]
 
 
 def _replace(before: Any, iterator_copies: Mapping[int, Any]) -> Any:

@@ -305,6 +305,8 @@ _SAVES: tuple[tuple[Any, Save], ...] = (
 
 # Functions that restore random generators, and those that restore objects without children.
 GENERATORS = frozenset({_restore_numpy_generator, random.Random.setstate, _restore_generator})
+# For generators of Python and NumPy: the function that restores one → the one that saves it.
+SAVES_OF_GENERATORS = {_restore_numpy_generator: _save_numpy_generator, random.Random.setstate: _save_random}
 CHILDLESS = GENERATORS | {_restore_bytes, _restore_numbers, _restore_stream}
 
 

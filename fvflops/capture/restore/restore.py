@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import attrgetter, is_
 from typing import Any
@@ -15,6 +15,7 @@ from fvflops.capture.recorder.signature import OpSchema, tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.containers import CodeSnapshot, ContainerSnapshot
 from fvflops.capture.restore.fsdp_state import sharding_state
+from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.namespaces import is_library
 from fvflops.capture.restore.settings import Undo, save_settings
 from fvflops.capture.restore.tensor_state import (
@@ -175,6 +176,12 @@ class Snapshot:
     def tensors(self) -> list[torch.Tensor]:
         """Tensors of the model other than parameters and buffers, and those of the inputs."""
         return [*self._contents.tensors, *self._code.tensors]
+
+    def generators(self) -> Iterator[SavedGenerator]:
+        """Yield the random generators of Python and NumPy, with their states before the run."""
+        yield from (undo for undo in self._settings if isinstance(undo, SavedGenerator))
+        yield from self._contents.generators()
+        yield from self._code.generators()
 
     def restore(self) -> None:
         """Restore all changed objects, even if restoring one raises."""

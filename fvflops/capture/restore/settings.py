@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.backends import cuda, cudnn, mha, mkldnn, opt_einsum, quantized
 
+from fvflops.capture.restore.generators import global_generators
 from fvflops.torch_internals import (
     MissingInternal,
     get_precision,
@@ -109,16 +109,14 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
 def save_settings() -> Iterator[Undo]:
     """Yield functions that restore the random generators and the settings."""
     yield _save_all(_SETTINGS)
-    python_state, torch_state = random.getstate(), torch.get_rng_state()
-    yield lambda: random.setstate(python_state)
+    yield from global_generators()
+    torch_state = torch.get_rng_state()
     yield lambda: torch.set_rng_state(torch_state)
     if torch.cuda.is_initialized():
         cuda_states = torch.cuda.get_rng_state_all()
         yield lambda: torch.cuda.set_rng_state_all(cuda_states)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
-        numpy_state = numpy.random.get_state()
-        yield lambda: numpy.random.set_state(numpy_state)
         numpy_errors = numpy.geterr()
         yield lambda: None if numpy.geterr() == numpy_errors else numpy.seterr(**numpy_errors)
 

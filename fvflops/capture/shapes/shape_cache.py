@@ -11,6 +11,7 @@ import torch
 from fvflops.capture.recorder.op_calls import clear_calls
 from fvflops.capture.recorder.signature import OpSchema, describe_op, forget_signatures, group_size, signature_count
 from fvflops.capture.shapes.metadata import Metadata, forget_metadata, interned_count
+from fvflops.capture.shapes.rules.data_dependent import reads_values
 from fvflops.torch_internals import (
     has_kernel_for_key,
     is_cudnn_attention_enabled,
@@ -173,7 +174,8 @@ class OpCache:
     """The cache of one op: its schema, its outcomes, and properties of the op.
 
     `has_extra_key`: the key includes more than the arguments' metadata (ranks of a process group, values that its cost
-    depends on). `communicates`: with other ranks. `random`: it generates random numbers. `writes`: to arguments.
+    depends on). `communicates`: with other ranks. `random`: it generates random numbers. `reads_values`: its result, or
+    the size of it, depends on values. `writes`: to arguments.
     `has_mixed_lists`: it accepts lists of ints mixed with other types. `context` returns further settings that a call
     depends on, such as the default dtype for an op that creates a tensor. `pure` is False for ops of other libraries,
     whose outcomes are not cached.
@@ -191,6 +193,7 @@ class OpCache:
         "outcomes",
         "pure",
         "random",
+        "reads_values",
         "schema",
         "writes",
     )
@@ -198,6 +201,7 @@ class OpCache:
     def __init__(self, func: Any, values: tuple[str, ...]) -> None:
         self.schema: OpSchema = describe_op(func, values)
         self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self.reads_values = reads_values(self.schema.name)
         self.outcomes: dict[Settings, dict[tuple[Any, ...], CachedResult]] = {}
         self.expansions: dict[tuple[Settings, Any], dict[tuple[Any, ...], CachedResult]] = {}
         self.has_extra_key = self.schema.group is not None or bool(self.schema.value_arguments)

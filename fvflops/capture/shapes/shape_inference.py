@@ -15,6 +15,7 @@ from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, i
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.rules.choice import choose_rule
+from fvflops.capture.shapes.rules.data_dependent import depends_on_values
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings
 from fvflops.capture.shapes.shape_tensor import DataDependentError
@@ -55,7 +56,7 @@ class OpInference:
             if interrupts.is_interrupt(error):
                 raise
             computable = known and tensors and isinstance(func, OpOverload)
-            if computable or (self._rules.is_data_dependent(name) and self._concrete.have_values(tensors)):
+            if computable or (depends_on_values(name) and self._concrete.have_values(tensors)):
                 outcome, cacheable = CachedResult(None, concrete=True), bool(computable)
             else:
                 outcome, cacheable = self._infer_from_values(name, inference, rule, args, kwargs, error), False
@@ -119,7 +120,7 @@ class OpInference:
         size_rule = self._rules.assumed_size(name)
         if size_rule is not None:
             return inference.run(size_rule, args, kwargs)
-        if self._rules.is_data_dependent(name) and not isinstance(error, DataDependentError):
+        if depends_on_values(name) and not isinstance(error, DataDependentError):
             raise DataDependentError.of_op(name) from error
         raise error
 

@@ -28,6 +28,7 @@ from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_val
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, unpack_result
 from fvflops.capture.shapes.metadata import Metadata, as_lazy, is_available
+from fvflops.capture.shapes.rules.data_dependent import tensors_read
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
     CachedResult,
@@ -90,6 +91,7 @@ class ShapeMode(SubclassAwareMode):
         self._lazy_values = LazyValues()
         self._inference = OpInference(device, self.settings, rules, self.concrete)
         self.recorder = recorder
+        recorder.python_reads.is_real = False
         recorder.describe = self.concrete.spec_of
         recorder.values = self._inference.values
         recorder.index_of_ref = self.storage_index
@@ -295,7 +297,10 @@ class ShapeMode(SubclassAwareMode):
     ) -> CachedResult:
         """Infer the outcome of a call that is not cached, or cached for another default dtype."""
         try:
-            return self._inference.infer(func, op, args, kwargs, tensors, key)
+            outcome = self._inference.infer(func, op, args, kwargs, tensors, key)
+            if op.reads_values and not outcome.concrete:
+                self.recorder.python_reads.record(tensors_read(op.schema.name, args, kwargs))
+            return outcome
         except Exception as error:  # record it: the model may catch it and take another branch
             self.recorder.fail(op.schema.name, error)
             raise
@@ -566,6 +571,10 @@ class ShapeMode(SubclassAwareMode):
         outcome: CachedResult,
     ) -> Any:
         """Compute an op on known and small tensors."""
+        if op.reads_values:
+            self.recorder.python_reads.record(tensors_read(op.schema.name, args, kwargs))
+        elif op.random:
+            self.recorder.python_reads.has_draws = True
         self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
         real_args, real_kwargs = substitute(
             (tuple(args), dict(kwargs)), lambda tensor: tensor, self.concrete.creation_device

@@ -15,6 +15,8 @@ from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.unseen.export_patches import EXPORTS
 
 _FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
+# Exports as Python's or NumPy's numbers.
+_READS = frozenset({"numpy", "__array__", "tolist"})
 # Functions that create a tensor on foreign memory, invisible to dispatch modes.
 _IMPORTS = (Patch(torch, "frombuffer"), Patch(torch, "from_dlpack"), Patch(dlpack, "from_dlpack"))
 
@@ -24,22 +26,22 @@ def data_exports(recorder: Recorder) -> list[Wrapper]:
     if recorder.unseen is None:
         return []
     return [
-        *((patch, partial(_around_export, recorder, floats_only=name == "tolist")) for name, patch in EXPORTS.items()),
-        *((patch, partial(_around_export, recorder)) for patch in _FUNCTIONS),
+        *((patch, partial(_around_export, recorder, name)) for name, patch in EXPORTS.items()),
+        *((patch, partial(_around_export, recorder, "to_dlpack")) for patch in _FUNCTIONS),
         *((patch, partial(_around_import, recorder)) for patch in _IMPORTS),
     ]
 
 
-def _around_export(
-    recorder: Recorder, original: Callable[..., Any], *, floats_only: bool = False
-) -> Callable[..., Any]:
-    """Wrap a function that exports a tensor's data; `floats_only` ignores integers, such as lengths."""
+def _around_export(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that exports a tensor's data; `tolist` of integers, such as lengths, is no export."""
 
     def export(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         unseen_work = recorder.unseen
-        is_data = not floats_only or tensor.is_floating_point() or tensor.is_complex()
-        if unseen_work is not None and is_data and not recorder.paused and recorder.is_recording_thread():
-            unseen_work.record_export(tensor, sys._getframe(1))
+        if unseen_work is not None and not recorder.paused and recorder.is_recording_thread():
+            if name != "tolist" or tensor.is_floating_point() or tensor.is_complex():
+                unseen_work.record_export(tensor, sys._getframe(1))
+            if name in _READS:
+                recorder.python_reads.record([tensor])
         return original(tensor, *args, **kwargs)
 
     return export

@@ -37,7 +37,7 @@ UNINITIALISED = frozenset(
     )
 )
 # Ops that read only an argument's shape or dtype, as views do.
-_METADATA_ONLY = frozenset(
+METADATA_ONLY = frozenset(
     f"aten::{name}"
     for name in (
         *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "randint_like.low_dtype"),
@@ -316,13 +316,13 @@ class UnseenWork:
 
     def _check_initialised(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         written = {id(tensor) for value in written_arguments(schema, args, kwargs) for tensor in tensors_of(value)}
-        reads_contents = not (schema.is_view or schema.name in _METADATA_ONLY or schema.name in _COPIES)
+        reads_contents = not (schema.is_view or schema.name in METADATA_ONLY or schema.name in _COPIES)
         for tensor, _ in _with_storages((*args, *kwargs.values())):
             index = self._index(tensor)
             if index not in self._uninitialised:
                 continue
             if id(tensor) in written:
-                if schema.name not in _METADATA_ONLY:
+                if schema.name not in METADATA_ONLY:
                     del self._uninitialised[index]
             elif reads_contents:
                 self._report_uninitialised(tensor, index)

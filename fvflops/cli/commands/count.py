@@ -18,11 +18,13 @@ from fvflops.cli.arguments import (
     add_depth,
     add_exports,
     add_model,
+    add_repeat,
     add_report,
     add_run,
     add_save_trace,
     find_group,
 )
+from fvflops.cli.draws import describe_draws, repeat_count
 from fvflops.cli.exports import check_exports
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
@@ -67,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, nargs="+")
     add_run(parser)
     add_backward(parser)
+    add_repeat(find_group(parser, "run"), "FLOPs")
     report = find_group(parser, "report")
     report.add_argument(
         "--by",
@@ -118,6 +121,9 @@ def _count_one(arguments: argparse.Namespace) -> int:
     if isinstance(source, Breakdown):
         memory = memory_curve(flops.trace()) if arguments.backward else None
         source = replace(source, name=arguments.model, memory=memory)
+    if arguments.repeat is not None:
+        draws = repeat_count(flops, arguments.repeat, load_table(arguments.table))
+        source = replace(source, about={**source.about, "draws": describe_draws(draws, "FLOPs")})
     content = report(collapse(source) if arguments.collapse else source, **_choose_options(arguments, report))
     write(content if isinstance(content, bytes) else "".join(content), arguments.output)
     return 0
@@ -149,6 +155,8 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
         check_drawable()
     if arguments.backward and by == "line":
         raise ValueError("--by line: a backward pass has no source lines: omit --backward, or use --by op")
+    if arguments.repeat is not None and (by in CALL_VIEWS or report.source not in ("summary", "breakdown")):
+        raise ValueError("--repeat is of the whole model's FLOPs: omit it, or --by and --format for single calls")
     if arguments.weight == "time":
         raise ValueError("--weight time: count measures no time; use fvflops profile")
 

@@ -13,11 +13,13 @@ from fvflops.cli.arguments import (
     add_depth,
     add_mesh,
     add_model,
+    add_repeat,
     add_report,
     find_group,
     layout_options,
     model_options,
 )
+from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
 from fvflops.cli.planning.mesh_options import check_mesh_options
@@ -84,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--inference", action="store_true", help="predict a forward pass in eval mode without gradients instead"
     )
+    add_repeat(step, "peak memory")
     step.add_argument(
         "--device",
         default=None,
@@ -124,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     with activity(f"predicting the memory of {arguments.model}"), kernels_emulated(accelerator):
         if arguments.inference:
-            predicted = _predict_forward(subject, step)
+            predicted = _predict_forward(subject, step, arguments)
         elif mesh is None:
             predicted = _predict_step(subject, step, arguments)
         else:
@@ -165,6 +168,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError("--optimizer is for a training step: omit it, or --inference")
         if arguments.mesh is not None or arguments.microbatches != 1:
             raise ValueError("--mesh and --microbatches are for a training step: omit them, or --inference")
+    if arguments.repeat is not None and arguments.mesh is not None:
+        raise ValueError("--repeat runs the model on one device: omit it, or --mesh")
     if arguments.first_step and (arguments.optimizer or "").lower() == NO_OPTIMIZER:
         raise ValueError("--first-step creates the state of an optimizer: omit it, or --optimizer none")
     if arguments.table != "default":
@@ -204,12 +209,13 @@ def _describe_fit(timeline: MemoryTimeline, device: str, capacity: float | None)
     )
 
 
-def _predict_forward(subject: LoadedModel, step: Mapping[str, Any]) -> Predicted:
+def _predict_forward(subject: LoadedModel, step: Mapping[str, Any], arguments: argparse.Namespace) -> Predicted:
     options: dict[str, Any] = {name: step[name] for name in ("device", "assume", "table")}
     forward = FlopCountAnalysis(
         subject.model, subject.inputs, kwargs=subject.kwargs, execution="shapes", warn=False, **options
     )
-    return with_input_hint(subject, lambda: predict_memory(forward)), lambda: None, ()
+    timeline = with_input_hint(subject, lambda: predict_memory(forward))
+    return timeline, lambda: None, _repeat(forward, arguments)
 
 
 def _predict_step(subject: LoadedModel, step: Mapping[str, Any], arguments: argparse.Namespace) -> Predicted:
@@ -223,7 +229,14 @@ def _predict_step(subject: LoadedModel, step: Mapping[str, Any], arguments: argp
     )
     first_step = arguments.first_step
     timeline = with_input_hint(subject, lambda: predict_memory(analysis, first_step=first_step))
-    return timeline, lambda: memory_savings(analysis, first_step=first_step), ()
+    return timeline, lambda: memory_savings(analysis, first_step=first_step), _repeat(analysis, arguments)
+
+
+def _repeat(analysis: FlopCountAnalysis, arguments: argparse.Namespace) -> list[str]:
+    if arguments.repeat is None:
+        return []
+    peaks = repeat_memory(analysis, arguments.repeat, first_step=arguments.first_step)
+    return [f"Peak memory of {describe_draws(peaks, 'bytes')}."]
 
 
 def _predict_rank(

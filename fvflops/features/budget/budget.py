@@ -50,6 +50,7 @@ def check_budget(analysis: FlopCountAnalysis, budget: Budget, *, table: str = ""
         _compare(budget.modules, current["modules"]),
         _compare(budget.operators, current["operators"]),
         dict(analysis.counts().ledger()[Status.UNSUPPORTED]),
+        analysis.trace().about,
     )
 
 

@@ -82,7 +82,8 @@ class BudgetReport(Displayed):
     """The result of checking a model against its budget.
 
     `modules` and `operators` are those whose FLOPs changed since the budget recorded them, the largest increase first;
-    a module's FLOPs include its submodules'. `unknown` maps each unsupported op to its number of calls.
+    a module's FLOPs include its submodules'. `unknown` maps each unsupported op to its number of calls, and
+    `about` is the Trace's.
     """
 
     _report = "fvflops.features.budget.report:budget_report"
@@ -93,6 +94,7 @@ class BudgetReport(Displayed):
     modules: tuple[FlopsChange, ...] = ()
     operators: tuple[FlopsChange, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         failed = [result.limit.metric for result in self.results if not result.passed]

@@ -9,10 +9,12 @@ from typing import Any
 from fvflops.counting.metrics import METRICS
 from fvflops.features.budget.model import BudgetReport, CheckResult, FlopsChange
 from fvflops.reports import document as doc
-from fvflops.reports.document import Document, Part, Table, Value, data_only, text_column
+from fvflops.reports.document import Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.formats import write_document
 from fvflops.reports.names import list_ops, plain_name, printable_short
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.trace.records import RunInfo
+from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_change, format_short, format_thousands
 
 _MAX_ROWS = 5  # modules or operators whose FLOPs grew most
@@ -47,6 +49,7 @@ def budget_report(report: BudgetReport) -> Document:
         parts += [_list_increases(report.modules, "module"), _list_increases(report.operators, "operator")]
     if report.unknown:
         parts.append(f"Unsupported, so not counted: {list_ops(report.unknown)}.")
+    parts.append(Items("", list(list_run_notes(report.about, plain_name))))
     return Document("budget", _write_title(report), parts, main="limits", data=_encode(report))
 
 
@@ -158,4 +161,5 @@ def _encode(report: BudgetReport) -> dict[str, Any]:
         "modules": [change._asdict() for change in report.modules],
         "operators": [change._asdict() for change in report.operators],
         "unknown": dict(report.unknown),
+        **reads_of(RunInfo.read(report.about)),
     }

@@ -31,6 +31,8 @@ _NOTES = {
     "given": "given for data-dependent ops: {}",
     "supposed": "ASSUMED (data-dependent): {}",
     "bounds": "an upper bound, since the output of {} is assumed to have its maximum size",
+    "random": "random draws are read in {}",
+    "data_dependent": "values of the data are read in {}",
 }
 
 

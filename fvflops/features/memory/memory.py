@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,15 +14,17 @@ from fvflops.analysis.model_run import ModelRun
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.capture.restore.containers import ContainerSnapshot
+from fvflops.capture.restore.generators import extreme_draws
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import CostEstimate, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
-from fvflops.features.memory.compute import read_memory
+from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.memory.workspaces import OWN_KERNELS
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
+from fvflops.units import format_bytes
 
 _STOPS = StopsAt(OWN_KERNELS)
 
@@ -49,6 +53,9 @@ def predict_memory(
     unknown workspace are in `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not
     channels_last.
 
+    Of a model whose control flow follows random draws the largest of three runs is predicted: with the current draws,
+    with all draws almost lowest, and with all almost highest. Its Trace's `about` has the three peaks.
+
     A Trace without ordered events raises TraceError, a device that the run did not use ValueError.
 
     >>> import torch
@@ -58,10 +65,36 @@ def predict_memory(
     >>> dict(predict_memory(step).at_peak().by_kind)["parameter"]
     288
     """
-    trace = _record(source) if isinstance(source, ModelAnalysis) else trace_of(source)
-    return printed(
-        read_memory(trace, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces)
-    )
+
+    def read(trace: Trace) -> MemoryTimeline:
+        return read_memory(trace, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces)
+
+    timeline = read(_record(source) if isinstance(source, ModelAnalysis) else trace_of(source))
+    if isinstance(source, ModelAnalysis) and timeline.trace.info.random and model_run(source) is not None:
+        timeline = _largest(source, timeline, read)
+    return printed(timeline)
+
+
+def predict_drawn_memory(analysis: ModelAnalysis, *, first_step: bool = False) -> MemoryTimeline:
+    """Return the memory of a run with the current random draws."""
+    return read_memory(_record(analysis), first_step=first_step)
+
+
+def _largest(analysis: ModelAnalysis, drawn: MemoryTimeline, read: Callable[[Trace], MemoryTimeline]) -> MemoryTimeline:
+    """Return the memory of the run that needs most: with these draws, or with all draws lowest or highest."""
+    runs, failed = {"as drawn": drawn}, []
+    for name, high in (("with the lowest draws", False), ("with the highest draws", True)):
+        with extreme_draws(high=high):
+            try:
+                runs[name] = read(_record(analysis))
+            except Exception as error:  # such as of a loss that no layer takes part in
+                if is_interrupt(error):
+                    raise
+                failed.append(f"{name} (failed: {type(error).__name__})")
+    largest = max(runs.values(), key=lambda timeline: timeline.peak)
+    listed = [f"{name} ({format_bytes(timeline.peak)})" for name, timeline in runs.items()]
+    about = {**largest.trace.about, "peaks": ", ".join([*listed, *failed])}
+    return replace(largest, trace=replace(largest.trace, about=about))
 
 
 def _record(analysis: ModelAnalysis) -> Trace:

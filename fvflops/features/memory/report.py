@@ -33,6 +33,7 @@ from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.layer_ranges import format_range
 from fvflops.trace import PHASES, ModuleTree, Summary
 from fvflops.trace.module_tree import modules_above
+from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_bytes, format_change, format_percent, format_quantity
 from fvflops.views.summary_rows import depth_of
 
@@ -120,6 +121,9 @@ def memory_report(
         # Formats for people omit an empty table with its notes.
         parts += [] if savings.changes else [Items("", [*_note(savings)])]
     parts.append(Items("", [*notes, *_list_gaps(timeline)]))
+    column = data_only((text_column("location"),), ["location"])
+    for kind, locations in reads_of(timeline.trace.info).items():
+        parts.append(Table(kind, column, [(location,) for location in locations]))
     return Document("memory", memory_title(timeline, subject), parts, main="modules")
 
 
@@ -314,7 +318,4 @@ def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
     """Yield a sentence for each part of the memory that is not predicted."""
     if timeline.unseen:
         yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
-    if "given" in timeline.trace.about:
-        yield f"Given for data-dependent ops: {timeline.trace.about['given']}."
-    if timeline.trace.info.assumed:
-        yield f"ASSUMED (data-dependent): {timeline.trace.info.assumed}."
+    yield from list_run_notes(timeline.trace.about, plain_name)

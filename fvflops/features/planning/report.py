@@ -11,6 +11,7 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import Status
+from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_thousands
 
 
@@ -21,11 +22,7 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     coordinates = ", ".join(f"{axis} {index}" for axis, index in plan.coordinates.items())
     rank = f"rank {format_thousands(plan.rank)} of {format_thousands(plan.world)} ({coordinates})"
-    notes = []
-    if "given" in plan.trace.about:
-        notes.append(f"Given for data-dependent ops: {plan.trace.about['given']}.")
-    if "supposed" in plan.trace.about:
-        notes.append(f"ASSUMED (data-dependent): {plan.trace.about['supposed']}.")
+    notes = list(list_run_notes(plan.trace.about, plain_name))
     notes += [f"Estimated: {rule}." for rule in plan.derived]
     notes += [f"Not included: {part}." for part in plan.left_out]
     parts: list[Part] = [
@@ -63,8 +60,9 @@ def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str 
         )
         for item in plan.ranks
     ]
-    notes = list(dict.fromkeys(f"Estimated: {rule}." for item in plan.ranks for rule in item.derived))
-    notes += [f"Not included: {part}." for part in first.left_out]
+    notes = [note for item in plan.ranks for note in list_run_notes(item.trace.about, plain_name)]
+    notes += [f"Estimated: {rule}." for item in plan.ranks for rule in item.derived]
+    notes = [*dict.fromkeys(notes), *(f"Not included: {part}." for part in first.left_out)]
     schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
     title = f"{plain_name(name or first.trace.modules.root.class_name)} on {mesh}{schedule}"
     parts: list[Part] = [Table("ranks", columns, rows, noun="rank"), Items("", notes)]
@@ -109,6 +107,7 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
         ],
         "communication_by_phase": {phase: volume._asdict() for phase, volume in communication.by_phase().items()},
         "unknown_communication": dict(communication.unknown),
+        **reads_of(plan.trace.info),
         "derived": list(plan.derived),
         "left_out": list(plan.left_out),
     }

@@ -21,7 +21,9 @@ from fvflops.reports.document import (
     number_column,
     text_column,
 )
-from fvflops.reports.names import list_ops
+from fvflops.reports.names import list_ops, plain_name
+from fvflops.trace.records import RunInfo
+from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_quantity, format_share, format_thousands
 from fvflops.views.summary_rows import depth_of
 
@@ -38,7 +40,7 @@ def scaling_report(cost: CostExpression, *, title: str, depth: int = 1) -> Docum
         f"{_describe_fit(cost)}.",
         _list_modules(cost, depth),
         _list_runs(cost),
-        *_list_unsupported(cost),
+        *_list_notes(cost),
     ]
     return Document("scaling", title, parts, main="runs", data={"title": title, **_encode(cost)})
 
@@ -56,7 +58,7 @@ def generation_report(cost: GenerationCost, *, title: str = "") -> Document:
         ),
         Items("", [f"Prefill: {_describe_fit(cost.prefill)}.", f"Decode of one token: {_describe_fit(cost.decode)}."]),
         _list_stages(cost),
-        *_list_unsupported(cost.decode),
+        *_list_notes(cost.decode),
     ]
     data = {
         "title": title,
@@ -215,8 +217,9 @@ def _evenly_spaced(steps: Sequence[int]) -> Sequence[int]:
     return [steps[index * (len(steps) - 1) // (_MAX_TOKEN_ROWS - 1)] for index in range(_MAX_TOKEN_ROWS)]
 
 
-def _list_unsupported(cost: CostExpression) -> list[str]:
-    return [f"Unsupported, so not counted: {list_ops(cost.unknown)} in each run."] if cost.unknown else []
+def _list_notes(cost: CostExpression) -> list[str]:
+    unsupported = [f"Unsupported, so not counted: {list_ops(cost.unknown)} in each run."] if cost.unknown else []
+    return [*unsupported, *list_run_notes(cost.about, plain_name)]
 
 
 def _encode(cost: CostExpression) -> dict[str, Any]:
@@ -232,6 +235,7 @@ def _encode(cost: CostExpression) -> dict[str, Any]:
         "modules": {name: _encode_polynomial(item.polynomial, cost.symbols) for name, item in cost.modules.items()},
         "operators": {name: _encode_polynomial(item.polynomial, cost.symbols) for name, item in cost.operators.items()},
         "unknown": dict(cost.unknown),
+        **reads_of(RunInfo.read(cost.about)),
     }
 
 

@@ -32,6 +32,7 @@ class Sample(NamedTuple):
     modules: Mapping[str, int]
     operators: Mapping[str, int]
     unknown: Mapping[str, int]
+    about: Mapping[str, str]
 
 
 def cost_of(
@@ -131,9 +132,11 @@ def describe_costs(
     count(tuple(axis.last for axis in axes))
     fit = find_fit(axes, count, totals)
     unknown: Counter[str] = Counter()
+    about: dict[str, str] = {}
     for counts in samples.values():
         unknown |= Counter(counts.unknown)
-    return _Expressions(metric, axes, fit, unknown).of_model(
+        about |= counts.about
+    return _Expressions(metric, axes, fit, unknown, about).of_model(
         totals,
         modules={key: value.modules for key, value in samples.items()},
         operators={key: value.operators for key, value in samples.items()},
@@ -143,11 +146,14 @@ def describe_costs(
 class _Expressions:
     """Build the costs of a model and its parts from the counts; parts with equal counts share one expression."""
 
-    def __init__(self, metric: str, axes: tuple[Axis, ...], fit: Fit, unknown: Mapping[str, int]) -> None:
+    def __init__(
+        self, metric: str, axes: tuple[Axis, ...], fit: Fit, unknown: Mapping[str, int], about: Mapping[str, str]
+    ) -> None:
         self._metric = metric
         self._axes = axes
         self._fit = fit
         self._unknown = unknown
+        self._about = about
         self._by_counts: dict[tuple[int, ...], CostExpression] = {}
 
     def of_model(
@@ -185,6 +191,7 @@ class _Expressions:
             held_out=fit.held_out,
             without=fit.without,
             unknown=self._unknown,
+            about=self._about,
             **parts,
         )
 
@@ -251,7 +258,7 @@ def _count_parameters(model: Any) -> Sample:
     if not isinstance(model, nn.Module):
         raise ScalingError(f"{type(model).__name__} has no parameters: pass a torch.nn.Module")
     counts = parameter_count(model)
-    return Sample(counts[""], dict(counts), {}, {})
+    return Sample(counts[""], dict(counts), {}, {}, {})
 
 
 def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any]) -> Sample:
@@ -268,10 +275,10 @@ def _count_step(model: Any, inputs: Any, loss: Loss, metric: str, options: Mappi
 
 
 def read_sample(trace: Trace, table: FormulaTable, metric: str) -> Sample:
-    """Return a run's counts in a metric: the total, and by module and operator."""
+    """Return a run's counts in a metric: the total, by module and operator, and the Trace's `about`."""
     counts = MetricCounts(trace, table)[metric]
     modules = {name: labels.total() for name, labels in counts.by_module_and_operator().items()}
-    return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNSUPPORTED])
+    return Sample(counts.total(), modules, counts.by_label(), counts.ledger()[Status.UNSUPPORTED], trace.about)
 
 
 def _describe_error(names: Sequence[str], sizes: Sizes, error: Exception) -> str:

@@ -21,6 +21,7 @@ from fvflops.features.step_time.reporting.report_data import encode
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import PHASES, Status
+from fvflops.trace.run_notes import list_run_notes
 from fvflops.units import (
     format_bytes,
     format_parameters,
@@ -333,6 +334,8 @@ def _list_unsupported(estimate: StepEstimate) -> Iterator[Part]:
     if unsupported:
         yield f"Unsupported, so not in the FLOPs: {list_ops(dict(unsupported.most_common()))}."
     yield from list_unknown(estimate.unknown, estimate.bytes_only)
+    notes = [note for plan in estimate.plans for note in list_run_notes(plan.trace.about, plain_name)]
+    yield Items("", list(dict.fromkeys(notes)))
 
 
 def list_unknown(unknown: Mapping[str, int], bytes_only: Mapping[str, int]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fvflops.reports import names
 from fvflops.trace import Summary
+from fvflops.trace.run_notes import list_run_notes
 from fvflops.units import format_quantity, format_thousands
 
 _MAX_IGNORED = 5  # ignored ops that are named; unsupported ones are all named
@@ -79,17 +80,7 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
                 "assumed",
             )
         )
-    if "bounds" in summary.about:
-        sentences.append(
-            Note(
-                f"Upper bound: the output of {escape(summary.about['bounds'])} is assumed to have its maximum size.",
-                "assumed",
-            )
-        )
-    if "given" in summary.about:
-        sentences.append(Note(f"Given for data-dependent ops: {escape(summary.about['given'])}.", "assumed"))
-    if "supposed" in summary.about:
-        sentences.append(Note(f"ASSUMED (data-dependent): {escape(summary.about['supposed'])}.", "assumed"))
+    sentences += [Note(text, "assumed") for text in list_run_notes(summary.about, escape)]
     unsupported = _sort_by_calls(summary.ledger.get("unknown", {}))
     if unsupported:
         named = [f"{escape(op)} ({_describe_unsupported(summary, op, calls, escape)})" for op, calls in unsupported]

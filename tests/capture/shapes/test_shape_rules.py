@@ -14,6 +14,7 @@ from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.metadata import metadata_of
 from fvflops.capture.shapes.rules import sequences
+from fvflops.capture.shapes.rules.data_dependent import depends_on_values
 from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES, ShapeRules
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
@@ -744,7 +745,7 @@ def test_one_hot_of_a_transposed_tensor_is_contiguous_as_in_real_execution(monke
 def test_nms_selects_all_boxes_as_an_upper_bound():
     boxes, scores = torch.empty(9, 4, device=META), torch.empty(9, device=META)
     rules = ShapeRules()
-    assert rules.is_data_dependent("torchvision::nms") and not rules.bounds
+    assert depends_on_values("torchvision::nms") and not rules.bounds
     assert rules.assumed_size("torchvision::nms")(boxes, scores, 0.5).shape == (9,)
     assert rules.bounds == {"torchvision::nms"}
     assumed = ShapeRules({"torchvision::nms": 4}, exact=True)
@@ -764,9 +765,9 @@ def test_ops_that_need_unknown_values_raise():
 
 def test_only_ops_that_depend_on_values_are_data_dependent():
     rules = ShapeRules()
-    assert rules.is_data_dependent("aten::index.Tensor") and rules.is_data_dependent("aten::_local_scalar_dense")
-    assert rules.is_data_dependent("aten::narrow.Tensor") and not rules.is_data_dependent("aten::narrow")
-    assert not rules.is_data_dependent("aten::mm") and rules.assumed_size("aten::mm") is None
+    assert depends_on_values("aten::index.Tensor") and depends_on_values("aten::_local_scalar_dense")
+    assert depends_on_values("aten::narrow.Tensor") and not depends_on_values("aten::narrow")
+    assert not depends_on_values("aten::mm") and rules.assumed_size("aten::mm") is None
     assert rules.can_assume("aten::index.Tensor") and not rules.can_assume("aten::mm")
 
 

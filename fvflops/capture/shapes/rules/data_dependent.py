@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -243,6 +243,55 @@ DATA_DEPENDENT = frozenset(
         "aten::to_sparse_csr",
     }
 )
+
+# Positions of the arguments whose values matter, where these are not all tensors.
+_DECISIVE = {
+    "aten::_nested_tensor_from_mask": (1,),
+    "aten::_pack_padded_sequence": (1,),
+    "aten::_pad_packed_sequence": (1,),
+    "aten::_padded_dense_to_jagged_forward": (1,),
+    "aten::bincount": (0,),
+    "aten::masked_select": (1,),
+    "aten::repeat_interleave.self_Tensor": (1,),
+    "aten::tensor_split.tensor_indices_or_sections": (1,),
+    "aten::_ctc_loss.Tensor": (2, 3),
+}
+# Their results' sizes are those of the arguments.
+_STATIC = frozenset({"aten::_to_dense", "aten::narrow.Tensor"})
+_MASKS = (torch.bool, torch.uint8)
+
+
+def depends_on_values(name: str) -> bool:
+    """Return whether an op's result, or its size, depends on its arguments' values."""
+    return name in DATA_DEPENDENT or data_dependent_key(name) in DATA_DEPENDENT
+
+
+def reads_values(name: str) -> bool:
+    """Return whether calls of an op may read values for Python or for the size of a result."""
+    return depends_on_values(name) and name not in _STATIC
+
+
+def tensors_read(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors whose values a call reads for Python or for the size of its result.
+
+    >>> x = torch.arange(3)
+    >>> tensors_read("aten::index.Tensor", (x, [x]), {}), tensors_read("aten::item", (x,), {})
+    ([], [tensor([0, 1, 2])])
+    """
+    if data_dependent_key(name) in ("aten::index", "aten::_unsafe_index"):
+        return [item for item in args[1] if item is not None and item.dtype in _MASKS]
+    if kwargs.get("output_size") is not None or (
+        packet_of(name) == "aten::one_hot" and _class_count(args, kwargs) >= 0
+    ):
+        return []
+    positions = _DECISIVE.get(name, _DECISIVE.get(packet_of(name)))
+    values = (*args, *kwargs.values()) if positions is None else [args[item] for item in positions if item < len(args)]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _class_count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
+
 
 CPU_RULES: dict[str, Callable[..., Any]] = {"aten::nonzero_static": nonzero_static}
 

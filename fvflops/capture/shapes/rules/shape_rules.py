@@ -109,11 +109,6 @@ class ShapeRules:
             return partial(self._bounded, name, size_rule)
         return None
 
-    def is_data_dependent(self, name: str) -> bool:
-        """Return whether the op's result, or its size, depends on its arguments' values."""
-        names = data_dependent.DATA_DEPENDENT
-        return name in names or data_dependent.data_dependent_key(name) in names
-
     def can_assume(self, name: str) -> bool:
         """Return whether `assume` accepts the op."""
         return can_be_assumed(name)

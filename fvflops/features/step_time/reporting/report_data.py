@@ -9,6 +9,7 @@ from typing import Any
 from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.model import StepEstimate
 from fvflops.features.step_time.reporting.rank_memory import RankMemory
+from fvflops.trace.run_notes import reads_of
 
 
 def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: TrainingCost | None) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
         "unknown_time": dict(estimate.unknown),
         "time_of_bytes_only": dict(estimate.bytes_only),
         "assumptions": list(estimate.assumptions),
+        **reads_of(first.trace.info),
     }
 
 

@@ -1,0 +1,198 @@
+"""Find what Python read during a run: values of the data and random draws, which its control flow may follow."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+from weakref import proxy
+
+import torch
+
+from fvflops.capture.recorder.source_lines import find_source_line
+from fvflops.capture.recorder.thread_state import ThreadState
+from fvflops.capture.unseen.unseen_work import METADATA_ONLY, UNINITIALISED
+from fvflops.paths import PACKAGE
+from fvflops.torch_internals import current_autograd_node
+from fvflops.trace import ModuleTree, Signature, TensorSpec, tensors_in
+from fvflops.trace.records import LOCATION_SEPARATOR
+
+# What a storage's values derive from: a random draw, the inputs, and floating-point values of inputs or of the model.
+_RANDOM, _INPUT, _FLOAT = 1, 2, 4
+_DATA = _INPUT | _FLOAT
+# Smaller tensors that existed before the run, outside the model and its inputs, are constants.
+_CONSTANT_BYTES = 64
+# Arguments that switch a random op off, and the value that does.
+_SWITCHES = {"train": False, "training": False, "is_training": False, "p": 0.0, "dropout_p": 0.0, "dropout": 0.0}
+# Code of torch that reads values to print or to validate them.
+_PACKAGE = str(PACKAGE) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_WITHOUT_CONSEQUENCE = tuple(_TORCH + name for name in ("_tensor_str.py", f"distributions{os.sep}"))
+
+
+class ReadRecorder(Protocol):
+    """The part of the Recorder that PythonReads uses."""
+
+    events: list[tuple[Any, ...]]
+    storages: list[tuple[Any, ...]]
+
+    @property
+    def paused(self) -> bool: ...
+    def thread_state(self) -> ThreadState: ...
+    def storages_of(self, values: Any) -> tuple[int, ...]: ...
+    def signature_at(self, index: int) -> Signature: ...
+    def current_module(self) -> str: ...
+
+
+class Site(NamedTuple):
+    """The module and the source line at which Python read a value or drew a number."""
+
+    module: str
+    line: str
+
+
+class PythonReads:
+    """Reads of a run's values by Python, inside modules: `bool`, `item`, `tolist`, sizes of data-dependent ops.
+
+    A read counts as data-dependent if the value derives from an input through floating-point values, such as
+    activations; integers of the inputs (token ids, masks, lengths) are given, as shapes are, and parameters and buffers
+    are the model's. It is random if the value derives from a random op. Origins are traced through the recorded events,
+    when a value is read, so that runs without reads take no time. `has_draws`: a random op was computed in shape
+    execution, in which else only integers that derive from inputs and constants are known (`is_real` false).
+    """
+
+    def __init__(self, recorder: ReadRecorder) -> None:
+        self._recorder: ReadRecorder = proxy(recorder)  # which owns this
+        self.is_real = True
+        self.has_draws = False
+        # In a program its tensors are the inputs.
+        self.is_program = False
+        # By line, the first module.
+        self._data: dict[str, str] = {}
+        self._random: dict[str, str] = {}
+        # By storage, and the number of events that it was derived from.
+        self._origins: dict[int, int] = {}
+        self._position = 0
+        self._rules: dict[int, _OriginRule] = {}
+
+    def record(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Record that Python reads tensors' values, or that they decide the size of a result."""
+        recorder = self._recorder
+        if not (self.is_real or self.has_draws) or recorder.paused:
+            return
+        if not (recorder.thread_state().opened or current_autograd_node() is not None):
+            return
+        self.update()
+        origin = 0
+        for index, tensor in zip(map(self._index_of, tensors), tensors, strict=True):
+            if index is not None:
+                origin |= self._origin_of(index, tensor.is_floating_point() or tensor.is_complex())
+        is_data = origin & _DATA == _DATA
+        if not (is_data or origin & _RANDOM):
+            return
+        frame = sys._getframe(1)
+        if _is_without_consequence(frame):
+            return
+        site = Site(recorder.current_module(), find_source_line(frame).line)
+        if is_data:
+            self._data.setdefault(site.line, site.module)
+        if origin & _RANDOM:
+            self._random.setdefault(site.line, site.module)
+
+    def record_draw(self, site: Site) -> None:
+        """Record that Python drew a random number outside torch."""
+        self._random.setdefault(site.line, site.module)
+
+    def update(self) -> None:
+        """Derive the origins of all storages written so far; the events may then be discarded."""
+        events, origins = self._recorder.events, self._origins
+        for event in events[self._position :]:
+            if event[0] != "op":
+                continue
+            reads, writes = event[5:7]
+            rule = self._rules.get(event[1])
+            if rule is None:
+                rule = self._rules[event[1]] = _origin_rule(self._recorder.signature_at(event[1]))
+            origin = _RANDOM if rule.is_random else 0
+            if not rule.ignores_contents:
+                floats = rule.floats if len(rule.floats) == len(reads) else (any(rule.floats),) * len(reads)
+                for index, is_float in zip(reads, floats, strict=True):
+                    origin |= self._origin_of(index, is_float)
+            for index in writes:
+                if not (rule.ignores_contents and index in reads):
+                    origins[index] = origin
+        self._position = len(events)
+
+    def restart(self) -> None:
+        """Continue with the next event, as the events so far are discarded."""
+        self._position = 0
+
+    def describe(self, modules: ModuleTree) -> dict[str, str]:
+        """Return the locations of random draws and of reads of data, for a Trace's `about`."""
+        kinds = {"random": self._random, "data_dependent": self._data}
+        return {
+            kind: LOCATION_SEPARATOR.join(modules.locate(module, line) for line, module in sites.items())
+            for kind, sites in kinds.items()
+            if sites
+        }
+
+    def _index_of(self, tensor: torch.Tensor) -> int | None:
+        return next(iter(self._recorder.storages_of((tensor,))), None)
+
+    def _origin_of(self, index: int, is_float: bool) -> int:
+        """Return the origin of a storage, known or one that existed before the run."""
+        known = self._origins.get(index)
+        if known is not None:
+            return known
+        nbytes, _, kind = self._recorder.storages[index][:3]
+        if kind == "op":
+            return 0
+        if kind == "input" or (kind == "outside" and self.is_program):
+            return _DATA if is_float else _INPUT
+        return _FLOAT if is_float and not (kind == "outside" and nbytes <= _CONSTANT_BYTES) else 0
+
+
+class _OriginRule(NamedTuple):
+    """How the origin of an op's results follows: it is random, reads only metadata, and which tensors are floats."""
+
+    is_random: bool
+    ignores_contents: bool
+    floats: tuple[bool, ...]
+
+
+def _origin_rule(signature: Signature) -> _OriginRule:
+    values = dict(zip(signature.names, signature.inputs, strict=False))
+    is_switched_off = any(name in values and values[name] == off for name, off in _SWITCHES.items())
+    floats = tuple(_is_float(spec) for spec in tensors_in(signature.inputs))
+    return _OriginRule(
+        _is_random(signature.op) and not is_switched_off, signature.op in METADATA_ONLY | UNINITIALISED, floats
+    )
+
+
+def _is_float(spec: TensorSpec) -> bool:
+    return spec.dtype.startswith(("float", "bfloat", "complex"))
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_random(name: str) -> bool:
+    """Return whether an op generates random numbers.
+
+    >>> _is_random("aten::rand"), _is_random("aten::bernoulli_.float"), _is_random("aten::add.Tensor")
+    (True, True, False)
+    """
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    op = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload or "default", None)
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
+def _is_without_consequence(frame: FrameType | None) -> bool:
+    """Return whether torch reads a value to print or to validate it, called by the model."""
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _PACKAGE)):
+        if frame.f_code.co_filename.startswith(_WITHOUT_CONSEQUENCE):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,69 @@
+"""Minimum, mean and maximum of a cost over several random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from fvflops.analysis.model_analysis import ModelAnalysis, model_run, record_again
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.restore.generators import seeded
+from fvflops.features.memory.memory import predict_drawn_memory
+from fvflops.formulas import FormulaTable
+from fvflops.units import format_thousands
+
+
+def repeat_memory(analysis: FlopCountAnalysis, times: int, *, first_step: bool) -> list[int]:
+    """Return the peak memory of the model's run in bytes for each of several draws."""
+    require_runs(analysis)
+
+    def measure() -> int:
+        return predict_drawn_memory(analysis, first_step=first_step).peak
+
+    return repeat_draws(times, measure(), measure)
+
+
+def repeat_draws(times: int, first: int, measure: Callable[[], int]) -> list[int]:
+    """Return `first`, the cost of a run, and that of `times` - 1 more, with the generators' seeds 1, 2, 3 ...
+
+    >>> repeat_draws(3, 7, lambda: 9)
+    [7, 9, 9]
+    """
+    values = [first]
+    for seed in range(1, times):
+        with seeded(seed):
+            values.append(measure())
+    return values
+
+
+def repeat_count(analysis: FlopCountAnalysis, times: int, table: FormulaTable) -> list[int]:
+    """Return the FLOPs of the analysed run, and of `times` - 1 more runs of the model."""
+    require_runs(analysis)
+    trace = analysis.trace()
+
+    def measure() -> int:
+        again = record_again(analysis, trace.stops_at)
+        return FlopCountAnalysis.from_trace(again, table=table, warn=False).total()
+
+    return repeat_draws(times, analysis.total(), measure)
+
+
+def require_runs(analysis: ModelAnalysis) -> None:
+    """Raise ValueError for the analysis of a saved Trace, which cannot be repeated."""
+    if model_run(analysis) is None:
+        raise ValueError("--repeat runs the model again: it does not apply to a saved Trace or a git revision")
+
+
+def describe_draws(values: Sequence[int], unit: str) -> str:
+    """Return the minimum, mean and maximum of a cost over draws.
+
+    >>> describe_draws([10_000, 10_001], "FLOPs")
+    '2 draws: minimum 10,000, mean 10,000.5, maximum 10,001 FLOPs'
+    """
+    mean = Fraction(sum(values), len(values))
+    tenth = round(abs(mean - int(mean)) * 10)
+    shown = format_thousands(int(mean) + tenth // 10) + (f".{tenth}" if 0 < tenth < 10 else "")
+    return (
+        f"{len(values)} draws: minimum {format_thousands(min(values))}, mean {shown}, "
+        f"maximum {format_thousands(max(values))} {unit}"
+    )

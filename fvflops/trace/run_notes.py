@@ -1,0 +1,38 @@
+"""Sentences on what a run's cost depends on besides its shapes: assumptions, random draws, values of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from fvflops.trace.records import RunInfo
+
+# Key of a Trace's `about` → its sentence.
+_SENTENCES = {
+    "bounds": "Upper bound: the output of {} is assumed to have its maximum size.",
+    "given": "Given for data-dependent ops: {}.",
+    "supposed": "ASSUMED (data-dependent): {}.",
+    "random": "Random: Python read a random draw in {}; another draw may cost more or less.",
+    "data_dependent": "Data-dependent: values of the data were read in {}; other data may cost more or less.",
+    "peaks": "Peak memory: the largest of the runs {}.",
+    "draws": "{}.",
+}
+
+
+def list_run_notes(about: Mapping[str, str], escape: Callable[[str], str] = str) -> Iterator[str]:
+    """Yield the sentences for a Trace's `about`; `escape` is applied to each text in them.
+
+    >>> list(list_run_notes({"given": "aten::nonzero=100"}))
+    ['Given for data-dependent ops: aten::nonzero=100.']
+    """
+    for key, sentence in _SENTENCES.items():
+        if key in about:
+            yield sentence.format(escape(about[key]))
+
+
+def reads_of(info: RunInfo) -> dict[str, list[str]]:
+    """Return where Python read a random draw or a value of the data, as a report's data.
+
+    >>> reads_of(RunInfo(random=("Net at net.py:42",)))
+    {'random': ['Net at net.py:42'], 'data_dependent': []}
+    """
+    return {"random": list(info.random), "data_dependent": list(info.data_dependent)}

@@ -1,0 +1,359 @@
+"""Models whose control flow follows random draws or values of the data: each is named with its module and line."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from random import random as draw
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fvflops import TrainingStepAnalysis, predict_memory, record, record_call
+from fvflops.capture.restore.generators import extreme_draws, seeded
+from fvflops.trace import Trace
+
+READ = "# read"  # marks the line that a note names
+
+
+class Layers(nn.Module):
+    """Layers, and generators of its own."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
+        self.head = nn.Linear(4, 4)
+        self.numpy_generator = numpy.random.default_rng(0)
+        self.python_generator = random.Random(0)
+        self.torch_generator = torch.Generator().manual_seed(0)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+class TorchLayerDrop(Layers):
+    def forward(self, x):
+        for layer in self.layers:
+            if torch.rand([]) > 0.5:  # read
+                x = layer(x)
+        return self.head(x)
+
+
+class PythonLayerDrop(Layers):
+    def forward(self, x):
+        for layer in self.layers:
+            if random.random() > 0.5:  # read
+                x = layer(x)
+        return self.head(x)
+
+
+class ImportedLayerDrop(Layers):
+    def forward(self, x):
+        for layer in self.layers:
+            x = x if draw() > 0.5 else layer(x)  # read
+        return self.head(x)
+
+
+class NumpyStochasticDepth(Layers):
+    def forward(self, x):
+        depth = numpy.random.randint(1, 4)  # read
+        for layer in self.layers[:depth]:
+            x = layer(x)
+        return self.head(x)
+
+
+class NumpyGeneratorSkip(Layers):
+    def forward(self, x):
+        skipped = self.numpy_generator.random(3) < 0.5  # read
+        for layer, skip in zip(self.layers, skipped, strict=True):
+            x = x if skip else layer(x)
+        return self.head(x)
+
+
+class PythonGeneratorRoute(Layers):
+    def forward(self, x):
+        return self.python_generator.choice(self.layers)(x)  # read
+
+
+class TorchGeneratorRoute(Layers):
+    def forward(self, x):
+        chosen = torch.randint(3, (), generator=self.torch_generator)
+        return self.layers[chosen.item()](x)  # read
+
+
+class ShuffledOrder(Layers):
+    def forward(self, x):
+        order = torch.randperm(3).tolist()  # read
+        return self.layers[order[0]](x)
+
+
+class BernoulliGate(Layers):
+    def forward(self, x):
+        gate = torch.empty(()).bernoulli_(0.5)
+        return self.layers[0](x) if gate else x  # read
+
+
+class SampledBranch(Layers):
+    def forward(self, x):
+        branch = int(torch.multinomial(torch.tensor([0.2, 0.3, 0.5]), 1))  # read
+        return self.layers[branch](x)
+
+
+class RandomCrop(Layers):
+    def forward(self, x):
+        rows = max(1, int(random.uniform(0.3, 1) * len(x)))  # read
+        return self.head(x[:rows])
+
+
+class EarlyExit(Layers):
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            if x.softmax(-1).max() > 0.4:  # read
+                break
+        return x
+
+
+class Iterated(Layers):
+    def forward(self, x):
+        for _ in range(5):
+            before, x = x, self.layers[0](x).tanh()
+            if (x - before).norm().item() < 0.1:  # read
+                break
+        return x
+
+
+class RoutedByValue(Layers):
+    def forward(self, x):
+        experts = self.head(x).argmax(-1)
+        for expert, layer in enumerate(self.layers):
+            rows = torch.nonzero(experts == expert)  # read
+            x = x.index_add(0, rows[:, 0], layer(x[rows[:, 0]]))
+        return x
+
+
+class PrunedTokens(Layers):
+    def forward(self, x):
+        return self.head(x[x.sum(-1) > 0])  # read
+
+
+class SelectedScores(Layers):
+    def forward(self, x):
+        return torch.masked_select(x, self.head(x) > 0)  # read
+
+
+class DistinctCodes(Layers):
+    def forward(self, x):
+        codes = torch.unique(x.round(), dim=0)  # read
+        return self.head(codes)
+
+
+class ExportedToNumpy(Layers):
+    def forward(self, x):
+        lengths = self.head(x).detach().numpy()[:, 0]  # read
+        return x if lengths[0] > 0 else self.layers[0](x)
+
+
+class FixedPoint(Layers):
+    def forward(self, x):
+        y = self.head(x)
+        return y if torch.equal(x, y) else self.layers[0](y)  # read
+
+
+class Halting(Layers):
+    def forward(self, ids):
+        x = F.embedding(ids, self.head.weight)
+        for layer in self.layers:
+            x = layer(x)
+            if bool((x.mean() > 0).item()):  # read
+                return x
+        return x
+
+
+class BranchOfCond(Layers):
+    def forward(self, x):
+        y = self.head(x)
+        return torch.cond(y.sum() > 0, self.layers[0], self.layers[1], (y,))  # read
+
+
+class Nested(Layers):
+    """The module that reads is not the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = TorchLayerDrop()
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+RANDOM = (
+    *(TorchLayerDrop, PythonLayerDrop, ImportedLayerDrop, NumpyStochasticDepth, NumpyGeneratorSkip),
+    *(PythonGeneratorRoute, TorchGeneratorRoute, ShuffledOrder, BernoulliGate, SampledBranch, RandomCrop),
+)
+DATA = (
+    *(EarlyExit, Iterated, RoutedByValue, PrunedTokens, SelectedScores, DistinctCodes, ExportedToNumpy, FixedPoint),
+    *(Halting, BranchOfCond),
+)
+
+
+def inputs_of(cls: type) -> torch.Tensor:
+    with seeded(5):
+        return torch.arange(3) if cls is Halting else torch.randn(6, 4)
+
+
+def line_of(cls: type) -> str:
+    """Return the file and number of the marked line of a class."""
+    lines, first = inspect.getsourcelines(cls)
+    (offset,) = (index for index, line in enumerate(lines) if line.rstrip().endswith(READ))
+    return f"tests/capture/test_python_reads.py:{first + offset}"
+
+
+def reads(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return trace.info.random, trace.info.data_dependent
+
+
+@pytest.mark.parametrize("execution", ("auto", "real"))
+@pytest.mark.parametrize("cls", RANDOM, ids=lambda cls: cls.__name__)
+def test_random_control_flow_is_named_with_its_line_for_every_draw(cls, execution):
+    model, x = cls().eval(), inputs_of(cls)
+    for seed in range(3):
+        with seeded(seed):
+            before = random.getstate(), torch.get_rng_state()
+            trace = record_call(model, (x,), execution=execution)
+            assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+        assert reads(trace) == ((f"{cls.__name__} at {line_of(cls)}",), ())
+        assert Trace.from_json(trace.to_json()).info == trace.info
+
+
+@pytest.mark.parametrize("cls", DATA, ids=lambda cls: cls.__name__)
+def test_data_dependent_control_flow_is_named_with_its_line(cls):
+    trace = record_call(cls().eval(), (inputs_of(cls),), execution="real")
+    assert reads(trace) == ((), (f"{cls.__name__} at {line_of(cls)}",))
+
+
+@pytest.mark.parametrize("cls", (EarlyExit, PrunedTokens), ids=lambda cls: cls.__name__)
+def test_data_dependence_is_named_after_the_fallback_to_real_execution(cls):
+    trace = record_call(cls(), (inputs_of(cls),))
+    assert trace.info.execution == "real" and trace.info.data_dependent == (f"{cls.__name__} at {line_of(cls)}",)
+
+
+def test_a_module_that_reads_is_named():
+    trace = record_call(Nested(), (inputs_of(Nested),))
+    assert trace.info.random == (f"'encoder' at {line_of(TorchLayerDrop)}",)
+
+
+def test_a_recorded_program_names_what_its_model_reads_but_not_what_the_program_does():
+    model, x = EarlyExit(), inputs_of(EarlyExit)
+    with record(model) as run:
+        loss = model(x).sum()
+        loss.backward()
+        assert loss.item() and float(x[0, 0])
+    assert reads(run.trace()) == ((), (f"EarlyExit at {line_of(EarlyExit)}",))
+
+
+@pytest.mark.parametrize("cls", (TorchLayerDrop, PythonLayerDrop), ids=lambda cls: cls.__name__)
+def test_a_training_step_names_random_control_flow(cls):
+    step = TrainingStepAnalysis(cls().train(), inputs_of(cls), loss=torch.sum, optimizer=torch.optim.AdamW)
+    assert reads(step.trace()) == ((f"{cls.__name__} at {line_of(cls)}",), ())
+
+
+def noise(model: Layers, x: torch.Tensor) -> torch.Tensor:
+    hidden = F.dropout(model.head(x) + torch.randn(4), 0.5, True)
+    return torch.where(torch.rand(4) > 0.5, hidden, F.gumbel_softmax(hidden))
+
+
+def masks(model: Layers, ids: torch.Tensor) -> torch.Tensor:
+    mask = ids > 0
+    if mask.all() or int(ids.max()) > 2 or (ids == 1).sum().item():
+        ids = ids[mask.nonzero()[:, 0]]
+    lengths = (mask.float() * 2).sum().item(), ids.float().mul(torch.tensor(0.5)).tolist()
+    packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(1, 3, 4), torch.tensor([2]), batch_first=True)
+    return F.embedding(ids, model.head.weight) * len(lengths) + packed.data.sum()
+
+
+def state(model: Layers, x: torch.Tensor) -> torch.Tensor:
+    return model.head(x) * model.scale.item() if (model.head.weight.abs() >= 0).all() else x
+
+
+def printed(model: Layers, x: torch.Tensor) -> torch.Tensor:
+    y = model.head(x)
+    assert f"{y}" and repr(y)
+    return torch.distributions.Normal(y, y.exp()).rsample()
+
+
+def switched_off(model: Layers, x: torch.Tensor) -> torch.Tensor:
+    positions = F.dropout(torch.arange(4.0), 0.5, training=False)
+    return model.head(x) if positions.max() > 2 else x
+
+
+@pytest.mark.parametrize("execution", ("auto", "real"))
+@pytest.mark.parametrize("forward", (noise, masks, state, printed, switched_off), ids=lambda item: item.__name__)
+def test_what_control_flow_does_not_follow_is_no_note(forward: Callable[..., Any], execution: str):
+    class Model(Layers):
+        def forward(self, x):
+            return forward(self, x)
+
+    x = torch.tensor([0, 2, 1]) if forward is masks else inputs_of(Model)
+    assert reads(record_call(Model().eval(), (x,), execution=execution)) == ((), ())
+
+
+def test_a_run_without_draws_is_recorded_once():
+    calls = []
+
+    class Counted(TorchLayerDrop):
+        def forward(self, x):
+            calls.append(len(calls))
+            return super().forward(x)
+
+    record_call(Counted(), (inputs_of(Counted),))
+    assert len(calls) == 1
+
+
+class MixedLayerDrop(Layers):
+    """Layers kept by low and by high draws are not told apart: with one polarity the peak is that of all layers."""
+
+    def __init__(self, drawn: Callable[[], Any], probability: float) -> None:
+        super().__init__(8)
+        self.drawn, self.probability = drawn, probability
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.drawn() >= self.probability:
+                x = layer(x).relu()
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    "drawn", (lambda: torch.rand(()), random.random, numpy.random.rand), ids=("torch", "python", "numpy")
+)
+def test_memory_is_that_of_the_run_that_keeps_most(drawn):
+    x = torch.ones(64, 4)
+    peaks = [
+        predict_memory(TrainingStepAnalysis(MixedLayerDrop(drawn, chance), x, loss=torch.sum)).peak
+        for chance in (0.0, 0.5, 1.0)
+    ]
+    assert peaks[0] == peaks[1] > peaks[2]
+    prediction = predict_memory(TrainingStepAnalysis(MixedLayerDrop(drawn, 0.5), x, loss=torch.sum))
+    assert "with the highest draws" in prediction.trace.about["peaks"] and "Peak memory: the largest" in str(prediction)
+
+
+@pytest.mark.parametrize("high", (False, True))
+def test_extreme_draws_end(high):
+    before = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1].tolist()
+    with extreme_draws(high=high):
+        floats = [
+            random.random(),
+            numpy.random.rand(),
+            float(torch.rand(())),
+            float(torch.rand((), dtype=torch.double)),
+        ]
+        assert all(value > 0.9999 if high else value < 0.0001 for value in floats)
+        assert bool(torch.bernoulli(torch.tensor(0.01))) is not high
+        values = {random.normalvariate(0, 1) for _ in range(500)} | {numpy.random.gamma(0.5) for _ in range(500)}
+        assert len(values) > 100
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == (before[0], before[2])
+    assert torch.equal(torch.get_rng_state(), before[1])
