@@ -80,6 +80,7 @@ class Attempt:
         self._op_set = op_set
         self._loss = request.loss
         self._draws = request.draws
+        self._snapshot: Snapshot | None = None
         probe = Probe(request.measure, next(iter(model_index.devices), None)) if request.measure else None
         self._recorder = Recorder(
             request.stops_at,
@@ -178,6 +179,8 @@ class Attempt:
         return describe_survivors(release(self._mode)) if self._mode is not None else ""
 
     def _trace(self, execution: str, **details: str) -> Trace:
+        if self._snapshot is not None:
+            self._draws.compare(self._snapshot, self._recorder)
         self._recorder.close()
         probe = self._recorder.probe
         return self._recorder.trace(
@@ -249,9 +252,10 @@ class Attempt:
             # The snapshot covers the model's gradients; its code may use others.
             with undone_in_child(snapshot.restore), nullcontext() if self._loss is None else gradients_restored():
                 try:
+                    self._snapshot = snapshot
                     yield undo_log
-                    self._draws.compare(snapshot)
                 finally:
+                    self._snapshot = None
                     undo_log.undo()
         finally:
             try:

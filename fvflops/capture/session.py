@@ -24,7 +24,6 @@ from fvflops.capture.model.model import unwrap_data_parallel
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import copy_scripts
 from fvflops.capture.real.real_mode import RecordingMode
-from fvflops.capture.recorder.python_reads import Site
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
@@ -177,7 +176,7 @@ class Session:
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
         if self._draws is not None:
-            stack.callback(self._draws.compare, snapshot)
+            stack.callback(self._draws.compare, snapshot, recorder)
         stack.enter_context(undone_in_child(snapshot.restore))
         stack.callback(undo_log.undo)
         stack.enter_context(gradients_restored())
@@ -319,8 +318,6 @@ class Session:
             "execution": self._execution,
             **self._metadata,
         }
-        if self._draws is not None and self._draws.needs_second_run:
-            self._recorder.python_reads.record_draw(Site("", ""))
         if self._recorder.probe is not None:
             metadata |= self._recorder.probe.metadata()
         return self._recorder.trace(self.modules, metadata, complete=self._complete and not self._recorder.recording)

@@ -73,11 +73,7 @@ def record_step(
         _make_step(session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
 
     options: Any = {"stops_at": stops_at, "device": device, "assume": assume, "estimate_cost": estimate_cost}
-    draws = DrawFinder()
-    trace = record_run(model, (args, kwargs), run, code=(loss,), draws=draws, **options)
-    if draws.needs_second_run:
-        trace = record_run(model, (args, kwargs), run, code=(loss,), draws=draws, **options)
-    return trace
+    return record_run(model, (args, kwargs), run, code=(loss,), **options)
 
 
 def record_run(
@@ -91,13 +87,33 @@ def record_run(
     kernels: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     estimate_cost: CostEstimate | None = None,
-    draws: DrawFinder | None = None,
 ) -> Trace:
     """Return the Trace of what `run` does with a model in shape execution; model, inputs and optimizers are restored.
 
-    The model has no gradients. `run` gets the session, paused, and resumes it. `device` and `kernels` are those of
-    Session. A data-dependent run raises ExecutionError.
+    The model has no gradients. `run` gets the session, paused, and resumes it; it is called again if the model draws
+    numbers outside torch. `device` and `kernels` are those of Session. A data-dependent run raises ExecutionError.
     """
+    draws = DrawFinder()
+    options: Any = {
+        "stops_at": stops_at,
+        "device": device,
+        "kernels": kernels,
+        "assume": assume,
+        "estimate_cost": estimate_cost,
+        "code": code,
+        "draws": draws,
+    }
+    trace = _record_once(model, inputs, run, options)
+    return _record_once(model, inputs, run, options) if draws.needs_second_run else trace
+
+
+def _record_once(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+    run: Callable[[Session], None],
+    options: Mapping[str, Any],
+) -> Trace:
+    """Record a run; `options` are those of Session."""
     args, kwargs = inputs
     with (
         noting_remedies(),
@@ -108,18 +124,7 @@ def record_run(
         without_symbolic_imports(),
     ):
         input_text = ", ".join(describe_inputs(args, kwargs))
-        session = Session(
-            model,
-            stops_at=stops_at,
-            execution="shapes",
-            device=device,
-            kernels=kernels,
-            assume=assume,
-            estimate_cost=estimate_cost,
-            inputs=(args, kwargs),
-            code=code,
-            draws=DrawFinder() if draws is None else draws,
-        )
+        session = Session(model, execution="shapes", inputs=(args, kwargs), **options)
         session.start()
         session.pause()  # some optimizers create their state in the constructor, which is not part of a step
         complete = False

@@ -354,7 +354,11 @@ class Recorder(ThreadState):
 
     def current_module(self, error: BaseException | None = None) -> str:
         """Return the name of the module that is running, or that raised an error."""
-        stack = self._raised[1] if error is not None and error is self._raised[0] else self.thread_state().stack
+        stack = (
+            self._raised[1]
+            if error is not None and error is self._raised[0]
+            else self._thread_states.get(get_ident(), self).stack
+        )
         return self.module_at(stack)
 
     def module_at(self, stack: int) -> str:

@@ -30,9 +30,11 @@ class DrawFinder:
         """Whether a run drew numbers on unknown lines."""
         return bool(self._generators) and not self._located
 
-    def compare(self, snapshot: Snapshot) -> None:
-        """At the end of a run, find the generators that drew since a snapshot."""
+    def compare(self, snapshot: Snapshot, recorder: Recorder) -> None:
+        """At the end of a run, find the generators that drew since a snapshot; record draws without a line as such."""
         self._generators = [saved for saved in snapshot.generators() if saved.has_drawn]
+        if self.needs_second_run:
+            recorder.python_reads.record_draw(Site("", ""))
 
     @contextmanager
     def locating(self, recorder: Recorder) -> Iterator[None]:
@@ -42,11 +44,13 @@ class DrawFinder:
             return
         self._located = True
         outer = sys.gettrace()
-        sys.settrace(_LineTracer(recorder, self._generators).on_call)
+        tracer = _LineTracer(recorder, self._generators)
+        sys.settrace(tracer.on_call)
         try:
             yield
         finally:
             sys.settrace(outer)
+            tracer.finish()
 
 
 class _LineTracer:
@@ -75,12 +79,17 @@ class _LineTracer:
             self._last = current.f_code, current.f_lineno, self._recorder.thread_state().stack
         return self._on_event
 
+    def finish(self) -> None:
+        """Record draws after the last line, or in other threads, without a line."""
+        self._last = None
+        self._compare()
+
     def _compare(self) -> None:
         states = [saved.state() for saved in self._generators]
-        if states != self._states:
-            self._states = states
-            if self._last is not None:
-                code, line, stack = self._last
-                self._recorder.python_reads.record_draw(
-                    Site(self._recorder.module_at(stack), f"{path_of(code)}:{line}")
-                )
+        if states == self._states:
+            return
+        self._states, site = states, Site("", "")
+        if self._last is not None:
+            code, line, stack = self._last
+            site = Site(self._recorder.module_at(stack), f"{path_of(code)}:{line}")
+        self._recorder.python_reads.record_draw(site)

@@ -156,6 +156,8 @@ def record_actions(
     half_steps: list[tuple[int, int]] = []
 
     def run(session: Session) -> None:
+        walks.clear()
+        half_steps.clear()
         recorder = _ActionRecorder(session, stages, recipe, root, half_steps)
         checkpointed = [item for stage in stages for item in stage.checkpointed]
         checkpoints = checkpointed_calls(checkpointed, dict(recipe.checkpoint_options))

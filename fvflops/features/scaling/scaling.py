@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ class Sample(NamedTuple):
     modules: Mapping[str, int]
     operators: Mapping[str, int]
     unknown: Mapping[str, int]
-    about: Mapping[str, str]
+    about: Mapping[str, str] = MappingProxyType({})
 
 
 def cost_of(
@@ -258,7 +259,7 @@ def _count_parameters(model: Any) -> Sample:
     if not isinstance(model, nn.Module):
         raise ScalingError(f"{type(model).__name__} has no parameters: pass a torch.nn.Module")
     counts = parameter_count(model)
-    return Sample(counts[""], dict(counts), {}, {}, {})
+    return Sample(counts[""], dict(counts), {}, {})
 
 
 def _count_run(model: Any, inputs: Any, metric: str, options: Mapping[str, Any]) -> Sample:
