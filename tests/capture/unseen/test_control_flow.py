@@ -209,7 +209,7 @@ def line_of(cls: type) -> str:
     """Return the file and number of the marked line of a class."""
     lines, first = inspect.getsourcelines(cls)
     (offset,) = (index for index, line in enumerate(lines) if line.rstrip().endswith(READ))
-    return f"tests/capture/test_python_reads.py:{first + offset}"
+    return f"tests/capture/unseen/test_control_flow.py:{first + offset}"
 
 
 def reads(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:
