@@ -41,8 +41,9 @@ _TABLE_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
 _FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
-# Shipped YAML files that are not formula tables.
+# Shipped YAML files that are not formula tables, and tables that are no conventions of their own.
 _OTHER_FILES = ("devices", "efficiencies", "networks")
+PARTS = ("kernels",)
 
 Rows = dict[str, tuple[Row, Node]]
 
@@ -54,7 +55,8 @@ def shipped_tables() -> list[str]:
     ['default', 'calflops']
     """
     names = [uri.removeprefix(paths.SCHEME).removesuffix(".yaml") for uri in paths.shipped_files()]
-    return sorted((name for name in names if name not in _OTHER_FILES), key=lambda name: (name != "default", name))
+    conventions = (name for name in names if name not in (*_OTHER_FILES, *PARTS))
+    return sorted(conventions, key=lambda name: (name != "default", name))
 
 
 def load_table(name: str) -> FormulaTable:

@@ -16,6 +16,7 @@ from fvflops.analysis.table_examples import (
 )
 from fvflops.formulas import shipped_tables
 from fvflops.formulas.language.example import Example, ExampleError
+from fvflops.formulas.loading import PARTS
 from fvflops.trace import TensorSpec
 from tests.support.library_schemas import define_library_schemas
 from tests.support.old_torch import may_lack
@@ -23,7 +24,7 @@ from tests.support.torchvision_schemas import define_torchvision_schemas
 
 ROWS = [
     pytest.param(table, row, id=f"{table}-{row.name}")
-    for table in shipped_tables()
+    for table in (*shipped_tables(), *PARTS)
     for row in own_rows(load_table(table))
 ]
 

@@ -551,6 +551,10 @@ class Scale(torch.autograd.Function):
 FUNCTIONS = (
     *("SelectiveScanFn", "MambaInnerFn", "MambaChunkScanCombinedFn", "MambaSplitConv1dScanCombinedFn"),
     "CausalConv1dFn",
+    *(f"NeighborhoodAttention{rank}D{part}AutogradFunction" for rank in (1, 2, 3) for part in ("QK", "AV")),
+    *("MSDeformAttnFunction", "MultiScaleDeformableAttnFunction", "SparseConvFunction", "SparseInverseConvFunction"),
+    *("ChunkGLAFunction", "ChunkSimpleGLAFunction", "ChunkDeltaRuleFunction", "ChunkGatedDeltaRuleFunction"),
+    "ChunkKDAFunction",
 )
 
 

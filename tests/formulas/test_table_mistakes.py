@@ -6,7 +6,7 @@ import pytest
 
 from fvflops import paths
 from fvflops.formulas import TableError, load_table, register_formula, shipped_tables
-from fvflops.formulas.loading import _read_fields, _read_ops, _read_rows
+from fvflops.formulas.loading import PARTS, _read_fields, _read_ops, _read_rows
 from fvflops.formulas.schema import overloads_of
 from fvflops.formulas.validation import check_module, check_op
 from tests.support.checkout import ROOT
@@ -343,7 +343,7 @@ def test_a_formula_returns_a_cost_or_a_whole_number(load, result):
 
 
 @pytest.mark.skipif(OLDER, reason="the tables are written for a newer torch, which has all their ops")
-@pytest.mark.parametrize("name", shipped_tables())
+@pytest.mark.parametrize("name", (*shipped_tables(), *PARTS))
 def test_a_shipped_table_passes_the_check_of_a_users(name):
     define_torchvision_schemas()
     path = str(ROOT / "configs" / f"{name}.yaml")

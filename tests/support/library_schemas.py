@@ -1,8 +1,9 @@
 """The schemas of libraries' operators, which are not installed: their argument names are what a table's rows speak of.
 
 Taken from the sources of flash-attn 2.8.3, xFormers 0.0.35 and 0.0.28.post3 (the last with its own cutlass kernels),
-causal-conv1d 1.7.0, bitsandbytes 0.50.2, torchao 0.18.0 and spikingjelly 2.0.0. The ops have no kernels; a test that
-runs one gives it a kernel. A library that is installed defines its own first: it could not after this.
+causal-conv1d 1.7.0, bitsandbytes 0.50.2, torchao 0.18.0, spikingjelly 2.0.0, optimum-quanto 0.2.7 and DeepGEMM. The ops
+have no kernels; a test that runs one gives it a kernel. A library that is installed defines its own first: it could not
+after this.
 """
 
 import contextlib
@@ -34,7 +35,25 @@ _STARTS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt
 _OUTER = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse"
 _GRADIENTS = "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv"
 
+_FP8_GEMM = "Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor d"
+_RECIPE = "int[]? recipe=None, str compiled_dims='nk', bool disable_ue8m0_cast=False"
 SCHEMAS = {
+    "quanto": (
+        "qbytes_mm(Tensor A, Tensor B, Tensor scales) -> Tensor",
+        "gemm_f16i4_awq(Tensor input, Tensor other, Tensor other_scale, Tensor other_shift, int rows, int out_cols, "
+        "int in_cols, int bits, int group_size) -> Tensor",
+        "gemm_f16f8_marlin(Tensor a, Tensor b_q_weight, Tensor b_scales, Tensor workspace, int num_bits, int size_m, "
+        "int size_n, int size_k) -> Tensor",
+        "gemm_f16i4_marlin(Tensor input, Tensor other, Tensor other_scale, Tensor other_shift, Tensor workspace) -> "
+        "Tensor",
+        "unpack(Tensor self, int bits) -> Tensor",
+        "pack_fp8_marlin(Tensor b_q_weight, Tensor perm, int size_k, int size_n, int num_bits) -> Tensor",
+    ),
+    "deep_gemm": (
+        *(f"fp8_gemm_{order}({_FP8_GEMM}, Tensor? c=None, {_RECIPE}) -> ()" for order in ("nt", "nn", "tn", "tt")),
+        f"m_grouped_fp8_gemm_nt_contiguous({_FP8_GEMM}, Tensor m_indices, {_RECIPE}) -> ()",
+        f"m_grouped_fp8_gemm_nt_masked({_FP8_GEMM}, Tensor masked_m, int expected_m, {_RECIPE}) -> ()",
+    ),
     "flash_attn": (
         f"_flash_attn_forward(Tensor q, Tensor k, Tensor v, {_FLASH_FORWARD}) -> (Tensor, Tensor, Tensor, Tensor)",
         f"_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, {_STARTS}, float dropout_p, float softmax_scale, "
