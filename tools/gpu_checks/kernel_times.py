@@ -111,8 +111,8 @@ def _normalisation() -> Iterator[Call]:
             given = (x, weight, bias, mean, variance, True, 0.1, 1e-5)
             yield ops.cudnn_batch_norm.default, given, {}
             _, saved_mean, saved_variance, reserve = ops.cudnn_batch_norm(*given)
-            saved = (x, torch.randn_like(x), weight, mean, variance, saved_mean, saved_variance, 1e-5, reserve)
-            yield ops.cudnn_batch_norm_backward.default, saved, {}
+            statistics_ = (mean, variance, saved_mean, saved_variance, 1e-5, reserve)
+            yield ops.cudnn_batch_norm_backward.default, (x, torch.randn_like(x), weight, *statistics_), {}
             half = weight.half()
             yield ops.native_group_norm.default, (x, half, half, batch, channels, side * side, 32, 1e-5), {}
 
