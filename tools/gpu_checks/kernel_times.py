@@ -1,13 +1,16 @@
-"""Time the kernels of training on this GPU: one row for an op, its arguments and the milliseconds of a call."""
+"""Time the kernels of training on this GPU, and what the host takes to launch small ones."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 BF16, HALF, FULL = torch.bfloat16, torch.float16, torch.float32
 # An op, its positional and keyword arguments.
@@ -15,7 +18,11 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def time_kernels(share: int, shares: int) -> dict[str, Any]:
-    """Return "rows": op, arguments, median and minimum milliseconds of calls that are queued back to back."""
+    """Return "rows": op, arguments, median and minimum milliseconds of calls that are queued back to back.
+
+    "host" has, for a function of small tensors, the microseconds of a call with and without autograd, and of its
+    backward pass.
+    """
     torch.backends.cuda.matmul.allow_tf32 = False
     rows = []
     for family in (_attention, _normalisation, _losses, _optimizers, _products, _pointwise, _convolutions):
@@ -28,7 +35,58 @@ def time_kernels(share: int, shares: int) -> dict[str, Any]:
             rows.append(row)
             del args
             torch.cuda.empty_cache()
-    return {"rows": rows}
+    return {"rows": rows, "host": {name: _time_host(call) for name, call in _list_small_calls().items()}}
+
+
+def _time_host(call: Callable[[], torch.Tensor]) -> dict[str, float]:
+    found = {}
+    for name, enabled in (("no_grad", False), ("grad", True)):
+        with torch.set_grad_enabled(enabled):
+            found[name] = statistics.median(_time_loop(lambda: [call() for _ in range(200)]) for _ in range(5)) / 200
+    backward = []
+    for _ in range(5):
+        results = [call() for _ in range(100)]
+        gradients = [torch.ones_like(result) for result in results]
+        backward.append(_time_loop(lambda pair=(results, gradients): torch.autograd.backward(*pair)))  # type: ignore[misc]
+    return {**found, "backward": statistics.median(backward) / 100}
+
+
+def _time_loop(run: Callable[[], Any]) -> float:
+    """Return the microseconds that the host takes."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    run()
+    taken = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    return taken * 1e6
+
+
+def _list_small_calls() -> dict[str, Callable[[], torch.Tensor]]:
+    x, index = torch.ones(16, 64, device="cuda", requires_grad=True), torch.zeros(16, dtype=torch.long, device="cuda")
+    q = torch.ones(1, 4, 16, 64, dtype=BF16, device="cuda", requires_grad=True)
+    image = torch.ones(1, 8, 8, 8, device="cuda", requires_grad=True)
+    linear, norm, rms, conv, table = (
+        module.to("cuda")
+        for module in (nn.Linear(64, 64), nn.LayerNorm(64), nn.RMSNorm(64), nn.Conv2d(8, 8, 3), nn.Embedding(64, 64))
+    )
+    return {
+        "add": lambda: x + x,
+        "mul": lambda: x * 2,
+        "matmul": lambda: x @ x.t(),
+        "view": lambda: x.view(-1),
+        "cat": lambda: torch.cat([x, x]),
+        "to bfloat16": lambda: x.bfloat16(),
+        "linear": lambda: linear(x),
+        "layer_norm": lambda: norm(x),
+        "rms_norm": lambda: rms(x),
+        "conv2d": lambda: conv(image),
+        "embedding": lambda: table(index),
+        "gelu": lambda: F.gelu(x),
+        "softmax": lambda: x.softmax(-1),
+        "dropout": lambda: F.dropout(x),
+        "cross_entropy": lambda: F.cross_entropy(x, index),
+        "scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(q, q, q),
+    }
 
 
 def _time(call: Callable[[], Any]) -> tuple[float, float]:
