@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.shapes.cuda.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
-from fvflops.capture.shapes.device_emulation import missing_device_emulated
+from fvflops.capture.shapes.device_emulation import MissingDeviceMode, missing_device_emulated
 from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_mode import ShapeMode
@@ -129,6 +130,8 @@ class Attempt:
         with self._restored() as undo_log:
             mode = ShapeMode(self._recorder, undo_log, device, devices, rules, nested=in_shape_run())
             self._mode = weakref.ref(mode)
+            if not is_available(device):
+                mode.emulate_device = partial(MissingDeviceMode, device, under_autograd=False)
             mode.concrete.register(*self._model_tensors())
             mode.concrete.register(*self._input_tensors())
             self._recorder.unseen = UnseenWork(self._recorder, is_real=False, has_values=False)

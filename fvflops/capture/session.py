@@ -201,6 +201,7 @@ class Session:
         )
         if not is_available(device):
             missing_device = MissingDeviceMode(device)
+            mode.emulate_device = lambda: MissingDeviceMode(device, under_autograd=False)
             stack.enter_context(function_mode_removed(missing_device))
             stack.enter_context(missing_device.extended())
             missing_device.__enter__()

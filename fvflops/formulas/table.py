@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fvflops.formulas.cost import OpCost
+from fvflops.formulas.functions.attention import SKIPS, skip_masked
 from fvflops.formulas.language.call import Call
 from fvflops.formulas.rows import Row, cost_of_call, default_label
 from fvflops.formulas.schema import KNOWN_NAMESPACES
@@ -123,9 +124,10 @@ class FormulaTable:
         if self.floating_point_only and row.macs is None and row.use is None and not _has_floats(signature):
             return OpCost(row.label, Status.ZERO_FLOP)
         try:
-            return self._cost_of_parts(row, signature) or cost_of_call(
+            cost = self._cost_of_parts(row, signature) or cost_of_call(
                 row, Call.of(signature, self.constants), self.multiply_add
             )
+            return skip_masked(cost, signature, self.multiply_add) if self.constants.get(SKIPS) else cost
         except TableError:
             # Another library of that namespace, or another release of it, with a different schema.
             if row.is_shipped and signature.op.partition("::")[0] not in KNOWN_NAMESPACES:

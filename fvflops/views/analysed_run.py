@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fvflops.counting.ignored_work import describe_ignored_work
+from fvflops.counting.unknown_masks import describe_unknown_masks
 from fvflops.formulas import FormulaTable
 from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.formulas.torch_registry import is_halved
@@ -36,6 +37,8 @@ def describe_run(run: AnalysedRun) -> dict[str, str]:
         about |= _describe_registered(run, run.table)
         if ignored := describe_ignored_work(run.trace, run.counts, run.table, run.handled):
             about["ignored_work"] = ignored
+        if masks := describe_unknown_masks(run.trace, run.table):
+            about["unknown_masks"] = masks
     unused = _find_unused_backwards(run)
     return {**about, "unused_rows": ", ".join(unused)} if unused else about
 

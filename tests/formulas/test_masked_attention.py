@@ -1,6 +1,7 @@
 """The pairs that a mask leaves, counted on request by every attention that says its mask: against masks written out."""
 
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from fvflops import FlopCountAnalysis, load_table, record_call
-from fvflops.capture.recorder.block_mask import count_mask, count_pairs
+from fvflops import FlopCountAnalysis, load_table, model_flops, record_call
+from fvflops.capture.attention.block_mask import count_mask, count_pairs
 from fvflops.capture.recorder.signature import describe_tensor
+from fvflops.counting import TableCostModel, count
+from fvflops.counting.unknown_masks import find_unknown_masks
 from fvflops.formulas.functions.attention import SKIPS, count_band
 from fvflops.trace import Signature, Status, TensorSpec, Trace
 from fvflops.trace.spec import decode_value, encode_value
@@ -263,6 +266,58 @@ def test_training_counts_what_a_mask_leaves(tables):
             if (price := table.price(signature)).label == "scaled_dot_product_attention"
         )
         assert macs == [2 * 3 * pairs * 16, 2 * 3 * pairs * 40]
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@pytest.mark.parametrize("mask", ["causal", "window", None])
+@pytest.mark.parametrize("value_dim", [8, 6])
+def test_training_counts_what_a_mask_leaves_where_torch_decomposes_attention(tables, execution, mask, value_dim):
+    """With another size of value heads torch has no fused kernel on a CPU: two products forward, four backward."""
+    queries, keys = 12, 10
+    rows, columns = torch.arange(queries)[:, None], torch.arange(keys)[None]
+    masks = {"causal": columns <= rows, "window": (columns <= rows) & (columns > rows - 4), None: columns >= 0}
+    pairs = int(masks[mask].expand(queries, keys).sum())
+
+    def model(query, key, value):
+        kwargs = {"is_causal": True} if mask == "causal" else {} if mask is None else {"attn_mask": masks[mask]}
+        return F.scaled_dot_product_attention(query * 1, key * 1, value * 1, **kwargs)
+
+    sizes = (queries, 8), (keys, 8), (keys, value_dim)
+    inputs = tuple(torch.randn(2, 3, *size, requires_grad=True) for size in sizes)
+    trace = record_call(model, inputs, loss=torch.sum, execution=execution)
+    for table, counted in zip(tables, (queries * keys, pairs), strict=True):
+        entries = count(trace, TableCostModel(table, "flops"), "flops").entries
+        macs = sum(entry.macs - entry.recomputed for entry in entries)
+        assert macs == 3 * 2 * 3 * counted * (8 + value_dim)
+        assert not find_unknown_masks(trace, table)
+    assert Trace.from_json(trace.to_json()) == trace
+
+
+@pytest.mark.parametrize("value_dim", [8, 6])
+def test_unknown_masks_are_named(tables, value_dim):
+    def model(query, value):
+        return F.scaled_dot_product_attention(query, query, value, attn_mask=query[0, 0, :, :1] > 0)
+
+    inputs = torch.randn(1, 2, 16, 8, requires_grad=True), torch.randn(1, 2, 16, value_dim, requires_grad=True)
+    analysis = FlopCountAnalysis(model, inputs, table=tables[1])
+    assert "Mask unknown, counted as dense: aten::scaled_dot_product_attention ×1 (in model)." in " ".join(
+        str(analysis).split()
+    )
+    trace = record_call(model, inputs, loss=torch.sum)
+    step = SimpleNamespace(trace=lambda: trace)
+    with pytest.warns(UserWarning, match="mask unknown, counted as dense"):
+        assert model_flops(step, attention="causal") == model_flops(step)
+    assert not find_unknown_masks(trace, tables[0])
+
+
+def test_attention_that_is_called_by_an_imported_name_is_named(tables):
+    """Its products cannot be told from others."""
+    attend_ = F.scaled_dot_product_attention
+    inputs = tuple(torch.randn(1, 2, 16, size, requires_grad=True) for size in (8, 6))
+    trace = record_call(lambda query, value: attend_(query, query, value, is_causal=True), inputs, loss=torch.sum)
+    assert list(find_unknown_masks(trace, tables[1])) == ["aten::_safe_softmax"]
+    trace = record_call(lambda q, v: F.scaled_dot_product_attention(q, q, v), inputs, loss=torch.sum)
+    assert not find_unknown_masks(trace, tables[1])
 
 
 class Masked(nn.Module):

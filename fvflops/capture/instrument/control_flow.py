@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from fvflops.capture.attention.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.instrument.triton_launches import launch_kernel
-from fvflops.capture.recorder.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.signature import OpSchema
 from fvflops.capture.restore import interrupts

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from fvflops.capture.attention.decomposed import attention_pairs
 from fvflops.capture.instrument.autograd_functions import function_regions
 from fvflops.capture.instrument.backward import backward_hooks
 from fvflops.capture.instrument.control_flow import run_control_flow
@@ -61,6 +62,7 @@ def instrument(
     wrappers = [
         *wrappers,
         *function_regions(recorder),
+        *attention_pairs(recorder, mode),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
         *resized_storages(recorder),

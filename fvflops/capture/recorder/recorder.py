@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fvflops.capture.attention.pairs import PRODUCTS, pairs_of_node, with_pairs
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
@@ -84,6 +85,7 @@ class Recorder(ThreadState):
     bypasses dispatch modes, `scripts` has the open module calls of TorchScript. `has_threads`: other threads than the
     first were recorded. `module_of_tensor` maps ids of parameters and buffers to module names. Beyond `limit` events
     only call counts are retained, not the order. With `lines` each op has the source line that called it.
+    `has_attention`: a masked attention was called.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Recorder(ThreadState):
         # step.
         self.has_modules = False
         self.is_after_pass = False
+        self.has_attention = False
         self.unseen: UnseenWork | None = None
         self.scripts: ScriptCalls | None = None
         self.python_reads = PythonReads(self)
@@ -430,11 +433,21 @@ class Recorder(ThreadState):
         stack, phase = self._stack_and_phase(state, self._signatures[signature].op)
         if phase == "optimizer":
             stack = state.active_optimizers[-1].stack_of(reads)
+        if self.has_attention and self._signatures[signature].op in PRODUCTS:
+            signature = self._with_pairs(signature, state)
         # Tuples: the garbage collector untracks them, but would traverse lists.
         row = ("op", signature, stack, phase, state.thread_number, tuple(reads), tuple(writes))
         self.events.append((*row, False, None, *measured) if measured else row)
         if self._limit is not None and len(self.events) >= self._limit and not self._pauses:
             self._fold()
+
+    def _with_pairs(self, signature: int, state: ThreadState) -> int:
+        """Return the signature of a product, with the unmasked pairs of the attention that it belongs to."""
+        pairs = state.attention
+        node = current_autograd_node()
+        if pairs is None and node is not None:
+            pairs = pairs_of_node(node)
+        return signature if pairs is None else self.intern(with_pairs(self._signatures[signature], pairs))
 
     def _fold(self) -> None:
         """Reduce the events to call counts, since all events of a long run would fill the memory."""

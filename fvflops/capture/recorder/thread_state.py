@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from fvflops.capture.attention.pairs import Pairs
 from fvflops.capture.instrument.probe import StartMark
 from fvflops.trace import Value
 
@@ -39,7 +40,8 @@ class ThreadState:
 
     `thread_number` is 0 for the thread that starts the recording. `stack` is the current stack, `opened` are the open
     regions that this thread entered. `rerun_node` is the node whose backward reruns a checkpointed forward; `reruns`
-    counts the open reruns while a saved tensor is unpacked. `active_optimizers` are the running optimizer steps.
+    counts the open reruns while a saved tensor is unpacked. `attention` are the pairs of the masked attention that is
+    running, `active_optimizers` the running optimizer steps.
     """
 
     def __init__(self, thread_number: int) -> None:
@@ -48,6 +50,7 @@ class ThreadState:
         self.opened: list[OpenRegion] = []
         self.reruns = 0
         self.rerun_node: Any = None
+        self.attention: Pairs | None = None
         self.active_optimizers: list[OptimizerStep] = []
 
     def has_entered_during(self, node: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -49,7 +50,12 @@ from fvflops.capture.shapes.shape_tensor import (
     own_index,
 )
 from fvflops.capture.unseen.fake_tensors import is_torch_shape_inference
-from fvflops.torch_internals import disable_dispatch_modes, disable_torch_dispatch
+from fvflops.torch_internals import (
+    DispatchKey,
+    disable_dispatch_modes,
+    disable_torch_dispatch,
+    disable_torch_function,
+)
 from fvflops.trace import Signature
 
 # Number of elements up to which a real buffer that the run updates, such as a batch counter, is computed.
@@ -85,6 +91,8 @@ class ShapeMode(SubclassAwareMode):
     ) -> None:
         super().__init__()
         self.device = device
+        # Returns a context in which torch's functions accept the device, where this machine lacks it.
+        self.emulate_device: Callable[[], AbstractContextManager[Any]] | None = None
         self.concrete = ConcreteTensors(recorder, device, devices)
         self._rules = rules
         self.settings = settings_of(device)
@@ -128,6 +136,7 @@ class ShapeMode(SubclassAwareMode):
             self._indices,
             self._shared,
         )
+        mode.emulate_device = self.emulate_device
         self.recorder.describe, self.recorder.values = self.concrete.spec_of, self._inference.values
         return mode
 
@@ -494,11 +503,11 @@ class ShapeMode(SubclassAwareMode):
         """Decompose a composite op; cache the expansion if it is a single op with one new tensor."""
         self.recorder.decompose(op.schema.name)
         args, kwargs = substitute((tuple(args), dict(kwargs)), self._without_meta, self.concrete.device_for)
-        outer_calls, self._inner_calls = self._inner_calls, []
+        inner_calls: list[tuple[CachedResult, Sequence[int], Sequence[int]]] = []
+        outer_calls, self._inner_calls = self._inner_calls, inner_calls
         try:
-            with self:
+            with self, self._device_requests(func):
                 result = func.decompose(*args, **kwargs)
-            inner_calls = self._inner_calls
         finally:
             self._inner_calls = outer_calls
             if outer_calls is not None:
@@ -511,6 +520,14 @@ class ShapeMode(SubclassAwareMode):
                 op.expansions[self.settings, self.recorder.stops_at.key][key] = outcome
                 self.last_op = op
         return result
+
+    def _device_requests(self, func: Any) -> AbstractContextManager[Any]:
+        """Redirect requests for a missing device in a decomposition in Python, as in the model's code."""
+        if self.emulate_device is None:
+            return nullcontext()
+        if DispatchKey.CompositeImplicitAutograd not in func.py_kernels:
+            return disable_torch_function()  # a function mode would call the op itself again
+        return self.emulate_device()
 
     def _expands_always(self, op: OpCache, outcome: CachedResult) -> bool:
         """Return whether an expansion is independent of settings that its key lacks: autocast, kernel choice."""

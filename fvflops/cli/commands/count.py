@@ -30,6 +30,7 @@ from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_m
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import is_standard_output, write, write_report
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
+from fvflops.counting.unknown_masks import describe_unknown_masks
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.features.memory.curve import memory_curve
 from fvflops.formulas import load_table
@@ -177,6 +178,8 @@ def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
             f"{op} ×{calls} (in {format_locations(locations[op])})" for op, calls in unknown.most_common()
         )
         raise ValueError(f"table {table!r} has no formula for {listed} (--strict)")
+    if masks := describe_unknown_masks(flops.trace(), load_table(table)):
+        raise ValueError(f"mask unknown, counted as dense: {masks} (--strict)")
 
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:

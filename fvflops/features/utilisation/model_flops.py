@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel, count
+from fvflops.counting.unknown_masks import describe_unknown_masks
 from fvflops.features.utilisation.attention import with_attention
 from fvflops.features.utilisation.compute import MODEL_PHASES
 from fvflops.formulas import FormulaTable, resolve_table
@@ -36,7 +38,10 @@ def model_flops(
     True
     """
     chosen = with_attention(resolve_table(table), attention)
-    counts = count(trace_of(analysis), TableCostModel(chosen, "flops"), "flops")
+    trace = trace_of(analysis)
+    if masks := describe_unknown_masks(trace, chosen):
+        warnings.warn(f"mask unknown, counted as dense: {masks}", stacklevel=2)
+    counts = count(trace, TableCostModel(chosen, "flops"), "flops")
     return sum(
         2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.other_flops)
         for entry in counts.entries

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
-from fvflops.formulas.cost import Cost
+from fvflops.formulas.cost import Cost, OpCost
 from fvflops.formulas.language.call import Call
-from fvflops.trace import TensorSpec, Value
+from fvflops.trace import Signature, TensorSpec, Value, tensors_in
 from fvflops.trace.signature import packet_of
 
 # Argument names of torch, flash-attn and xFormers: the three tensors, offsets of packed sequences, KV cache pages.
@@ -22,6 +22,10 @@ _QUERIES_USED = ("seqused_q",)
 # Arguments of `count_attention_bshd` of which it reads the values.
 SEQUENCE_VALUES = (*_STARTS, *_KEY_STARTS, *_KEYS_USED, *_QUERIES_USED)
 _MASKS = ("attn_mask", "attn_bias", "bias")
+
+# Matrix products that attention is decomposed into: the matrix of pairs has the number of unmasked ones as values.
+PRODUCTS = frozenset({"aten::bmm", "aten::mm"})
+SOFTMAX = "aten::_safe_softmax"
 
 # If this constant of a table is 1, only unmasked pairs count, where the call's arguments determine them.
 SKIPS = "attention_skips_masked"
@@ -233,6 +237,47 @@ def _unmasked_pairs(call: Call, pairs: int, all_pairs: int) -> int:
     if mask is None or mask.values is None or not mask.numel or not call.constants.get(SKIPS, 0):
         return pairs
     return min(pairs, all_pairs * mask.values[0] // mask.numel)
+
+
+def skip_masked(cost: OpCost, signature: Signature, multiply_add: int) -> OpCost:
+    """Return the cost of the unmasked pairs of a product of a decomposed attention; other costs are returned unchanged.
+
+    >>> weights, values = TensorSpec((4, 4), values=(10,)), TensorSpec((4, 8))
+    >>> product = Signature("aten::mm", (), (weights, values), (values,))
+    >>> skip_masked(OpCost("mm", Status.COUNTED, 128, 128), product, 1).macs
+    80
+    """
+    if signature.op not in PRODUCTS:
+        return cost
+    for spec in tensors_in((*signature.outputs, *signature.inputs)):
+        if spec.values and spec.numel:
+            pairs, activations = spec.values[0], cost.activations
+            if activations is not None and spec in signature.outputs:
+                activations = activations * pairs // spec.numel
+            macs, recomputed = cost.macs * pairs // spec.numel, cost.recomputed * pairs // spec.numel
+            return OpCost.in_flops(cost.label, cost.status, multiply_add, macs, cost.flops, activations, recomputed)
+    return cost
+
+
+def has_unknown_mask(signature: Signature) -> bool:
+    """Return whether a call is an attention whose unmasked pairs are not known, so that it counts as dense.
+
+    >>> has_unknown_mask(Signature("aten::scaled_dot_product_attention", ("attn_mask",), (TensorSpec((4, 4)),), ()))
+    True
+    """
+    if signature.op in PRODUCTS:
+        return any(spec.values == () for spec in tensors_in((*signature.outputs, *signature.inputs)))
+    if signature.op == SOFTMAX:
+        # torch decomposed an attention that was called by another name than F.scaled_dot_product_attention.
+        return all(spec.values is None for spec in tensors_in(signature.outputs))
+    if not any(name in signature.op for name in ("attention", "attn")):
+        return False
+    arguments = dict(zip(signature.names, signature.inputs, strict=False))
+    masks = (arguments.get(name) for name in _MASKS)
+    blocks = arguments.get("block_mask")
+    if isinstance(blocks, tuple) and any(isinstance(item, TensorSpec) for item in blocks):
+        return not isinstance(blocks[-1], int)
+    return any(isinstance(mask, TensorSpec) and mask.values is None and mask.numel > 0 for mask in masks)
 
 
 def _known_lengths(call: Call, sequences: int, queries: int | None, keys: int | None) -> list[tuple[int, int]] | None:

@@ -81,6 +81,9 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
             )
         )
     sentences += [Note(text, "assumed") for text in list_run_notes(summary.about, escape)]
+    if "unknown_masks" in summary.about:
+        masks = escape(summary.about["unknown_masks"])
+        sentences.append(Note(f"Mask unknown, counted as dense: {masks}.", "assumed"))
     unsupported = _sort_by_calls(summary.ledger.get("unknown", {}))
     if unsupported:
         named = [f"{escape(op)} ({_describe_unsupported(summary, op, calls, escape)})" for op, calls in unsupported]

@@ -1265,3 +1265,18 @@ def test_concurrent_analyses_are_independent():
         assert len(traces[index]) == 3
         for trace in traces[index]:
             assert_same(trace, expected[index])
+
+
+def test_composite_ops_create_tensors_on_a_missing_device():
+    trace = record_call(lambda x: F.interpolate(x, scale_factor=2), (torch.randn(1, 3, 8),), device="cuda")
+    assert trace.info.execution == "shapes"
+
+
+def test_a_data_dependent_op_inside_a_composite_op_is_the_only_error():
+    with pytest.raises(ExecutionError) as failure:
+        record_call(lambda x: torch.argwhere(x.T > 0), (torch.randn(3, 3),), execution="shapes")
+    error, chain = failure.value, []
+    while error is not None:
+        chain.append(type(error))
+        error = error.__cause__ or error.__context__
+    assert UnboundLocalError not in chain

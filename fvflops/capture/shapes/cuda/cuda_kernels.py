@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from fvflops.capture.attention.decomposed import call_with_pairs
 from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.recorder.value_reader import ValueReader
 from fvflops.capture.shapes.cuda.attention_kernels import choose_attention_kernel
 from fvflops.capture.shapes.cuda.cuda_autocast import cast_by_autocast
 from fvflops.capture.shapes.metadata import is_available
@@ -241,8 +243,11 @@ def _scaled_dot_product_attention(
         )[0]
     if not torch.backends.cuda.math_sdp_enabled():
         return NotImplemented
-    return _ATEN._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    arguments = query, key, value, attn_mask, dropout_p, is_causal
+    mode = next(mode for mode in dispatch_mode_stack() if isinstance(mode, ShapeMode))
+    return call_with_pairs(
+        *(mode.recorder, ValueReader(mode.has_values), _ATEN._scaled_dot_product_attention_math, arguments),
+        {"scale": scale, "enable_gqa": enable_gqa},
     )[0]
 
 
