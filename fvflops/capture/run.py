@@ -20,6 +20,7 @@ from fvflops.capture.attempt import CostEstimate as CostEstimate
 from fvflops.capture.attempt import Loss as Loss
 from fvflops.capture.attempt import Model as Model
 from fvflops.capture.errors.model_errors import noting_remedies
+from fvflops.capture.errors.shape_failures import find_reason
 from fvflops.capture.instrument.autograd_use import AutogradUsed
 from fvflops.capture.instrument.instrument import compiler_disabled
 from fvflops.capture.model.model import unwrap_compiled
@@ -284,8 +285,7 @@ def _record_with_op_set(
 
 def needs_real_execution(error: Exception) -> bool:
     """Return whether an error is due to shape execution: an op has no shape rule, or needs a tensor's values."""
-    messages = ("data is not allocated yet", "no fake impl registered")
-    return isinstance(error, (DataDependentError, NotImplementedError)) or any(text in str(error) for text in messages)
+    return isinstance(error, (DataDependentError, NotImplementedError)) or bool(find_reason(error))
 
 
 def _record_real(request: Request, stack: ExitStack, *, repeatable: bool) -> Trace:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from fvflops.capture.attention.pairs import PRODUCTS, pairs_of_node, with_pairs
+from fvflops.capture.errors.shape_failures import describe_failure
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
@@ -352,8 +353,10 @@ class Recorder(ThreadState):
         """Return in one line which op shape execution cannot run, in which module."""
         if self.failure is not None:
             op, module, cause = self.failure
-            return f"{op or 'a tensor'} in module {module!r} cannot be run in shape execution ({_first_line(cause)})"
-        return f"module {self.current_module(error)!r} cannot be run in shape execution ({_first_line(error)})"
+            return (
+                f"{op or 'a tensor'} in module {module!r} cannot be run in shape execution ({describe_failure(cause)})"
+            )
+        return f"module {self.current_module(error)!r} cannot be run in shape execution ({describe_failure(error)})"
 
     def current_module(self, error: BaseException | None = None) -> str:
         """Return the name of the module that is running, or that raised an error."""
@@ -769,11 +772,6 @@ class Recorder(ThreadState):
 def _is_library_checkpoint(node_class: type) -> bool:
     """Return whether a class of nodes is that of a library's copy of torch's CheckpointFunction."""
     return node_class.__name__ == _REENTRANT and node_class is not _TORCH_CHECKPOINT_NODE
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _event(

@@ -110,6 +110,11 @@ class ConcreteTensors:
             for tensor in tensors
         )
 
+    def refresh(self, tensor: torch.Tensor) -> None:
+        """Read a tensor's metadata again, since the model changed its shape, strides or memory."""
+        if self.registered.pop(id(tensor), None) is not None:
+            self.registered[id(tensor)] = self.resolve(tensor)
+
     def mark_known(self, tensor: torch.Tensor) -> None:
         """Treat the values of a tensor that existed before the run as known."""
         _, metadata, index = self.resolve(tensor)

@@ -342,6 +342,8 @@ class ShapeMode(SubclassAwareMode):
         outcome: CachedResult,
     ) -> Any:
         """Return the results of a call from its outcome, in the general case."""
+        if outcome.resized and _changes_view(func) and not any(type(tensor) is ShapeTensor for tensor in tensors):
+            return self._change_view(func, op, args, kwargs, reads, outcome)
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
                 self.concrete.invalidate(tensors[index])
@@ -454,6 +456,23 @@ class ShapeMode(SubclassAwareMode):
             else tensors[source].as_strided(metadata.shape, metadata.stride)
             for metadata, source, *_ in outcome.outputs
         ]
+
+    def _change_view(
+        self,
+        func: Any,
+        op: OpCache,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        reads: Sequence[int],
+        outcome: CachedResult,
+    ) -> Any:
+        """Return a real tensor with the shape and strides that an op gives it; they are restored with the model."""
+        if op.schema.name.startswith("aten::resize"):  # it may allocate
+            self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
+        result = func(*args, **kwargs)
+        self.concrete.refresh(args[0])
+        self._record(outcome, reads, [self.recorder.storage_of(args[0], "op")])
+        return result
 
     def _new_storage(self, row: Any) -> int:
         storages = self.recorder.storages
@@ -610,6 +629,8 @@ class ShapeMode(SubclassAwareMode):
             if moved is None:
                 raise
             result = func(*moved[0], **moved[1])
+        if _changes_view(func):
+            self.concrete.refresh(args[0])
         items, build = unpack_result(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
@@ -627,10 +648,15 @@ class ShapeMode(SubclassAwareMode):
     def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
         """Set the metadata of an argument that the op resizes."""
         if type(tensor) is not ShapeTensor:
-            raise self.missing_value(op.schema.name)
+            raise NotImplementedError(f"{op.schema.name} changes the shape of a tensor that exists outside the run")
         with disable_torch_dispatch():
             torch.Tensor.set_(tensor, make_shape_tensor(metadata, tensor.storage_ref))  # type: ignore[call-overload]
         tensor.metadata = metadata
+
+
+def _changes_view(func: Any) -> bool:
+    """Return whether an op changes the shape, strides or memory of its first argument."""
+    return torch.Tag.inplace_view in func.tags
 
 
 def _move_to_one_device(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
