@@ -56,9 +56,9 @@ class record(FlopCountAnalysis):
     block that ends within a cycle without an exception. Nothing is instrumented between active steps. Traces of steps
     of earlier cycles are aggregated.
 
-    An exception is passed on; what was recorded before it stays available, with a Trace that is not `complete`. The
-    backward pass of a graph created before the with block counts for "<before recording>", optimizer ops on parameters
-    of other models for "<outside the model>".
+    A recording can be pickled, with the results so far. An exception is passed on; what was recorded before it stays
+    available, with a Trace that is not `complete`. The backward pass of a graph created before the with block counts
+    for "<before recording>", optimizer ops on parameters of other models for "<outside the model>".
 
     >>> model = nn.Linear(3, 2)
     >>> optimizer = torch.optim.SGD(model.parameters())
@@ -135,6 +135,15 @@ class record(FlopCountAnalysis):
         self._finish(complete=error is None)
         if error is None and (was_recording or self._unreported) and (self._recorded or self._partial is not None):
             self._call_on_trace_ready()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, or a pickle: the results so far, without what continues the recording."""
+        state = dict(vars(self))
+        if self._stage != "new":
+            partial_trace = self._partial if self._session is None else self._session.trace()
+            state |= {"_stage": "closed", "_session": None, "_created": None, "_partial": partial_trace}
+            state |= {"_schedule": None, "_on_trace_ready": None}
+        return state
 
     def __repr__(self) -> str:
         if self._session is not None:

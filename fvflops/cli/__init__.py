@@ -13,6 +13,7 @@ from fvflops import __version__
 from fvflops.cli.encoding import ascii_streams
 from fvflops.cli.outputs import check_outputs, choose_format
 from fvflops.cli.parser import Parser, write_examples, write_usage
+from fvflops.cli.process import Terminated, streams_opened
 from fvflops.text import printable
 
 # Command → its help text. The module of that name in `commands` has add_arguments() and run(); it is imported only for
@@ -42,15 +43,16 @@ exit codes:
   0  success, and help
   1  a failed check: over budget, a model of several that was not counted
   2  an error, or a wrong argument
-  130  interrupted (Ctrl-C)"""
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+  130  interrupted (Ctrl-C)
+  143  terminated (SIGTERM): a sweep, which has written its rows"""
+_INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT or SIGTERM, as shells report it
 # Module → the package that has it, of what every command needs.
 _REQUIRED = {"torch": "torch", "yaml": "pyyaml", "iopath": "iopath", "tabulate": "tabulate"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of EXIT_CODES; without a command show the help, as pip does."""
-    with warnings.catch_warnings(), ascii_streams():
+    with streams_opened(), warnings.catch_warnings(), ascii_streams():
         # torch warns of this when NumPy is not installed; nothing here needs NumPy.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         argv = sys.argv[1:] if argv is None else argv
@@ -60,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         except KeyboardInterrupt as interrupt:
             text = printable(" ".join(str(interrupt).split()))
-            print(f"fvflops: interrupted{f': {text}' if text else ''}", file=sys.stderr)
-            return _INTERRUPTED
+            is_terminated = isinstance(interrupt, Terminated)
+            event = "terminated" if is_terminated else "interrupted"
+            print(f"fvflops: {event}{f': {text}' if text else ''}", file=sys.stderr)
+            return _TERMINATED if is_terminated else _INTERRUPTED
         except BrokenPipeError:
             # The reader has closed the pipe (`| head`); Python flushes what is left at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,7 @@ import sys
 
 from fvflops import paths
 from fvflops.cli.encoding import is_ascii, to_ascii_markup
+from fvflops.cli.process import DiscardedOutput
 from fvflops.cli.terminal import find_width
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
@@ -44,12 +45,14 @@ _INPUTS = (
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise OSError for an output file that cannot be written, ValueError for one that is an input too or named twice.
 
-    A missing folder raises ValueError too. `--output -` is standard output.
+    A missing folder, and a report to a closed standard output, raise ValueError too. `--output -` is standard output.
 
     >>> check_outputs(argparse.Namespace(output="a.txt", plot="./a.txt"))
     Traceback (most recent call last):
     ValueError: --plot ./a.txt: another file of this run has that path
     """
+    if isinstance(sys.stdout, DiscardedOutput) and is_standard_output(getattr(arguments, "output", "")):
+        raise ValueError("standard output is closed: add --output FILE")
     outputs = [(option, path) for option in _OPTIONS if (path := getattr(arguments, option, None)) is not None]
     outputs = [(option, path) for option, path in outputs if not (option == "output" and path == STANDARD)]
     inputs, written = _find_inputs(arguments), set[str]()

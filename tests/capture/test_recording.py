@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import threading
 import weakref
 from collections import Counter
@@ -634,3 +635,23 @@ def test_the_process_keeps_few_signatures_of_steps_with_ever_other_learning_rate
         costs.add(run.total())
         assert signature_count() < 100 + 20 + 4
     assert len(costs) == 1
+
+
+@pytest.mark.parametrize("execution", ["real", "shapes"])
+def test_a_recording_can_be_pickled_with_its_results(execution):
+    model, x = nn.Linear(4, 2), torch.ones(3, 4)
+    with record(model, execution=execution, schedule=lambda step: "record") as run:
+        for _ in range(2):
+            model(x).sum().backward()
+            run.step()
+        model(x)
+        so_far = pickle.loads(pickle.dumps(run))
+        assert so_far.macs() == run.macs() > 0
+    loaded = pickle.loads(pickle.dumps(run))
+    assert (loaded.macs(), loaded.per_step().mean, loaded.steps) == (run.macs(), run.per_step().mean, run.steps)
+    assert loaded.trace() == run.trace() and so_far.macs() == run.macs()
+    with pytest.raises(RuntimeError, match="entered only once"), loaded:
+        pass
+    with pytest.raises(RuntimeError, match="inside the with block"):
+        so_far.step()
+    assert pickle.loads(pickle.dumps(record(model))).module_tree().root.class_name == "Linear"

@@ -19,6 +19,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_missing, read_plot, write_plot
+from fvflops.cli.process import termination_raised
 from fvflops.cli.progress import Progress
 from fvflops.cli.values import parse_assumptions, parse_count
 from fvflops.formulas import load_table
@@ -157,10 +158,11 @@ def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | No
 
 def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
     failed = False
-    for row in executor.run(tasks):
-        sys.stdout.write(encode_row(row, sealed=False))
-        sys.stdout.flush()
-        failed = failed or bool(row.failure)
+    with termination_raised():
+        for row in executor.run(tasks):
+            sys.stdout.write(encode_row(row, sealed=False))
+            sys.stdout.flush()
+            failed = failed or bool(row.failure)
     return int(failed)
 
 
@@ -170,21 +172,22 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> tuple[
     begun = time.monotonic()
     rows = {name: plan.rows[name] for name in names if name in plan.rows}
     counted: list[ModelCount] = []
-    interrupted = False
+    interrupted: type[KeyboardInterrupt] | None = None
     try:
-        for row in run_sweep(plan, executor, progress.show_running):
-            counted.append(row)
-            rows[row.model] = row
-            progress.add(row)
-    except KeyboardInterrupt:
-        interrupted = True
+        with termination_raised():
+            for row in run_sweep(plan, executor, progress.show_running):
+                counted.append(row)
+                rows[row.model] = row
+                progress.add(row)
+    except KeyboardInterrupt as interrupt:
+        interrupted = type(interrupt)
     finally:
         progress.clear()
     left = len(plan.tasks) - len(counted)
     earlier = len(names) - len(plan.tasks)
     _report(list(rows.values()), earlier, plan.output, time.monotonic() - begun)
-    if interrupted:
-        raise KeyboardInterrupt(f"{format_quantity(left, 'model')} left; the same command goes on")
+    if interrupted is not None:
+        raise interrupted(f"{format_quantity(left, 'model')} left; the same command goes on")
     return list(rows.values()), bool(left) or any(row.failure for row in rows.values())
 
 

@@ -1,0 +1,88 @@
+"""Closed standard streams, and SIGTERM."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from fvflops.cli import main
+from fvflops.cli.process import DiscardedOutput, Terminated, streams_opened, termination_raised
+from fvflops.sweep.journal import Journal
+from fvflops.sweep.results import read_rows
+from tests.support.checkout import ROOT
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_closed_standard_output_loses_no_file_and_is_an_error_where_a_report_would_be_lost(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(sys, "stdout", None)
+    output = tmp_path / "report.csv"
+    assert main(["count", "zoo:lenet5", "--output", str(output), "--format", "csv"]) == 0
+    assert output.read_text().startswith("module,")
+    for command in (["count", "zoo:lenet5"], ["list", "zoo"], ["sweep", "zoo:lenet5", "--output", "-"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err == "fvflops: error: standard output is closed: add --output FILE\n"
+    assert sys.stdout is None
+
+
+def test_a_closed_standard_error_loses_messages_alone(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["count", "nothing"]) == 2
+    assert main(["list", "formats"]) == 0
+
+
+def test_no_file_gets_the_descriptor_of_a_closed_stream():
+    program = (
+        "import os, sys\nfrom fvflops.cli.process import streams_opened\n"
+        "with streams_opened():\n    file = open('/dev/zero')\n    assert file.fileno() > 2, file.fileno()\n"
+        "    print('nowhere')\nassert sys.stdout is None and sys.stderr is None"
+    )
+    command = ["sh", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, program]
+    assert subprocess.run(command, env=ENVIRONMENT, check=False).returncode == 0
+
+
+def test_open_streams_stay():
+    before = sys.stdout, sys.stderr
+    with streams_opened():
+        assert (sys.stdout, sys.stderr) == before and not isinstance(sys.stdout, DiscardedOutput)
+
+
+def test_sigterm_is_raised_once_and_the_handler_restored():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated), termination_raised():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGTERM) is before
+    entered = []
+
+    def enter():
+        with termination_raised():
+            entered.append(signal.getsignal(signal.SIGTERM) is before)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert entered == [True]
+
+
+def test_a_sweep_that_is_terminated_writes_its_rows_and_leaves_nothing(tmp_path):
+    output = str(tmp_path / "rows.csv")
+    command = [sys.executable, "-m", "fvflops", "sweep", "zoo:*", "--output", output, "--workers", "1"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sweep:
+        deadline = time.monotonic() + 100
+        while not Journal(output).read():
+            assert sweep.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        sweep.terminate()
+        _, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 143
+    assert "leaked" not in errors and "Traceback" not in errors
+    (line,) = [line for line in errors.splitlines() if line.startswith("fvflops: ")]
+    assert line.startswith("fvflops: terminated: ") and line.endswith("models left; the same command goes on")
+    assert read_rows(output) and os.listdir(tmp_path) == ["rows.csv"]
