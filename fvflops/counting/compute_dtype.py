@@ -40,7 +40,7 @@ _INT8 = frozenset(
 # Their weights may be float16, which FBGEMM multiplies in float32; a GRU's and a cell's arguments do not show it.
 _RECURRENT = frozenset({"aten::quantized_lstm"})
 _FLOAT16 = Symbol("dtype", "float16")
-# The argument that has the compute dtype, for ops that take scales of another dtype.
+# The argument that has or is the compute dtype, for ops that take scales of another dtype.
 _OPERANDS = {
     "onednn::qconv1d_pointwise": "qx",
     "onednn::qconv2d_pointwise": "qx",
@@ -48,6 +48,8 @@ _OPERANDS = {
     "onednn::qconv_pointwise": "qx",
     "onednn::qlinear_pointwise": "qx",
     "torchao::qscaled_dot_product": "query",
+    "fvflops::packed_linear": "compute",
+    "fvflops::packed_grouped_mm": "compute",
 }
 
 
@@ -70,6 +72,8 @@ def find_dtype(op: str, names: tuple[str, ...], inputs: tuple[Value, ...], outpu
         value = inputs[names.index(operand)]
         if isinstance(value, TensorSpec):
             return value.dtype
+        if isinstance(value, Symbol):
+            return value.name
     specs = list(tensors_in(inputs)) or list(tensors_in(outputs))
     if not specs:
         return ""

@@ -14,12 +14,12 @@ from functools import cache
 from importlib import metadata
 
 import torch
-from torch import nn
 
 from fvflops import __version__
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.capture.errors.model_errors import describe_error
+from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.restore.generators import seeded
 from fvflops.counting.metrics import MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
@@ -31,7 +31,7 @@ from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sources.shrunken import shrink_model
 from fvflops.sweep.model_count import ModelCount
-from fvflops.trace import Status
+from fvflops.trace import ModuleTree, Status
 from fvflops.units import format_bytes
 
 _META = "meta"
@@ -157,10 +157,9 @@ class _Attempts:
         try:
             with seeded(0):
                 loaded = build(options)
-                parameters, buffers = [*loaded.model.parameters()], [*loaded.model.buffers()]
-                self._weights = sum(tensor.nbytes for tensor in (*parameters, *buffers))
-                self._row = _describe_weights(self._row, parameters, buffers)
-                del parameters, buffers
+                modules = read_modules(loaded.model)
+                self._weights = _weigh(modules)
+                self._row = _describe_weights(self._row, modules)
                 self._row = _count(self._row, loaded, self._settings)
         except (Exception, SystemExit) as error:
             self._errors.setdefault(describe_error(error), []).append(attempt)
@@ -274,25 +273,30 @@ def _list_unsupported(flops: FlopCountAnalysis) -> str:
     )
 
 
-def _describe_weights(row: ModelCount, parameters: list[nn.Parameter], buffers: list[torch.Tensor]) -> ModelCount:
+def _describe_weights(row: ModelCount, modules: ModuleTree) -> ModelCount:
     """Return the row with the elements of the parameters, the device, and the dtype of most elements."""
-    tensors = parameters or buffers
-    dtypes: Counter[torch.dtype] = Counter()
+    parameters = list(modules.parameters())
+    tensors = parameters or list(modules.buffers())
+    dtypes: Counter[str] = Counter()
     for tensor in tensors:
-        dtypes[tensor.dtype] += tensor.numel()
+        dtypes[tensor.spec.dtype] += tensor.spec.numel
     return replace(
         row,
         parameters=sum(dtypes.values()) if parameters else 0,
-        device=str(tensors[0].device) if tensors else "",
-        dtype=str(dtypes.most_common(1)[0][0]).removeprefix("torch.") if dtypes else "",
+        device=tensors[0].spec.device if tensors else "",
+        dtype=dtypes.most_common(1)[0][0] if dtypes else "",
     )
+
+
+def _weigh(modules: ModuleTree) -> int:
+    """Return the bytes of a model's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in (*modules.parameters(), *modules.buffers()))
 
 
 def _weigh_without_building(build: Build, options: SourceOptions) -> int | None:
     """Return the bytes of a model's weights, None where it cannot be built on the meta device."""
     try:
-        model = build(replace(options, device=_META)).model
-        return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        return _weigh(read_modules(build(replace(options, device=_META)).model))
     except Exception:  # building it with weights raises the same, or succeeds
         return None
 

@@ -12,6 +12,8 @@ import importlib.util
 
 import torch
 
+from fvflops.sources.quantisation.packed_weight import define_ops
+
 # torch's own, which it registers when something imports them.
 _LATE = (
     "torch.nn.attention.varlen",
@@ -286,6 +288,7 @@ def define_library_schemas() -> None:
         if importlib.util.find_spec(name) is not None:
             with contextlib.suppress(ImportError, OSError):  # made for another torch, or another machine
                 importlib.import_module(f"{name}.ops" if name == "torchao" else name)
+    define_ops()
     for namespace, schemas in SCHEMAS.items():
         library = torch.library.Library(namespace, "FRAGMENT")
         for schema in schemas:

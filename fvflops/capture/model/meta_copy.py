@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fvflops.capture.model.packed_parameters import LOW_PRECISION
+from fvflops.capture.recorder.signature import inner_tensors, rebuild
+from fvflops.torch_internals import is_wrapper_subclass
+
 
 def copy_to_meta(model: nn.Module, replaced: Mapping[nn.Module, nn.Module] = MappingProxyType({})) -> nn.Module:
     """Return a copy of a model with its parameters on the meta device; its buffers have their values.
@@ -18,12 +22,18 @@ def copy_to_meta(model: nn.Module, replaced: Mapping[nn.Module, nn.Module] = Map
     """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        memo[id(parameter)] = nn.Parameter(_empty_on_meta(parameter), parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().clone()
     for module, replacement in replaced.items():
         memo[id(module)] = copy.deepcopy(replacement, memo)
     return copy.deepcopy(model, memo)
+
+
+def _empty_on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    if is_wrapper_subclass(tensor) and any(inner.dtype in LOW_PRECISION for inner in inner_tensors(tensor)):
+        return rebuild(tensor, _empty_on_meta)  # a quantized weight, of which torch would make an ordinary one
+    return torch.empty_like(tensor, device="meta")
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:

@@ -173,6 +173,11 @@ def read_modules(model: nn.Module | Callable[..., Any]) -> ModuleTree:
     return ModelIndex(model).tree
 
 
+def has_packed(model: nn.Module) -> bool:
+    """Return whether a model has packed weights."""
+    return any(parameter.stored is not None for parameter in read_modules(model).parameters())
+
+
 class _Contents(NamedTuple):
     """The current contents of a model's modules."""
 

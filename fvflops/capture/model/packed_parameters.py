@@ -77,7 +77,8 @@ def logical_spec(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
         codes = max(inner_tensors(tensor), key=_nbytes, default=None)
         if codes is None or not spec.is_floating_point or codes.dtype not in LOW_PRECISION or not spec.numel:
             return spec
-        return replace(spec, dtype=code_dtype(describe_tensor(codes), spec.numel))
+        kind = getattr(tensor, "quant_type", None)
+        return replace(spec, dtype=kind if isinstance(kind, str) else code_dtype(describe_tensor(codes), spec.numel))
     state = getattr(tensor, "quant_state", None)
     kind, shape = getattr(state, "quant_type", None), getattr(state, "shape", None)
     if kind in ("nf4", "fp4") and shape is not None and tensor.element_size() * tensor.numel() * 2 >= _product(shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -263,6 +263,15 @@ def inner_tensors(tensor: Any) -> list[torch.Tensor]:
     names, _ = tensor.__tensor_flatten__()
     values = [getattr(tensor, name) for name in names]
     return [inner for value in values if isinstance(value, torch.Tensor) for inner in inner_tensors(value)]
+
+
+def rebuild(tensor: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return a wrapper subclass, such as a quantized weight, around the converted tensors inside."""
+    names, context = tensor.__tensor_flatten__()
+    values = {name: getattr(tensor, name) for name in names}
+    inner = {name: convert(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+    rebuilt: torch.Tensor = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+    return rebuilt
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
+from fvflops.capture.recorder.signature import rebuild
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.torch_internals import is_wrapper_subclass, pytree
 
@@ -72,12 +73,7 @@ class ShapeParameters:
 
     def _rebuild(self, tensor: Any) -> torch.Tensor:
         """Return a wrapper subclass (DTensor, quantized weight) rebuilt around shape tensors."""
-        names, context = tensor.__tensor_flatten__()
-        inner_values = {name: getattr(tensor, name) for name in names}
-        inner = {
-            name: self.of(value) if isinstance(value, torch.Tensor) else value for name, value in inner_values.items()
-        }
-        rebuilt = type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+        rebuilt = rebuild(tensor, self.of)
         rebuilt.requires_grad_(tensor.requires_grad)
         rebuilt._is_param = isinstance(tensor, nn.Parameter)
         return rebuilt

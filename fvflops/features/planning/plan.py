@@ -12,7 +12,9 @@ from torch import nn
 
 from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.model.packed_layers import elements_per_item
+from fvflops.capture.model.packed_parameters import stored_bytes
 from fvflops.capture.recorder.signature import describe, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
@@ -48,6 +50,7 @@ from fvflops.features.planning.layout import PlanError as PlanError
 from fvflops.features.planning.layout import fake_process_group as fake_process_group
 from fvflops.features.planning.memory.estimated_memory import EstimatedMemory, estimate_memory
 from fvflops.features.planning.memory.step_memory import ActionMemory, StepMemory, walk_step
+from fvflops.features.planning.optimizers.master_weights import local_part
 from fvflops.features.planning.parallelism.expert_parallel import (
     EXPERT_AXES,
     dense_axes,
@@ -383,7 +386,8 @@ def _plan_equal_ranks(
             checkpoint_options={"context_fn": make_contexts(recipe.checkpoint, around_forward)},
         )
         tensors = [parameter for stage in stages for parameter in stage.parameters()]
-        specs = [local_spec(parameter) for parameter in tensors]
+        local = [local_part(parameter) for parameter in tensors]
+        is_unpacked = rank_model.is_packed and not any(has_packed(stage.module) for stage in stages)
         packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
         own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
         numbers = [rank_model.stages_of(rank) for rank in ranks]
@@ -424,24 +428,26 @@ def _plan_equal_ranks(
                 rank=rank,
                 coordinates=coordinates,
                 parameters=int(
-                    sum(spec.numel * packed.get(id(tensor), 1) for tensor, spec in zip(tensors, specs, strict=True))
+                    sum(part.numel() * packed.get(id(tensor), 1) for tensor, part in zip(tensors, local, strict=True))
                 ),
-                parameter_bytes=sum(spec.nbytes for spec in specs),
+                parameter_bytes=sum(map(stored_bytes, local)),
                 model_parameters=rank_model.parameters,
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
                 estimated_memory=estimate_memory(step),
                 step=step,
                 derived=(*([_TRANSFERS] if transfers else []), *derived, *([_TIED] if tied else []), *routed),
-                left_out=()
-                if recipe.optimizer is not None
-                else _list_excluded(layout, rank_model.has_router_gradients),
+                left_out=(
+                    *(() if recipe.optimizer is not None else _list_excluded(layout, rank_model.has_router_gradients)),
+                    *([_PACKING] if is_unpacked else []),
+                ),
             )
         )
     return plans
 
 
 _TRANSFERS = "pipeline sends and receives over pp, once per microbatch"
+_PACKING = "packed weights, which shards of tensors do not keep: they are planned in the dtype that the model uses"
 _TIED = "parameters that the first and the last stage share: a copy in each, and an all-reduce of their gradients"
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
-from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.run import Loss
 from fvflops.capture.shortening.layer_runs import find_layer_kinds
 from fvflops.capture.shortening.shorten import shorten
@@ -80,6 +80,11 @@ class RankModel:
     def parameters(self) -> int:
         """The number of parameters of the whole model."""
         return read_modules(self._model).count_parameters()[""]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the model has packed weights."""
+        return has_packed(self._model)
 
     @property
     def tied(self) -> tuple[tuple[str, str], ...]:

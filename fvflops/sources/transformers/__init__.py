@@ -9,6 +9,7 @@ from typing import Any
 from fvflops.sources.imports import describe_unknown_model, import_library, import_module
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
+from fvflops.sources.quantisation.quantise import quantise
 from fvflops.sources.transformers.config_json import (
     make_config_of_class,
     make_config_of_type,
@@ -75,5 +76,8 @@ def build_class(model_class: Any, config: Any, *, preprocessor: Mapping[str, Any
 
 
 def _with_inputs(model: Any, preprocessor: Mapping[str, Any] | None) -> BuiltModel:
+    settings = getattr(model.config, "quantization_config", None)
+    if settings is not None:
+        quantise(model, settings if isinstance(settings, Mapping) else settings.to_dict())
     make = partial(make_inputs, model.config.model_type, model, preprocessor=preprocessor)
     return BuiltModel(model, make_inputs=lambda options: make(options=options))
