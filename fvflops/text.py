@@ -18,9 +18,15 @@ _MAX_REPR = 117  # characters within the angle brackets of a repr
 def printable(name: str) -> str:
     """Return a name with unprintable characters as Python escapes.
 
-    >>> print(printable("line\\nbreak"))
-    line\\nbreak
+    A CI system reads a line that starts with `::`, or contains `##[`, as a command: these are escaped too.
+
+    >>> print(printable("line\\nbreak"), printable("::set-output name=x::y"))
+    line\\nbreak \\x3a:set-output name=x::y
     """
+    if "##" in name:
+        name = name.replace("##[", r"#\x23[").replace("##vso[", r"#\x23vso[")
+    if "::" in name and name.lstrip().startswith("::"):
+        name = name.replace(":", r"\x3a", 1)
     if name.isprintable():
         return name
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in name)

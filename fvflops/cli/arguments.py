@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from fvflops.features.planning.fully_sharded import PRECISIONS
 from fvflops.features.planning.schedules import SCHEDULES
 from fvflops.formulas import shipped_tables
 from fvflops.reports.formats import FORMATS
-from fvflops.sources.imports import load_function
+from fvflops.sources.imports import add_current_folder, load_function
 from fvflops.sources.load import FORMS
 from fvflops.sources.options import SourceOptions
 
@@ -374,8 +373,8 @@ def add_imports(parser: argparse._ActionsContainer, *, help: str) -> None:
 
 def import_modules(names: Sequence[str]) -> None:
     """Import the modules of `--import`, found from the current folder too; one that fails raises ValueError."""
-    if names and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    if names:
+        add_current_folder()
     for name in names:
         try:
             importlib.import_module(name)

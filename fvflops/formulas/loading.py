@@ -39,6 +39,7 @@ _KEYS = (
 )
 _TABLE_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
+_ENDINGS = (".yaml", ".yml")  # of a table that another file names
 _FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
 
 # Shipped YAML files that are not formula tables, and tables that are no conventions of their own.
@@ -185,7 +186,17 @@ def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
         raise node.error(f"extends: the table {truncate(base, 300)!r} does not exist{hint}")
     if any(_same_file(base, extending) for extending in chain):
         raise node.error(f"extends: a cycle: {' extends '.join((*chain, base))}")
-    return _load_shipped(base) if base.startswith(paths.SCHEME) else _load(base, chain, base)
+    if base.startswith(paths.SCHEME):
+        return _load_shipped(base)
+    # An error shows what is wrong in the file: of another file than a table it would show a secret.
+    require_table_name(base, node, "extends")
+    return _load(base, chain, base)
+
+
+def require_table_name(name: str, node: Node, key: str) -> None:
+    """Raise TableError for the table that a key of a file names, if it is neither shipped nor a YAML file."""
+    if not _shipped(name) and not os.path.realpath(name).endswith(_ENDINGS):
+        raise node.error(f"{key}: {truncate(name, 300)!r} is not a .yaml or .yml file")
 
 
 def _same_file(a: str, b: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fvflops.sources.imports import import_library
+from fvflops.sources.json_settings import read_settings
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -28,6 +29,10 @@ def add_adapter(model: nn.Module, folder: str) -> nn.Module:
     """
     check_adapter(folder)
     peft = import_library("peft")
+    settings = read_settings(os.path.join(folder, ADAPTER_CONFIG), "--adapter")
+    # PEFT would import the module that megatron_core names.
+    if settings.get("megatron_config"):
+        raise ValueError(f"--adapter {folder}: adapters of Megatron layers are not supported: omit megatron_config")
     try:
         config: Any = peft.PeftConfig.from_pretrained(folder)
         # A saved adapter is marked for inference, without gradients; it is trainable as it was.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,7 @@ from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.adapters import ADAPTER_CONFIG
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline, refuse_pipeline_options
-from fvflops.sources.imports import import_library, import_module
+from fvflops.sources.imports import import_library
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.libraries.timm import set_image_size
 from fvflops.sources.loaded_model import BuiltModel
@@ -20,6 +22,7 @@ from fvflops.sources.options import SourceOptions
 from fvflops.sources.transformers import build_auto, build_class
 from fvflops.sources.transformers import list_names as list_classes
 from fvflops.sources.transformers.config_json import (
+    check_harmless,
     check_settings,
     has_model_type,
     make_config_of_type,
@@ -72,7 +75,7 @@ TASK_ALIASES = {
 def list_names() -> Sequence[str]:
     """Return the repositories in the local cache of the hub, without network access."""
     import_library("transformers")
-    hub = import_module("huggingface_hub")
+    hub = importlib.import_module("huggingface_hub")
     try:
         cache = hub.scan_cache_dir()
     except hub.CacheNotFound:
@@ -83,12 +86,31 @@ def list_names() -> Sequence[str]:
 def build(name: str, options: SourceOptions) -> BuiltModel:
     """Return the model of a folder or of a repository of the hub: its first architecture, or the class of a task.
 
-    Only configuration files are read or downloaded. Settings in `options.config` replace those of config.json.
+    Only configuration files are read or downloaded; for a folder nothing is downloaded. Settings in `options.config`
+    replace those of config.json.
     """
-    where = f"hf:{name}"
     folder = os.path.expanduser(name)
     if not os.path.isdir(folder):
-        folder = _download(name, options.trust_remote_code)
+        return _build_folder(_download(name, options.trust_remote_code), f"hf:{name}", options)
+    with _offline():
+        return _build_folder(folder, f"hf:{name}", options)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep libraries from the hub, whose names a local folder's configuration may contain."""
+    import_library("transformers")
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _build_folder(folder: str, where: str, options: SourceOptions) -> BuiltModel:
+    """Return the model of a folder with a configuration; errors begin with `where`."""
     if os.path.isfile(os.path.join(folder, INDEX)):
         if options.task is not None:
             raise ValueError(f"--task chooses the class of one model; {where} is a pipeline: omit --task")
@@ -103,6 +125,7 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     preprocessor = read_preprocessor(folder)
     remote = settings.get("auto_map") or {}
     if options.trust_remote_code and remote:
+        check_harmless(settings, where)
         return _build_remote(folder, settings, changes, options.task, preprocessor)
     if remote and not has_model_type(settings):
         raise ValueError(
@@ -210,7 +233,7 @@ def _build_remote(
     )
     if key not in models:
         return build_auto(transformers.AutoModel, config, f"hf:{folder}", preprocessor=preprocessor)
-    dynamic = import_module("transformers.dynamic_module_utils")
+    dynamic = importlib.import_module("transformers.dynamic_module_utils")
     return build_class(dynamic.get_class_from_dynamic_module(models[key], folder), config, preprocessor=preprocessor)
 
 
@@ -224,8 +247,8 @@ def _download(name: str, with_code: bool) -> str:
         raise ValueError(f"hf:{name}: there is no folder {name!r}: name a folder with {CONFIG}, or ORG/NAME on the hub")
     repository, revision = found.groups()
     import_library("transformers")  # with the hub's client; if it is missing, the error names the extra
-    hub = import_module("huggingface_hub")
-    errors = import_module("huggingface_hub.errors")
+    hub = importlib.import_module("huggingface_hub")
+    errors = importlib.import_module("huggingface_hub.errors")
     files = [*_FILES, *(["*.py"] if with_code else [])]
     try:
         cached: str = hub.snapshot_download(repository, revision=revision, allow_patterns=files, local_files_only=True)
@@ -251,7 +274,7 @@ def _download(name: str, with_code: bool) -> str:
     except errors.HFValidationError as error:
         raise ValueError(f"hf:{name}: there is no such folder, and this is no name of a repository: {error}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
-        if import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
+        if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
             reason = "offline mode is on: unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
         else:
             cause = error.__cause__ or error

@@ -35,9 +35,8 @@ def import_attribute(source: str, name: str) -> Any:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module, also from the working directory; a missing one raises ValueError."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    """Import a module that the user names, also from the current folder; a missing one raises ValueError."""
+    add_current_folder()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -46,6 +45,15 @@ def import_module(name: str) -> ModuleType:
         raise ValueError(
             f"there is no package {error.name!r} here: install it, check the name, or add its folder by --path"
         ) from error
+
+
+def add_current_folder() -> None:
+    """Let modules of the current folder be imported, for a model that names one.
+
+    It is last: no file there replaces a module of a library.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def import_library(name: str, *, extra: str = "") -> ModuleType:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import reprlib
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.sources.imports import import_module
 from fvflops.sources.options import SourceOptions
 from fvflops.sources.transformers.configurations import make_config, own_config
 from fvflops.sources.transformers.shrink_config import shrink
@@ -31,7 +31,7 @@ def shrink_model(name: str, options: SourceOptions) -> ShrunkenModel | None:
     """
     if not name.startswith(_PREFIX) or options.config is not None or options.args:
         return None
-    model_class: Any = getattr(import_module("transformers"), name.removeprefix(_PREFIX), None)
+    model_class: Any = getattr(importlib.import_module("transformers"), name.removeprefix(_PREFIX), None)
     config_class = getattr(model_class, "config_class", None)
     if config_class is None:
         return None

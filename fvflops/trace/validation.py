@@ -12,6 +12,7 @@ from fvflops.trace.spec import Symbol, TensorSpec, Value
 
 _LARGEST = 1 << 63  # limit of torch's element and byte counts
 _MAX_SHOWN = 60
+_DEEPEST = 10_000  # modules around a call
 
 
 def validate(trace: TraceFields, phases: Collection[str]) -> None:
@@ -90,6 +91,8 @@ def _check_regions(trace: TraceFields) -> None:
     for region in trace.regions:
         if region.kind == "module" and region.name not in trace.modules.by_name:
             raise ValueError(f"region {_quote(region.name)} is not a module")
+    if any(len(stack) > _DEEPEST for stack in trace.stacks):
+        raise ValueError(f"a stack has more than {_DEEPEST:,} modules")
     _check_indexes(
         "stacks",
         (index for stack in trace.stacks for index in stack),
@@ -122,10 +125,21 @@ def _check_value(where: str, value: Value) -> None:
         )
         _check_types(where, (value.dtype, value.device, value.layout), str)
         _check_types(where, value.values or (), int)
+        if value.layout == "nested" and value.values is not None:
+            _check_parts(where, value.shape, value.values)
         if math.prod(value.shape) >= _LARGEST:
             raise ValueError(f"{where} has a tensor of the invalid shape {_quote(value.shape)}")
     elif isinstance(value, Symbol):
         _check_types(where, (value.kind, value.name), str)
+
+
+def _check_parts(where: str, shape: tuple[int, ...], values: tuple[int, ...]) -> None:
+    """Raise ValueError where the sizes of a nested tensor's parts are not those of its shape."""
+    rank = len(shape) - 1
+    if rank < 0 or len(values) != shape[0] * rank:
+        raise ValueError(f"{where} has a nested tensor of shape {_quote(shape)} with {len(values)} sizes of parts")
+    if any(not 0 <= value <= shape[1 + index % rank] for index, value in enumerate(values)):
+        raise ValueError(f"{where} has a nested tensor whose parts are larger than its shape {_quote(shape)}")
 
 
 def _check_events(trace: TraceFields, phases: Collection[str]) -> None:

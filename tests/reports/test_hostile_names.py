@@ -111,6 +111,8 @@ ROWS = (
 def test_hostile_names_are_printable_lines(name):
     text, benign = (TERMINAL[name](count(trace)) for trace in (record_hostile(), record_benign()))
     assert [line for line in text.split("\n") if not line.isprintable()] == []
+    # Lines that a CI system reads as commands.
+    assert [line for line in text.split("\n") if re.match(r"\s*::|.*##(\[|vso\[)", line)] == []
     if name in ROWS:
         table = text.partition("\n\n")[0]
         assert table.count("\n") == benign.partition("\n\n")[0].count("\n")

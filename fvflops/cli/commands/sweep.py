@@ -23,8 +23,8 @@ from fvflops.cli.process import termination_raised
 from fvflops.cli.progress import Progress
 from fvflops.cli.values import parse_assumptions, parse_count
 from fvflops.formulas import load_table
-from fvflops.sources.imports import import_library
-from fvflops.sources.load import check_models
+from fvflops.sources.imports import add_current_folder, import_library
+from fvflops.sources.load import check_models, find_source
 from fvflops.sources.patterns import expand_names
 from fvflops.sweep.count_model import CountSettings, machine_memory
 from fvflops.sweep.joined import Join, join, read_joined
@@ -97,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Count the models and return the exit code: 1 if one failed."""
     names = expand_names(arguments.models)
     options = model_options(arguments, device=arguments.device)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # of the workers too
+    if any(find_source(name) == "" for name in names):
+        add_current_folder()  # of the workers too
     table = load_table(arguments.table)
     joined, plot = _read_plot(arguments, names)
     check_models(names, options)

@@ -21,6 +21,7 @@ from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
 from fvflops.features.budget.model import Budget, Limit, budget_keys
+from fvflops.formulas.loading import require_table_name
 from fvflops.formulas.yaml_document import Node, parse_document, read_document
 from fvflops.text import suggest, truncate
 from fvflops.units import parse_share, parse_size
@@ -127,17 +128,24 @@ def _read_budgets(document: Node) -> dict[str, Budget]:
     if "models" not in fields:
         raise document.error("there are no models: write models: {NAME: {flops: 1.2G}}")
     tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
-    table = fields["table"].text("table") if "table" in fields else None
+    table = _read_table(fields)
     models = fields["models"].fields("models")
     return {name: _read_budget(name, node, tolerance, table) for name, node in models.items()}
+
+
+def _read_table(fields: dict[str, Node]) -> str | None:
+    if "table" not in fields:
+        return None
+    table = fields["table"].text("table")
+    require_table_name(table, fields["table"], "table")
+    return table
 
 
 def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) -> Budget:
     fields = node.fields(f"the budget of {truncate(name)}", (*budget_keys(), *_SETTINGS))
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], "tolerance", parse_share)
-    if "table" in fields:
-        table = fields["table"].text("table")
+    table = _read_table(fields) or table
     limits = {metric: _read_limit(metric, fields[metric], tolerance) for metric in budget_keys() if metric in fields}
     if not limits:
         raise node.error(f"{truncate(name)} has no limit: write one of {', '.join(budget_keys())}, such as flops: 1.2G")

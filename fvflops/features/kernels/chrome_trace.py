@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import zlib
@@ -25,6 +26,8 @@ DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _HAS_EXTERNAL_ID = ("cpu_op", "user_annotation")
 _KERNEL = re.compile(rb'"cat"\s*:\s*"kernel"')
 _GZIP = b"\x1f\x8b"
+_MAX_BYTES = 1 << 30  # decompressed; Python needs some ten times as much
+_MAX_ITEMS = 1 << 24  # objects and lists: an event has two or three
 _MAX_NESTING = 8  # of events with one name
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -56,12 +59,18 @@ def has_kernels(path: str) -> bool:
 def _read(path: str) -> bytes:
     """Return the contents of a file, decompressed if it is compressed by gzip."""
     data = paths.read_bytes(path)
-    if not data.startswith(_GZIP):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path} cannot be decompressed: {error}") from None
+    if data.startswith(_GZIP):
+        try:
+            with gzip.open(io.BytesIO(data)) as file:
+                data = file.read(_MAX_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{path} cannot be decompressed: {error}") from None
+    if len(data) > _MAX_BYTES or data.count(b"{") + data.count(b"[") > _MAX_ITEMS or data.count(b",") > 8 * _MAX_ITEMS:
+        raise TraceError(
+            f"{path}: a chrome trace has at most {_MAX_BYTES:,} bytes and {_MAX_ITEMS:,} objects, and this has more: "
+            "profile fewer steps"
+        )
+    return data
 
 
 def write_document(document: Document, path: str) -> None:

@@ -14,6 +14,8 @@ from fvflops.formulas.functions.matmul import multiply_pair
 from fvflops.formulas.language.call import Call
 from fvflops.trace import tensors_in
 
+_MAX_OPERANDS = 9  # of which all paths are tried, in seconds
+
 
 def count_einsum(call: Call) -> Cost:
     """Return the cost of an einsum as torch runs it: the batched matrix products of its contraction path.
@@ -158,19 +160,24 @@ def _optimal_flops(equation: Equation) -> int:
         return _contract(terms, range(len(terms)), output, sizes)[0]
     # numpy limits intermediate results to the largest operand or the output, with repeated indices multiplied twice.
     limit = max(math.prod(sizes[index] for index in term) for term in (*equation.operands, equation.output))
-    paths = [(0, terms)]
-    while len(paths[0][1]) > 1:
-        longer = []
-        for cost, remaining in paths:
+    if len(terms) > _MAX_OPERANDS:
+        raise ValueError(f"numpy's path of an einsum of {len(terms)} operands is not computed: at most {_MAX_OPERANDS}")
+    # Of the paths to equal operands the cheapest goes on: what is possible after them is the same.
+    paths: dict[object, tuple[int, list[frozenset[Index]]]] = {None: (0, terms)}
+    for _ in terms[1:]:
+        longer: dict[object, tuple[int, list[frozenset[Index]]]] = {}
+        for cost, remaining in paths.values():
             for pair in combinations(range(len(remaining)), 2):
                 added, after = _contract(remaining, pair, output, sizes)
                 if math.prod(sizes[index] for index in after[-1]) <= limit:
-                    longer.append((cost + added, after))
+                    key = frozenset(Counter(after).items())
+                    if key not in longer or cost + added < longer[key][0]:
+                        longer[key] = cost + added, after
         if not longer:
-            cost, remaining = min(paths, key=lambda path: path[0])
+            cost, remaining = min(paths.values(), key=lambda path: path[0])
             return cost + _contract(remaining, range(len(remaining)), output, sizes)[0]
         paths = longer
-    return min(cost for cost, _ in paths)
+    return min(cost for cost, _ in paths.values())
 
 
 def _contract(

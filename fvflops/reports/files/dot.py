@@ -74,7 +74,7 @@ def render(graph: OpGraph, *, depth: int | None = None) -> str:
             cluster = cluster.inner.setdefault(name, _Cluster())
             cluster.flops += node.flops
         cluster.nodes.append(node)
-    header = f"digraph {_quote(modules.root.class_name or 'model')} {{\n{_HEAD}"
+    header = f"digraph {_quote(_shorten(modules.root.class_name or 'model'))} {{\n{_HEAD}"
     total, largest = sum(node.flops for node in nodes), max((node.flops for node in nodes), default=0)
     return "\n".join([header.rstrip(), *_write(root, modules, total, largest), *_list_edges(nodes), "}"])
 

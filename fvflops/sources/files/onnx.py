@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count
 from typing import Any
@@ -22,6 +22,8 @@ from fvflops.sources.options import SourceOptions
 _NEWEST_OPSET = 17  # of which onnx2torch has most converters
 _DOMAIN = "fvflops"  # of ops that are converted here
 # Where PyTorch's exporter writes the names and the classes of the modules around a node.
+_NAMED = ("input", "output", "initializer", "value_info")  # parts of a graph that have names, or are names
+_QUOTES = frozenset("\"'\\`")
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
 
@@ -32,7 +34,11 @@ def build(path: str, options: SourceOptions) -> BuiltModel:
         model = onnx.load(path)
     except Exception as error:
         raise ValueError(f"{path} is not an ONNX model: {type(error).__name__}: {_first_line(error)}") from error
-    scopes = {_key(node.name): _read_scopes(node) for node in model.graph.node if node.name}
+    try:
+        scopes = {_key(node.name): _read_scopes(node) for node in model.graph.node if node.name}
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{path} has names of modules that cannot be read: {_first_line(error)}") from error
+    _check_names(path, model, scopes.values())
     try:
         converted = onnx2torch.convert(_lower(model, onnx), save_input_names=_has_usable_names(model))
     except Exception as error:  # of a converter of onnx2torch: it may be any
@@ -93,6 +99,22 @@ def _add_converters() -> None:
         return OperationConverterResult(nn.GELU(approximate=approximate), onnx_mapping_from_node(node))
 
     add_converter(operation_type="Gelu", version=1, domain=_DOMAIN)(convert_gelu)
+
+
+def _check_names(path: str, model: Any, scopes: Iterable[Sequence[tuple[str, str]]]) -> None:
+    """Raise ValueError for a name with a quote or a line break: torch.fx writes names into Python code unescaped."""
+    names = [name for stack in scopes for name, _ in stack]
+    left = [model.graph, *model.functions]
+    while left:
+        graph = left.pop()
+        names += [getattr(item, "name", item) for key in _NAMED for item in getattr(graph, key, ())]
+        for node in graph.node:
+            names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            names += [item.name for item in node.attribute]
+            left += [inner for item in node.attribute for inner in (item.g, *item.graphs) if inner.node]
+    for name in names:
+        if not name.isprintable() or not _QUOTES.isdisjoint(name):
+            raise ValueError(f"{path} has a name with a quote or a line break, {name!r:.100}: rename it")
 
 
 def _read_scopes(node: Any) -> list[tuple[str, str]]:

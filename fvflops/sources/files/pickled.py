@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickletools
-import sys
 import zipfile
 from collections.abc import Iterator
 from typing import IO, Any
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from fvflops.analysis.files.file_kinds import require_trust
+from fvflops.sources.imports import add_current_folder
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 
@@ -89,8 +89,7 @@ def _belongs_to_weights(name: str) -> bool:
 
 
 def _unpickle(path: str, options: SourceOptions) -> Any:
-    if os.getcwd() not in sys.path:  # as for package.module:factory
-        sys.path.insert(0, os.getcwd())
+    add_current_folder()  # as for package.module:factory
     try:
         return torch.load(path, map_location=options.device or "cpu", weights_only=False)
     except (ImportError, AttributeError) as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fvflops.sources.imports import describe_unknown_model, import_library, import_module
+from fvflops.sources.imports import describe_unknown_model, import_library
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 from fvflops.sources.quantisation.quantise import quantise
@@ -22,7 +23,7 @@ from fvflops.sources.transformers.inputs import make_inputs
 
 def list_names() -> Sequence[str]:
     """Return the names of the model classes of transformers' Auto classes that transformers exports."""
-    auto = import_module("transformers.models.auto.modeling_auto")
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
     mappings = [value for name, value in vars(auto).items() if name.startswith("MODEL_") and name.endswith("_NAMES")]
     values = [value for mapping in mappings for value in mapping.values()]
     names = {name for value in values for name in ((value,) if isinstance(value, str) else value) if name}

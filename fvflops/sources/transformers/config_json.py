@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from fvflops.sources.call_arguments import parse_arguments
-from fvflops.sources.imports import import_module
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.options import SourceOptions
 from fvflops.sources.transformers.configurations import fix_special_tokens, match_vision_width, own_config
 from fvflops.sources.transformers.default_settings import ADJUSTMENTS
 from fvflops.text import list_nearest
+
+# Settings that are numbers of modules: layers, blocks, experts.
+_REPEATED = re.compile(r"(layers?|blocks?|depths?|experts?|stages?)$")
+_MAX_REPEATED = 4096
 
 
 def merge_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,17 +39,20 @@ def merge_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> d
 
 def has_model_type(settings: Mapping[str, Any]) -> bool:
     """Return whether the installed transformers has the settings' model_type."""
-    return settings.get("model_type") in import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    return (
+        settings.get("model_type")
+        in importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    )
 
 
 def make_config_of_type(settings: Mapping[str, Any], where: str) -> Any:
     """Return the configuration of the settings' model_type; errors begin with `where`, the source of the settings."""
-    mapping = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     model_type = settings.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError(f'{where}: there is no model_type, such as "bert", which names the model\'s class: add it')
     if model_type not in mapping:
-        version = import_module("transformers").__version__
+        version = importlib.import_module("transformers").__version__
         near = list_nearest(model_type, list(mapping))
         raise ValueError(
             f"{where}: transformers {version} has no model_type {model_type!r}{near}: install a version that has it"
@@ -101,9 +109,33 @@ def check_settings(config_class: Any, settings: Mapping[str, Any], where: str) -
             raise ValueError(f"{where}: {config_class.__name__} has no setting {name!r}{list_nearest(name, shown)}")
 
 
+def check_harmless(settings: Any, where: str) -> Any:
+    """Return a copy of settings that names no code or weights of a hub, and builds no endless model.
+
+    Weights are not needed, so pretrained backbones are not. An attention kernel of a hub and a number of layers or
+    experts above the limit raise ValueError.
+    """
+    if isinstance(settings, list):
+        return [check_harmless(item, where) for item in settings]
+    if not isinstance(settings, Mapping):
+        return copy.deepcopy(settings)
+    checked = {}
+    for name, value in settings.items():
+        implementations = value.values() if isinstance(value, Mapping) else (value,)
+        if name.endswith("_implementation"):
+            for item in implementations:
+                if isinstance(item, str) and "/" in item:
+                    raise ValueError(f"{where}: {name} {item!r} is code on a hub, which is not run: omit it")
+        if _REPEATED.search(name) and isinstance(value, int) and value > _MAX_REPEATED:
+            raise ValueError(f"{where}: {name} is {value:,}: a model has at most {_MAX_REPEATED:,} layers or experts")
+        checked[name] = False if name == "use_pretrained_backbone" else check_harmless(value, where)
+    return checked
+
+
 def _from_settings(config_class: Any, settings: Mapping[str, Any], where: str) -> Any:
+    settings = check_harmless(settings, where or f"the default configuration of {config_class.model_type}")
     try:
-        return config_class.from_dict(copy.deepcopy(dict(settings)))
+        return config_class.from_dict(settings)
     except Exception as error:  # transformers and its validators raise errors of many types
         reason = " ".join(str(error).split())
         where = where or f"the default configuration of {config_class.model_type}"

@@ -37,6 +37,10 @@ NAMES = (
     "\"'",
     "  ",
     " ** x  y_ ",
+    "::set-output name=x::y",
+    " ::error::x",
+    "##[error]x",
+    "##vso[task]x",
 )
 ALL = " ".join(NAMES)
 
@@ -83,7 +87,9 @@ def record_hostile() -> Trace:
 
 
 def _rename_all(words: dict[str, str]) -> Trace:
-    return Trace.from_json(json.dumps(_rename(json.loads(_record().to_json()), words)))
+    saved = json.loads(_record().to_json())
+    saved.pop("checksum", None)  # of the names that it had
+    return Trace.from_json(json.dumps(_rename(saved, words)))
 
 
 def _rename(value: Any, words: dict[str, str]) -> Any:
