@@ -477,16 +477,11 @@ def test_running_sums(shape, seed, data):
 def test_what_is_free(shape, seed):
     x, y = drawn(seed, *shape), drawn(seed + 1, *shape)
     free = (
-        torch.sort,
-        torch.argsort,
-        torch.argmax,
-        lambda a: a.topk(1),
         lambda a: a.transpose(0, -1).contiguous(),
         lambda a: a.to(torch.float32),
         lambda a: a.to(torch.int64) + 1,
         torch.zeros_like,
         torch.rand_like,
-        torch.isnan,
         lambda a: a.flip(0),
         lambda a: torch.cat((a, a)),
         lambda a: a.expand(2, *a.shape).clone(),
@@ -494,8 +489,7 @@ def test_what_is_free(shape, seed):
     )
     for function in free:
         check_claim(lambda tally, a: None, function, x, compare=False)
-    for function in (torch.eq, torch.lt, torch.ge, lambda a, b: torch.where(a > b, a, b)):
-        check_claim(lambda tally, a, b: None, function, x, y, compare=False)
+    check_claim(lambda tally, a, b: None, lambda a, b: torch.where(torch.tensor([True]), a, b), x, y, compare=False)
 
 
 # --- numbers gathered and scattered -----------------------------------------------------------------------------------

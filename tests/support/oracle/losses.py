@@ -191,7 +191,7 @@ def likelihood_backward(
 def hinge_embedding(x: Number, sign: Number, margin: float) -> Number:
     """Return x for a sign of 1, max(0, margin − x) for −1: as a sum, in which the other is 0."""
     zero = x.tally.zero()
-    return select(sign.value != 1, (margin - x).max(0), zero) + select(sign.value != -1, x, zero)
+    return select(not sign.equals(1), (margin - x).max(0), zero) + select(not sign.equals(-1), x, zero)
 
 
 def distance(tally: Tally, x: Sequence[Number], y: Sequence[Number], order: float, eps: float) -> Number:
@@ -206,7 +206,7 @@ def cosine_embedding(tally: Tally, x: Sequence[Number], y: Sequence[Number], sig
     cosine = inner / (squares[0] * squares[1]).sqrt()
     zero = tally.zero()
     near, far = 1 - cosine, (cosine - margin).max(0)
-    return select(sign.value == 1, near, zero) + select(sign.value == -1, far, zero)
+    return select(sign.equals(1), near, zero) + select(sign.equals(-1), far, zero)
 
 
 def multi_margin(

@@ -117,6 +117,10 @@ class Number:
         """Return the smaller of both: one compare-select."""
         return self._tell("max", min(self.value, _plain(other)))
 
+    def equals(self, other: float) -> bool:
+        """Return whether it is a plain number: one comparison."""
+        return bool(self._tell("compare", self.value).value == other)
+
     def sqrt(self) -> Number:
         """Return the square root: one flop."""
         return self._tell("sqrt", math.sqrt(self.value))
