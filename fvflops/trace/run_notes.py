@@ -11,8 +11,8 @@ _SENTENCES = {
     "bounds": "Upper bound: the output of {} is assumed to have its maximum size.",
     "given": "Given for data-dependent ops: {}.",
     "supposed": "ASSUMED (data-dependent): {}.",
-    "random": "Random: Python read a random draw in {}; another draw may cost more or less.",
-    "data_dependent": "Data-dependent: values of the data were read in {}; other data may cost more or less.",
+    "random": "Random: Python read a random draw in {}. Another draw may cost more or less.",
+    "data_dependent": "Data-dependent: values of the data were read in {}. Other data may cost more or less.",
     "peaks": "Peak memory: the largest of the runs {}.",
     "draws": "{}.",
 }

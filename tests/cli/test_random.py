@@ -35,7 +35,7 @@ def python():
     return Net(python=True)
 """
 LINE = "layer_drop.py:13"
-NOTE = f"Random: Python read a random draw in Net at {LINE}; another draw may cost more or less."
+NOTE = f"Random: Python read a random draw in Net at {LINE}. Another draw may cost more or less."
 ARGUMENTS = ("--input", "4,8", "--train")
 # FLOPs of a layer on 4 rows.
 LAYER = 4 * 8 * 8
