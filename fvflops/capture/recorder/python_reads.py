@@ -27,10 +27,13 @@ _DATA = _INPUT | _FLOAT
 _CONSTANT_BYTES = 64
 # Arguments that switch a random op off, and the value that does.
 _SWITCHES = {"train": False, "training": False, "is_training": False, "p": 0.0, "dropout_p": 0.0, "dropout": 0.0}
-# Code of torch that reads values to print or to validate them.
+# Code of torch that reads values to print or validate them, or to recognise a causal mask.
 _PACKAGE = str(PACKAGE) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_WITHOUT_CONSEQUENCE = tuple(_TORCH + name for name in ("_tensor_str.py", f"distributions{os.sep}"))
+_WITHOUT_CONSEQUENCE = tuple(
+    _TORCH + name.replace("/", os.sep)
+    for name in ("_tensor_str.py", "ao/quantization/", "distributions/", "nn/modules/transformer.py")
+)
 
 
 class ReadRecorder(Protocol):
@@ -190,7 +193,7 @@ def _is_random(name: str) -> bool:
 
 
 def _is_without_consequence(frame: FrameType | None) -> bool:
-    """Return whether torch reads a value to print or to validate it, called by the model."""
+    """Return whether code of torch that steers no work reads a value, called by the model."""
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _PACKAGE)):
         if frame.f_code.co_filename.startswith(_WITHOUT_CONSEQUENCE):
             return True

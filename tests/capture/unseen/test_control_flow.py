@@ -285,13 +285,22 @@ def printed(model: Layers, x: torch.Tensor) -> torch.Tensor:
     return torch.distributions.Normal(y, y.exp()).rsample()
 
 
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
+
+
+def causal(model: Layers, x: torch.Tensor) -> torch.Tensor:
+    return ENCODER(model.head(x)[None], mask=x @ x.T)
+
+
 def switched_off(model: Layers, x: torch.Tensor) -> torch.Tensor:
     positions = F.dropout(torch.arange(4.0), 0.5, training=False)
     return model.head(x) if positions.max() > 2 else x
 
 
 @pytest.mark.parametrize("execution", ("auto", "real"))
-@pytest.mark.parametrize("forward", (noise, masks, state, printed, switched_off), ids=lambda item: item.__name__)
+@pytest.mark.parametrize(
+    "forward", (noise, masks, state, printed, causal, switched_off), ids=lambda item: item.__name__
+)
 def test_what_control_flow_does_not_follow_is_no_note(forward: Callable[..., Any], execution: str):
     class Model(Layers):
         def forward(self, x):
