@@ -23,6 +23,7 @@ from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.errors.shape_failures import find_reason
 from fvflops.capture.instrument.autograd_use import AutogradUsed
 from fvflops.capture.instrument.instrument import compiler_disabled
+from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.real.real_mode import SubclassAwareMode
@@ -108,6 +109,7 @@ def record_call(
         stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
+            stack.enter_context(quantised_on_meta(model))
         request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines, DrawFinder())
         repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None

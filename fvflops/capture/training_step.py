@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.errors.model_errors import noting_remedies
+from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.identity_mapping import IdentityMapping
@@ -122,6 +123,7 @@ def _record_once(
         suspend_outer_recordings(),
         gc_paused(),
         without_symbolic_imports(),
+        quantised_on_meta(model),
     ):
         input_text = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, execution="shapes", inputs=(args, kwargs), **options)

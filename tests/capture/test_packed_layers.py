@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import FlopCountAnalysis, Trace, parameter_summary, parameter_summary_table
+from fvflops import FlopCountAnalysis, Trace, parameter_summary, parameter_summary_table, record_call
 from fvflops.capture.model.model_index import read_modules
 from fvflops.features.memory.memory import predict_memory
 
@@ -383,3 +383,42 @@ def test_a_run_of_a_packed_layer(execution):
     kinds = predict_memory(trace).at_peak().by_kind
     assert kinds["parameter"] == WEIGHTS // 2
     assert math.isclose(kinds["buffer"], 4 * OUT + 8 * 8)
+
+
+# --- bitsandbytes on the meta device, which it quantises when it moves to another -------------------------------------
+
+
+def on_meta(kind):
+    library = pytest.importorskip("bitsandbytes")
+    with torch.device("meta"):
+        if kind == "int8":
+            layer = library.nn.Linear8bitLt(IN, OUT, has_fp16_weights=False)
+        else:
+            layer = library.nn.Linear4bit(IN, OUT, quant_type=kind, compute_dtype=torch.bfloat16)
+        return nn.Sequential(nn.Linear(64, IN), layer)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+def test_a_layer_of_bitsandbytes_on_meta(kind, device):
+    model = on_meta(kind)
+    before = [(name, item, item.shape, item.dtype, item.device) for name, item in model.named_parameters()]
+    attributes = {name: value for name, value in vars(model[1]).items() if not name.startswith("_")}
+    analysis = FlopCountAnalysis(model, torch.empty(3, 64, device="meta"), device=device, warn=False)
+    assert analysis.total() == 3 * (64 * IN + WEIGHTS)
+    by_dtype = parameter_summary(analysis)[""].by_dtype
+    assert by_dtype[kind] == (WEIGHTS, WEIGHTS if kind == "int8" else WEIGHTS // 2)
+    after = [(name, item, item.shape, item.dtype, item.device) for name, item in model.named_parameters()]
+    assert [item[0] for item in before] == [item[0] for item in after]
+    assert all(old[1] is new[1] and old[2:] == new[2:] for old, new in zip(before, after, strict=True))
+    assert {name: value for name, value in vars(model[1]).items() if not name.startswith("_")} == attributes
+
+
+def test_a_training_step_beside_a_layer_of_4_bits_on_meta():
+    """The gradient flows through the packed layer to the one before: QLoRA's case."""
+    model = on_meta("nf4")
+    model[1].requires_grad_(False)
+    trace = record_call(model, (torch.empty(3, 64, device="meta"),), loss=torch.sum, device="cuda", execution="shapes")
+    forward, backward = 3 * (64 * IN + WEIGHTS), 3 * (64 * IN + WEIGHTS)
+    assert FlopCountAnalysis.from_trace(trace, warn=False).total() == forward + backward
+    assert parameter_summary(trace)[""].trainable == 64 * IN + IN

@@ -264,7 +264,12 @@ class Snapshot:
         alias = torch.empty(0, dtype=metadata.dtype, device=metadata.device)
         alias.set_(model_index.storages[index], model_index.offsets[index], metadata.shape, metadata.stride)
         if data_location(tensor) != data_location(alias):
-            tensor.data = alias
+            if tensor.is_meta == alias.is_meta:
+                tensor.data = alias
+            else:  # torch refuses data of another kind of device, which the model assigned in shape execution
+                original = torch.nn.Parameter(alias) if isinstance(tensor, torch.nn.Parameter) else alias
+                original.__dict__.update(tensor.__dict__)
+                torch.utils.swap_tensors(tensor, original)
         restore_gradient(tensor, model_index.requires_grad[index], self._grads[index])
 
 

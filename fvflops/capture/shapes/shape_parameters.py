@@ -15,6 +15,8 @@ from fvflops.capture.recorder.signature import rebuild
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.torch_internals import is_wrapper_subclass, pytree
 
+_PLAIN = frozenset({torch.Tensor, nn.Parameter})
+
 
 class ShapeParameters:
     """Shape tensors in place of tensors on other devices than the run's.
@@ -36,6 +38,8 @@ class ShapeParameters:
         if shape_copy is None:
             if is_wrapper_subclass(tensor):
                 shape_copy = self._rebuild(tensor)
+            elif type(tensor) not in _PLAIN and not tensor.requires_grad:
+                return tensor  # such as bitsandbytes' Params4bit, whose attributes the forward reads
             elif self._mode.concrete.resolve(tensor)[1].known:
                 return tensor  # the run computes with its values, and it needs no gradient
             else:

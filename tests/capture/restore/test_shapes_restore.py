@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fvflops import FlopCountAnalysis
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.session import Session
@@ -666,3 +667,23 @@ def test_nothing_keeps_a_model_alive_after_its_recording():
     gc.collect()
     assert [reference() for reference in references] == [None, None, None]
     assert trace.calls
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_data_that_a_model_on_meta_assigns_is_restored(device):
+    class Casts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 8, device="meta")
+            self.fc.bias.note = "kept"
+
+        def forward(self, x):
+            self.fc.bias.data = self.fc.bias.data.to(torch.bfloat16)
+            return x @ self.fc.weight.T + self.fc.bias
+
+    model = Casts()
+    bias = model.fc.bias
+    for _ in range(2):
+        assert FlopCountAnalysis(model, torch.empty(2, 64, device="meta"), device=device).total() == 2 * 64 * 8
+        assert model.fc.bias is bias and bias.note == "kept" and bias.requires_grad
+        assert (bias.dtype, bias.device.type, type(bias)) == (torch.float32, "meta", nn.Parameter)
