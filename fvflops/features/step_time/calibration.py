@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -10,7 +11,7 @@ from fvflops import paths
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Link, Network
 from fvflops.formulas.yaml_document import Node, read_document
-from fvflops.text import suggest
+from fvflops.text import suggest, truncate
 
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"
@@ -71,7 +72,7 @@ def _read_efficiency(node: Node, name: str) -> Efficiency:
     fields = node.fields(f"the efficiency of {name}", (*_NUMBERS, "tile", "source"))
     values: dict[str, float] = {key: _number(fields[key], f"{key} of {name}") for key in _NUMBERS if key in fields}
     items = fields["tile"].items("tile", "[128, 128]") if "tile" in fields else ()
-    tile = tuple(int(_number(item, f"tile of {name}")) for item in items) or (1, 1)
+    tile = tuple(_integer(item, f"tile of {name}") for item in items) or (1, 1)
     if len(tile) != 2:
         raise fields["tile"].error(f"tile of {name} must be rows and columns, such as [128, 128]")
     try:
@@ -87,7 +88,7 @@ def _read_network(node: Node, name: str) -> Network:
             raise node.error(f"{name} has no {key}")
     return Network(
         name=name,
-        gpus_per_node=int(_number(fields["gpus_per_node"], f"gpus_per_node of {name}")),
+        gpus_per_node=_integer(fields["gpus_per_node"], f"gpus_per_node of {name}"),
         inside=_read_link(fields["inside"], f"inside of {name}"),
         between=_read_link(fields["between"], f"between of {name}"),
         source=_source(node, fields, name),
@@ -114,6 +115,16 @@ def _source(node: Node, fields: Mapping[str, Node], name: str) -> str:
 def _number(node: Node, what: str) -> float:
     text = node.text(what)
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise node.error(f"{what} is {text!r}: write a number such as 2.5e-6") from None
+        number = float("nan")
+    if not math.isfinite(number):
+        raise node.error(f"{what} is {truncate(text)!r}: write a number such as 2.5e-6")
+    return number
+
+
+def _integer(node: Node, what: str) -> int:
+    number = _number(node, what)
+    if not number.is_integer() or number < 1:
+        raise node.error(f"{what} is {number:g}: write an integer of at least 1")
+    return int(number)

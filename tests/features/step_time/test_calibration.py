@@ -64,6 +64,9 @@ def test_a_mistake_in_efficiencies_has_file_and_line(tmp_path, old, new, line, t
         ("    gpus_per_node: 4\n", "", 3, "Ring has no gpus_per_node"),
         (", latency: 1e-6}", "}", 5, "inside of Ring has no latency"),
         ("10e9", "0", 6, "a link needs a bandwidth above 0"),
+        ("gpus_per_node: 4", "gpus_per_node: 4.5", 4, "gpus_per_node of Ring is 4.5: write an integer of at least 1"),
+        ("gpus_per_node: 4", "gpus_per_node: 1e999", 4, "gpus_per_node of Ring is '1e999': write a number"),
+        ("10e9", "nan", 6, "bandwidth, between of Ring is 'nan'"),
         ("10e9", "fast", 6, "bandwidth, between of Ring is 'fast'"),
     ],
 )
