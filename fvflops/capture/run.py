@@ -82,7 +82,8 @@ def record_call(
     ops with data-dependent output size: {"aten::nonzero": 100}. With execution="shapes" or `device`, a data-dependent
     model raises ExecutionError.
 
-    Composite ops in `stops_at` are recorded as called, others are decomposed. The model runs without autograd (its
+    Composite ops in `stops_at` are recorded as called, others are decomposed; the values of lists, such as offsets, are
+    kept where it names them, as that of a table does (`table.stops_at`). The model runs without autograd (its
     dispatch keys are excluded, so that composite ops are not decomposed for it); if its forward uses autograd, it runs
     again with autograd. With `loss`, a function from the model's result to a scalar, it runs with autograd and the
     Trace includes the backward pass, whose ops belong to the modules whose forward created them; ops that activation
