@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from fvflops.sources.imports import import_library
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.libraries.timm import set_image_size
 from fvflops.sources.loaded_model import BuiltModel
+from fvflops.sources.offline import offline
 from fvflops.sources.options import SourceOptions
 from fvflops.sources.transformers import build_auto, build_class
 from fvflops.sources.transformers import list_names as list_classes
@@ -92,21 +92,8 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     folder = os.path.expanduser(name)
     if not os.path.isdir(folder):
         return _build_folder(_download(name, options.trust_remote_code), f"hf:{name}", options)
-    with _offline():
+    with offline("transformers"):
         return _build_folder(folder, f"hf:{name}", options)
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    """Keep libraries from the hub, whose names a local folder's configuration may contain."""
-    import_library("transformers")
-    constants: Any = importlib.import_module("huggingface_hub.constants")
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 def _build_folder(folder: str, where: str, options: SourceOptions) -> BuiltModel:

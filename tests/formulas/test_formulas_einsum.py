@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import re
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from fvcore.nn.jit_handles import einsum_flop_jit
@@ -124,3 +126,22 @@ def test_an_equation_that_does_not_fit_is_replayed(equation):
     pair = (TensorSpec((2, 3)), TensorSpec((3, 4)))
     with pytest.raises(ValueError, match="equation"):
         FORMULAS["einsum"](Call("aten::einsum", {"equation": equation, "tensors": pair}, (TensorSpec(()),)))
+
+
+def test_the_path_of_many_operands_is_found_quickly_or_refused():
+    """Every product is within numpy's limit, so that all paths are tried: they are 10^9 for nine operands."""
+
+    def cost(count):
+        letters = "abcdefghijk"[:count]
+        equation = ",".join(f"{letter}z" for letter in letters) + f"->{letters}"
+        tensors = (TensorSpec((2, 3)),) * count
+        call = Call("aten::einsum", {"equation": equation, "tensors": tensors}, (TensorSpec((2,) * count),))
+        return find_formula("numpy_einsum")(call).flops
+
+    letters = "abcdef"
+    equation = ",".join(f"{letter}z" for letter in letters) + f"->{letters}"
+    text = numpy.einsum_path(equation, *[numpy.empty((2, 3))] * 6, optimize="optimal")[1]
+    assert cost(6) == float(re.search(r"Optimized FLOP count: *(\S+)", text)[1])
+    assert cost(9) > cost(8) > cost(7)
+    with pytest.raises(ValueError, match="einsum of 10 operands is not computed: at most 9"):
+        cost(10)

@@ -1,5 +1,6 @@
 """Folders, configurations and tables of strangers: no network, no code, no other file's contents, no endless work."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 
 import fvflops
 from fvflops.cli import main
+from fvflops.features.kernels import chrome_trace
+from fvflops.features.kernels.chrome_trace import read_document
 from fvflops.sources import SourceOptions, load_model
 from tests.support.checkout import ROOT
 from tests.support.hostile.forbidden_actions import forbidding_actions
@@ -94,6 +97,19 @@ def test_a_local_folder_uses_no_network_and_runs_no_code(tmp_path, monkeypatch, 
     assert not seen
 
 
+def test_a_pipeline_runs_no_kernel_of_the_hub(tmp_path, capsys):
+    pytest.importorskip("diffusers")
+    folder = tmp_path / "pipeline"
+    (folder / "text_encoder").mkdir(parents=True)
+    index = {"_class_name": "StableDiffusionPipeline", "text_encoder": ["transformers", "CLIPTextModel"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "text_encoder" / "config.json").write_text(json.dumps({"attn_implementation": "hostile/kernel"}))
+    for name in (f"diffusers:{folder}", f"hf:{folder}"):
+        with forbidding_actions(tmp_path) as seen:
+            assert main(["count", name]) == 2
+        assert not seen and "is code on a hub" in capsys.readouterr().err
+
+
 def test_offline_mode_ends_with_the_folder(tmp_path):
     constants = pytest.importorskip("huggingface_hub.constants")
     before = constants.HF_HUB_OFFLINE
@@ -175,6 +191,20 @@ def hostile_traces():
         change(name, lambda value, nested=nested: value["signatures"][0][1].__setitem__(0, {**spec, **nested}))
     change("a stack of a million modules", lambda value: value["stacks"].append([1] * 1_000_000))
     return traces
+
+
+@pytest.mark.parametrize("limit", ["_MAX_BYTES", "_MAX_ITEMS"])
+def test_a_chrome_trace_has_a_limit_compressed_or_not(tmp_path, monkeypatch, limit, capsys):
+    text = json.dumps({"traceEvents": [{}] * 100_000})
+    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(text.encode()))
+    assert (tmp_path / "x.json.gz").stat().st_size < 10_000
+    assert len(read_document(str(tmp_path / "x.json.gz"))["traceEvents"]) == 100_000
+    monkeypatch.setattr(chrome_trace, limit, 50_000)
+    for name in ("x.json", "x.json.gz"):
+        assert main(["annotate", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert f"{name}: a chrome trace has at most" in error and error.count("\n") == 1
 
 
 def test_hostile_traces_are_refused_quickly(tmp_path, capsys):

@@ -14,6 +14,7 @@ from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline, refuse_pip
 from fvflops.sources.input_sizes import raise_unused
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
+from fvflops.sources.offline import offline
 from fvflops.sources.options import SourceOptions
 
 __all__ = ["build", "build_pipeline", "list_names"]
@@ -36,7 +37,8 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     `options.args` are settings of the configuration, or sizes of the pipeline's call such as `num_frames=16`.
     """
     if os.path.isdir(name):
-        return build_pipeline(name, options)
+        with offline("diffusers"):
+            return build_pipeline(name, options)
     if os.sep in name or name == INDEX:
         raise ValueError(f"diffusers:{name}: there is no such folder; name the one that contains {INDEX}, or a class")
     refuse_pipeline_options(options, f"diffusers:{name}")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fvflops.sources.imports import describe_missing, describe_unknown_model, import_library
+from fvflops.sources.transformers.config_json import check_harmless
 
 
 def find_class(name: str) -> type[nn.Module]:
@@ -32,7 +33,7 @@ def build_model(model_class: type[nn.Module], settings: Mapping[str, Any], name:
     constructor: Any = model_class
     try:
         if hasattr(constructor, "config_class"):  # of transformers
-            model: nn.Module = constructor(constructor.config_class.from_dict(dict(settings)))
+            model: nn.Module = constructor(constructor.config_class.from_dict(check_harmless(settings, name)))
         else:
             model = constructor.from_config(dict(settings))
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
