@@ -45,6 +45,10 @@ _HIGHER_ORDER = frozenset(
         *("wrap", "with_effects", "run_and_save_rng_state", "run_with_rng_state"),
     )
 )
+_NUMBERS = frozenset(
+    ("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools", "min_val", "max_val", "hint")
+)
+_FLOATS = ("Infinity", "-Infinity", "NaN")
 _FACTORIES = ("builtins", "collections")  # modules of the default of a defaultdict
 
 
@@ -116,6 +120,10 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_value(path: str, key: str, value: Any) -> None:
+    is_text = isinstance(value, str)
+    if (key in _CHECKS and not is_text and value is not None) or (key in _NUMBERS and is_text and value not in _FLOATS):
+        # torch passes on what it is given: sympy evaluates the texts inside of an object too.
+        raise ValueError(f"{path} has a {key} of another type than torch.export writes, {value!r:.100}: refused")
     if isinstance(value, dict):
         if key == "range_constraints":
             for name in value:

@@ -134,6 +134,15 @@ def hostile_programs(canary: Path) -> dict[str, Entries]:
         "guard by an attribute": model(("guards_code",), ["L['x'].__class__.__base__ is None"]),
         "size": model(texts["expr_str"], f"{opens} or 1"),
         "size of a lambda": model(texts["expr_str"], f"(lambda: {opens})() or Integer(1)"),
+        "size inside of an object": model(texts["expr_str"], {"x": opens}),
+        "hint of a size": Entries(
+            (name, data.replace(b'"hint": {"as_int": 6}', b'"hint": {"as_int": ' + json.dumps(opens).encode() + b"}"))
+            for name, data in good.items()
+        ),
+        "size of a tensor": Entries(
+            (name, data.replace(b'{"as_int": 3}', b'{"as_int": ' + json.dumps(opens).encode() + b"}"))
+            for name, data in good.items()
+        ),
         "range": change_json(
             good, MODEL, lambda value: value["range_constraints"].update({opens: {"min_val": 1, "max_val": 9}})
         ),
