@@ -116,6 +116,7 @@ class Missing:
 
 _SHAPE_EXECUTION = "shape execution; execution='real' still works"
 _SCRIPT = "counting of TorchScript's submodules"
+_NESTED = "equal counts of the first and later uses of nested tensors"
 _MODULES = "attribution to modules; counts by operator still work"
 _BACKWARD_OWNERS = "attribution of backward ops to modules; counts by operator still work"
 _NODES = "phases and modules of backward ops"
@@ -212,6 +213,11 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "triton_kernel_wrap": Internal("torch._higher_order_ops.triton_kernel_wrap", "", _TRITON),
     "loaded_compiler": Internal("torch._dynamo", "", "detection of compiled code", "loaded"),
+    "optimizes_scripts": Internal("torch._C", "_get_graph_executor_optimize", _SCRIPT),
+    "set_script_optimization": Internal("torch._C", "_set_graph_executor_optimize", _SCRIPT),
+    "nested_constant": Internal(
+        "torch.nested._internal.nested_tensor", "_nt_view_dummy", _NESTED, "target", optional=True
+    ),
     # torch.func
     "is_functorch_wrapped": Internal("torch._C", "_functorch.is_functorch_wrapped_tensor", _FUNCTORCH),
     "is_batched": Internal("torch._C", "_functorch.is_batchedtensor", _FUNCTORCH),
@@ -329,6 +335,7 @@ ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch._ops", "OpOverload._op", _MODES),
     Internal("torch._ops", "OpOverload._op_dk", "choice of kernels in shape execution"),
     Internal("torch.jit", "RecursiveScriptModule._c", _SCRIPT),
+    Internal("torch._C", "ScriptFunction._debug_flush_compilation_cache", _SCRIPT),
     Internal("torch._C", "ScriptModule._type", _SCRIPT),
     Internal("torch._C", "ScriptModule._method_names", _SCRIPT),
     Internal("torch._C", "ScriptModule._get_method", _SCRIPT),

@@ -19,10 +19,10 @@ from fvflops.capture.attempt import Attempt, Request
 from fvflops.capture.attempt import CostEstimate as CostEstimate
 from fvflops.capture.attempt import Loss as Loss
 from fvflops.capture.attempt import Model as Model
+from fvflops.capture.compiler import compiler_disabled
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.errors.shape_failures import find_reason
 from fvflops.capture.instrument.autograd_use import AutogradUsed
-from fvflops.capture.instrument.instrument import compiler_disabled
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex

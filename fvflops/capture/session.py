@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from fvflops.capture.attempt import in_shape_run
+from fvflops.capture.compiler import compiler_disabled
 from fvflops.capture.errors.model_errors import note_remedy
 from fvflops.capture.instrument.backward import gradients_restored
-from fvflops.capture.instrument.instrument import compiler_disabled, instrument
+from fvflops.capture.instrument.instrument import instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import unwrap_data_parallel

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
+from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record, record_call
 
 X = torch.randn(2, 8)
 
@@ -144,3 +144,22 @@ def test_weights_of_a_script_are_the_models_and_no_inputs():
     model = Net().eval()
     eager, scripted = count(model).trace(), count(torch.jit.script(model)).trace()
     assert Counter(item.origin for item in scripted.storages) == Counter(item.origin for item in eager.storages)
+
+
+@pytest.mark.parametrize("execution", ["real", "shapes"])
+def test_a_script_counts_as_written_however_often_it_has_run(execution):
+    @torch.jit.script
+    def function(x):
+        return torch.relu(x @ x.mT) * 2
+
+    def ops():
+        x = torch.rand(3, 4, requires_grad=True)
+        trace = record_call(lambda x: function(function(x)), (x,), loss=torch.sum, execution=execution)
+        return [trace.signatures[event.item].op for event in trace.events if event.kind == "op"]
+
+    first = ops()
+    assert first.count("aten::threshold_backward") == 2  # the optimised graph has gt, _to_copy and mul
+    for _ in range(3):
+        function(torch.rand(3, 4, requires_grad=True)).sum().backward()
+    assert ops() == first == ops()
+    assert torch._C._get_graph_executor_optimize()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.instrument.instrument import compiler_disabled
+from fvflops.capture.compiler import compiler_disabled
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model_index import ModelIndex

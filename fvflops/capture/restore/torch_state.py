@@ -201,6 +201,22 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def modes_removed() -> Iterator[None]:
+    """Remove all dispatch modes while the context lasts, as `without_modes` does, but import nothing."""
+    modes, flags = dispatch_mode_stack(), _get_flags()
+    if not modes:
+        yield
+        return
+    _set_modes([])
+    _set_flags([False] * len(_FLAGS))
+    try:
+        yield
+    finally:
+        _set_modes(modes)
+        _set_flags(flags)
+
+
+@contextmanager
 def dispatch_mode_active(mode: TorchDispatchMode) -> Iterator[None]:
     """Activate a dispatch mode while the context lasts, and remove it whatever happened to the mode stack."""
     mode.__enter__()

@@ -531,9 +531,12 @@ class ShapeMode(SubclassAwareMode):
             self._inner_calls = outer_calls
             if outer_calls is not None:
                 outer_calls += inner_calls
-        self.last_op = None
+        inner_op, self.last_op = self.last_op, None
         if len(inner_calls) == 1:
             outcome, inner_reads, writes = inner_calls[0]
+            assert outcome.signature is not None
+            if inner_op is None or inner_op.schema.name != outcome.signature.op:
+                return result  # decomposed twice: the composite op between would be unknown where it is cached
             same_tensors = type(result) is ShapeTensor and result.storage_ref.index in writes and inner_reads == reads
             if same_tensors and outcome.fresh is not None and outcome.cacheable and self._expands_always(op, outcome):
                 op.expansions[self.settings, self.recorder.stops_at.key][key] = outcome

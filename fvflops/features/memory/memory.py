@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -102,13 +101,6 @@ def _record(analysis: ModelAnalysis) -> Trace:
     run = model_run(analysis)
     if run is None:
         return analysis.trace()
-    imported = len(sys.modules)
-    trace = _record_again(analysis, run)
-    # Where a rule made torch import modules lazily, frames in reference cycles kept tensors alive: record again.
-    return trace if len(sys.modules) == imported else _record_again(analysis, run)
-
-
-def _record_again(analysis: ModelAnalysis, run: ModelRun) -> Trace:
     if isinstance(analysis, TrainingStepAnalysis) or run.execution == "real":
         return record_again(analysis, _STOPS)
     trace = _record_without_gradients(run, cost_estimator(analysis))

@@ -514,13 +514,14 @@ def test_a_child_that_is_forked_while_another_thread_records_is_free(case: Case)
 
 
 def test_a_child_that_is_forked_while_locks_are_held_is_free() -> None:
+    from fvflops.capture import compiler
     from fvflops.capture import run as record
-    from fvflops.capture.instrument import instrument, patching
+    from fvflops.capture.instrument import patching
 
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with patching._LOCK, record._LOCK, instrument._EAGER._lock:
+        with patching._LOCK, record._LOCK, compiler._EAGER._lock:
             held.set()
             done.wait(30)
 

@@ -1,0 +1,123 @@
+"""Sources of models: files, made by another process, and libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.support.first_answers.commands import TOY, run
+from tests.support.torchvision_schemas import define_torchvision_schemas
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 64,
+}
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(4, 5, 3), nn.BatchNorm1d(5), nn.ReLU()).eval()
+
+
+def _write_program(path: str) -> None:
+    torch.export.save(torch.export.export(_network(), (torch.rand(2, 4, 9),)), path)
+
+
+def _write_script(path: str) -> None:
+    torch.jit.script(_network()).save(path)
+
+
+def _write_traced(path: str) -> None:
+    torch.jit.trace(_network(), torch.rand(2, 4, 9)).save(path)
+
+
+def _write_pickle(path: str) -> None:
+    torch.save(_network(), path)
+
+
+def _write_weights(path: str) -> None:
+    torch.save(_network().state_dict(), path)
+
+
+def _write_trace(path: str) -> None:
+    from fvflops import FlopCountAnalysis
+
+    Path(path).write_text(FlopCountAnalysis(_network(), torch.rand(2, 4, 9)).trace().to_json())
+
+
+def _write_folder(path: str) -> None:
+    Path(path).mkdir()
+    Path(path, "config.json").write_text(json.dumps(LLAMA))
+
+
+def _write_source(path: str) -> None:
+    Path(path).write_text(TOY)
+
+
+def count_file(path: str, write: Callable[[str], None], line: str) -> Any:
+    """Count a file that another process has written, so that nothing is imported here to write it."""
+    child = os.fork()
+    if not child:
+        try:
+            write(path)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    define_torchvision_schemas()
+    answer = run(line)
+    return {**answer, "files": None}  # files are zipped with dates
+
+
+def count_library(*lines: str) -> Any:
+    """Count models of a library."""
+    define_torchvision_schemas()
+    return run(*lines)
+
+
+FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
+    "program": ("x.pt2", _write_program, "count x.pt2 --unpickle"),
+    "program, by operator": ("x.pt2", _write_program, "count x.pt2 --unpickle --by op"),
+    "script": ("x.pt", _write_script, "count x.pt --unpickle --input 2,4,9"),
+    "traced script": ("x.pt", _write_traced, "count x.pt --unpickle --input 2,4,9 --table exact"),
+    "pickle": ("x.pt", _write_pickle, "count x.pt --unpickle --input 2,4,9"),
+    "pickle, refused": ("x.pt", _write_pickle, "count x.pt --input 2,4,9"),
+    "weights": ("x.pt", _write_weights, "count x.pt --input 2,4,9"),
+    "trace": ("x.json", _write_trace, "count x.json --table exact"),
+    "no model": ("x.json", _write_folder, "count x.json"),
+    "hugging face folder": ("llama", _write_folder, "count hf:llama --device meta --seq 8"),
+    "hugging face folder, training": (
+        "llama",
+        _write_folder,
+        "count hf:llama --device meta --seq 8 --backward --train",
+    ),
+    "hugging face folder, memory": ("llama", _write_folder, "memory hf:llama --seq 8 --no-savings"),
+    "missing factory": ("net.py", _write_source, "count net.py:nothing"),
+    "missing file": ("x.pt", lambda path: None, "count x.pt"),
+}
+LIBRARIES: dict[str, Sequence[str]] = {
+    "zoo": ("count zoo:gpt2 --seq 16 --device meta",),
+    "torchvision": ("count torchvision:squeezenet1_1 --device meta",),
+    "timm": ("count timm:resnet10t --device meta",),
+    "transformers": ("count transformers:BertModel --arg num_hidden_layers=1 --seq 8 --device meta",),
+    "transformers, mixture": (
+        "count transformers:MixtralForCausalLM --arg num_hidden_layers=1 --seq 8 --device meta --train",
+    ),
+    "diffusers": ("count diffusers:UNet2DModel --device meta",),
+    "module": ("count torch.nn:Identity --input 2,3",),
+    "factory with arguments": ("count torch.nn:Linear --arg in_features=4 --arg out_features=5 --input 2,4",),
+}
+CASES = {
+    **{name: partial(count_file, *case) for name, case in FILES.items()},
+    **{name: partial(count_library, *lines) for name, lines in LIBRARIES.items()},
+}
