@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +27,7 @@ def check_model(model: Any) -> None:
     TypeError: the model is the class Linear: create a module of it, such as Linear(...)
     """
     if isinstance(model, nn.Module):
-        names = {f"{base.__module__}.{base.__qualname__}" for base in type(model).__mro__}
-        attribute = next((_WRAPPERS[name] for name in names & _WRAPPERS.keys()), "")
+        attribute = _wrapped_attribute(type(model))
         description = _describe_wrapper(model, (attribute,)) if attribute else ""
     elif isinstance(model, type):
         is_module = issubclass(model, nn.Module)
@@ -36,6 +36,12 @@ def check_model(model: Any) -> None:
         description = "" if callable(model) else _describe(model)
     if description:
         raise TypeError(f"the model is {printable(description)}")
+
+
+@lru_cache(maxsize=256)
+def _wrapped_attribute(kind: type) -> str:
+    names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
+    return next((_WRAPPERS[name] for name in names & _WRAPPERS.keys()), "")
 
 
 class Recorded(Protocol):
