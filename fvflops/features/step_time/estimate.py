@@ -90,6 +90,7 @@ def estimate_step(
         model_flops=_mean(model_flops(item) for item in flops),
         mfu=_mean(mfu(item, seconds, device=device) for item in flops),
         hfu=_mean(hfu(item, seconds, device=device) for item in flops),
+        mfu_of_unmasked=_mean(mfu(item, seconds, device=device, attention="causal") for item in flops),
         slowest=slowest,
         kernels=kernels,
         bubble=bubble,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
 from fvflops.counting.compute_dtype import find_dtype
@@ -11,7 +12,9 @@ from fvflops.counting.cost_models import TableCostModel
 from fvflops.counting.signature_cache import SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
 from fvflops.features.communication.compute import collective_of, is_communication
+from fvflops.features.utilisation.attention import with_attention
 from fvflops.formulas import load_table
+from fvflops.formulas.functions.attention import MASKS
 from fvflops.trace import Event, Signature, Status, TensorSpec, Trace
 
 # Kinds of kernels, each with an efficiency of its own.
@@ -82,8 +85,8 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
         return UNKNOWN if traffic is None else None
     dtype = find_dtype(signature.op, signature.names, signature.inputs, signature.outputs)
     if "attention" in packet and macs:
-        # Fused kernels skip the masked half of causal attention.
-        macs = macs // 2 if _is_causal(signature) else macs
+        costs = TableCostModel(with_attention(load_table("exact"), "causal"), "flops").op_cost(_skipping(signature))
+        macs = sum(cost.macs for cost in costs)
         return Kernel("attention backward" if "backward" in packet else "attention", macs, nbytes, dtype)
     # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
     if macs < nbytes:
@@ -92,10 +95,13 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
     return Kernel("matmul", macs, nbytes, dtype, *_product_shape(signature, macs))
 
 
-def _is_causal(signature: Signature) -> bool:
-    return any(
-        name == "is_causal" and value is True for name, value in zip(signature.names, signature.inputs, strict=True)
-    )
+def _skipping(signature: Signature) -> Signature:
+    """Return the call without the values of mask tensors: kernels skip what causal masks and windows mask only."""
+    inputs = [
+        replace(value, values=None) if isinstance(value, TensorSpec) and name in MASKS else value
+        for name, value in zip(signature.names, signature.inputs, strict=True)
+    ]
+    return replace(signature, inputs=tuple(inputs))
 
 
 def _product_shape(signature: Signature, macs: int) -> tuple[int, int, int, int]:

@@ -29,7 +29,8 @@ class StepEstimate(Displayed):
     microbatches, times the ranks that have data of their own. If an input is a matrix of integers, these are token ids:
     `tokens` is their number, else None. `model_flops` is the mean of a GPU's FLOPs in forward and backward passes, 2
     for a multiply-add, without recomputation; `mfu` and `hfu` are the utilisations as functions of those names define
-    them, both the mean over the pipeline's ranks.
+    them, both the mean over the pipeline's ranks. They count all pairs of masked attention, and the times only those
+    that kernels compute: `mfu_of_unmasked` is the MFU of the unmasked pairs, as `mfu(attention="causal")`.
 
     Time on the compute stream of the slowest rank, the one with the index `slowest` in `plans`, adds up to `seconds`:
 
@@ -73,6 +74,7 @@ class StepEstimate(Displayed):
     assumptions: tuple[str, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
     bytes_only: Mapping[str, int] = field(default_factory=dict)
+    mfu_of_unmasked: float = 0.0
     simulation: Simulation = field(repr=False)
 
     def __repr__(self) -> str:

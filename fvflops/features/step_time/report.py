@@ -163,9 +163,16 @@ def _describe_basis(estimate: StepEstimate) -> Iterator[str]:
         pipeline = "Pipeline bubble: mean of the ranks. " if len(estimate.plans) > 1 else ""
         yield f"{pipeline}Exposed communication and waiting for the host: of the slowest rank."
     yield (
-        "MFU: forward and backward passes, 2 FLOPs a multiply-add, no recomputation; HFU: all FLOPs, with what "
-        "checkpoints and the backward pass of flash attention recompute."
+        "MFU: forward and backward passes, 2 FLOPs a multiply-add, all pairs of masked attention, no recomputation; "
+        "HFU: all FLOPs, with what checkpoints and the backward pass of flash attention recompute."
     )
+    faster = estimate.seconds / estimate.bound
+    if estimate.mfu * faster > 1 and estimate.mfu_of_unmasked < estimate.mfu:
+        yield (
+            "MFU and HFU exceed 100 %, since they count all pairs of masked attention and kernels skip masked ones: MFU "
+            f"of the unmasked pairs is {format_share(estimate.mfu_of_unmasked)}, at efficiency 1 "
+            f"{format_share(estimate.mfu_of_unmasked * faster)}."
+        )
 
 
 def _tabulate_cost(cost: TrainingCost) -> Table:

@@ -21,7 +21,7 @@ _KEYS_USED = ("seqused_k", "seqlen_k")
 _QUERIES_USED = ("seqused_q",)
 # Arguments of `count_attention_bshd` of which it reads the values.
 SEQUENCE_VALUES = (*_STARTS, *_KEY_STARTS, *_KEYS_USED, *_QUERIES_USED)
-_MASKS = ("attn_mask", "attn_bias", "bias")
+MASKS = ("attn_mask", "attn_bias", "bias")
 
 # Matrix products that attention is decomposed into: the matrix of pairs has the number of unmasked ones as values.
 PRODUCTS = frozenset({"aten::bmm", "aten::mm"})
@@ -233,7 +233,7 @@ def _unmasked_pairs(call: Call, pairs: int, all_pairs: int) -> int:
     `all_pairs` is the number of pairs to which the mask broadcasts. With a band mask and a mask tensor, the smaller
     number counts, since their intersection is unknown.
     """
-    mask = _first_tensor(call, _MASKS)
+    mask = _first_tensor(call, MASKS)
     if mask is None or mask.values is None or not mask.numel or not call.constants.get(SKIPS, 0):
         return pairs
     return min(pairs, all_pairs * mask.values[0] // mask.numel)
@@ -273,7 +273,7 @@ def has_unknown_mask(signature: Signature) -> bool:
     if not any(name in signature.op for name in ("attention", "attn")):
         return False
     arguments = dict(zip(signature.names, signature.inputs, strict=False))
-    masks = (arguments.get(name) for name in _MASKS)
+    masks = (arguments.get(name) for name in MASKS)
     blocks = arguments.get("block_mask")
     if isinstance(blocks, tuple) and any(isinstance(item, TensorSpec) for item in blocks):
         return not isinstance(blocks[-1], int)

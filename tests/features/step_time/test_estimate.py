@@ -162,3 +162,13 @@ def test_what_cannot_be_estimated():
     nothing = replace(find_device("H100"), bandwidth=None)
     with pytest.raises(ValueError, match="has no bandwidth"):
         estimate_step(plan({"dp": 1}), device=nothing, efficiency=EFFICIENCY)
+
+
+def test_mfu_above_100_percent_is_explained_by_masked_attention():
+    tokens = torch.ones(1, 32768, dtype=torch.int64)
+    estimate = estimate_step(plan_step(build("llama_tiny", device="meta"), tokens, mesh={"dp": 1}), device="H100")
+    faster = estimate.seconds / estimate.bound
+    assert estimate.mfu * faster > 1 > estimate.mfu_of_unmasked * faster
+    assert "MFU and HFU exceed 100 %" in str(estimate)
+    short = estimate_step(plan({"dp": 1}), device="H100")
+    assert short.mfu_of_unmasked < short.mfu and "exceed 100 %" not in str(short)

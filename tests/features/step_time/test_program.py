@@ -71,11 +71,14 @@ def test_pointwise_ops_and_reductions_are_bound_by_memory_and_views_are_no_kerne
     assert kernels_of(lambda x: x.view(10, 10).t(), torch.ones(100)) == []
 
 
-def test_causal_attention_computes_half():
+def test_causal_attention_computes_the_unmasked_pairs():
     q = torch.ones(1, 2, 8, 16)
     trace = record_call(nn.functional.scaled_dot_product_attention, (q, q, q), kwargs={"is_causal": True})
     (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
-    assert attention.macs == 2 * 8 * 8 * 16  # 2 products of 2 heads, half of each
+    assert attention.macs == 2 * 2 * 36 * 16  # 2 products of 2 heads
+    trace = record_call(nn.functional.scaled_dot_product_attention, (q, q, q, torch.ones(8, 8).tril().bool()))
+    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
+    assert attention.macs == 2 * 2 * 64 * 16  # kernels do not skip what a tensor masks
 
 
 def test_the_ops_of_a_fused_module_are_one_kernel():
