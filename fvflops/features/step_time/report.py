@@ -169,8 +169,8 @@ def _describe_basis(estimate: StepEstimate) -> Iterator[str]:
     faster = estimate.seconds / estimate.bound
     if estimate.mfu * faster > 1 and estimate.mfu_of_unmasked < estimate.mfu:
         yield (
-            "MFU and HFU exceed 100 %, since they count all pairs of masked attention and kernels skip masked ones: MFU "
-            f"of the unmasked pairs is {format_share(estimate.mfu_of_unmasked)}, at efficiency 1 "
+            "MFU and HFU exceed 100 %, since they count all pairs of masked attention and kernels skip masked ones. "
+            f"The MFU of the unmasked pairs is {format_share(estimate.mfu_of_unmasked)}, at efficiency 1 "
             f"{format_share(estimate.mfu_of_unmasked * faster)}."
         )
 
