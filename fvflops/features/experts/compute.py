@@ -88,7 +88,9 @@ class _RoutingWalk:
         self._parameters = {parameter.name: parameter for parameter in trace.modules.parameters()}
         # Storage → the parameters that it contains, or a copy of them.
         self._weights: dict[int, tuple[str, ...]] = {
-            index: (storage.name,) for index, storage in enumerate(trace.storages) if storage.origin == "parameter"
+            index: (storage.name,)
+            for index, storage in enumerate(trace.storages)
+            if storage.origin == "parameter" or storage.name in self._parameters  # packed weights may be buffers
         }
         self._with_storage = {name for names in self._weights.values() for name in names}
         self._selectors: set[int] = set()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fvflops.features.experts.compute import Routing, read_routing
 from fvflops.features.parameters.model import ParameterCount, ParameterSummary, StoredParameters
+from fvflops.features.parameters.operands import with_operands
 from fvflops.trace import ModuleTree, ParameterInfo, Trace
 from fvflops.trace.module_tree import add_up
 
@@ -23,6 +25,9 @@ def count_parameters(modules: ModuleTree, trace: Trace | None = None) -> Paramet
     >>> count_parameters(ModuleTree({"": ModuleInfo("", "", "Linear", parameters=(weight,))}))[""].frozen
     6
     """
+    if trace is not None and trace.events is not None:
+        modules = with_operands(modules, trace)
+        trace = replace(trace, modules=modules)
     routing = None if trace is None else read_routing(trace)
     tensors = list(modules.parameters())
     total = modules.count_parameters()
