@@ -27,7 +27,7 @@ def check_model(model: Any) -> None:
     TypeError: the model is the class Linear: create a module of it, such as Linear(...)
     """
     if isinstance(model, nn.Module):
-        attribute = _wrapped_attribute(type(model))
+        attribute = _wrapped_attribute(type(model))  # type: ignore[arg-type]
         description = _describe_wrapper(model, (attribute,)) if attribute else ""
     elif isinstance(model, type):
         is_module = issubclass(model, nn.Module)
