@@ -481,8 +481,9 @@ class ModelAnalysis:
             more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
             _LOGGER.warning("Unsupported, so not counted: %s%s; see unsupported_ops()", listed, more)
         if self._warn_uncalled:
-            for text in list_unused(self.trace(), self._handles, self._module_handles):
-                _LOGGER.warning("%s", text)
+            if self._handles or self._module_handles:
+                for text in list_unused(self.trace(), self._handles, self._module_handles):
+                    _LOGGER.warning("%s", text)
             uncalled = find_unused(self.trace(), self.uncalled_modules())
             if uncalled:
                 listed = ", ".join(map(printable_short, uncalled[:8])) + (
