@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from fvflops import paths
+from fvflops.capture.restore.generators import seeded
 from fvflops.cli import format_error
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.formulas import load_table
@@ -19,7 +20,8 @@ def main() -> None:
     request = json.load(sys.stdin)
     sys.path[1:] = [entry for entry in dict.fromkeys(request["path"]) if entry != sys.path[0]]
     try:
-        _record(request)
+        with seeded(0):  # as in the process that asks
+            _record(request)
     except (Exception, SystemExit) as error:
         print(format_error(error), file=sys.stderr)
         sys.exit(1)

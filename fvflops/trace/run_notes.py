@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from fvflops.trace.records import LOCATION_SEPARATOR as _SEPARATOR
 from fvflops.trace.records import RunInfo
 
 # Key of a Trace's `about` → its sentence.
@@ -27,6 +28,20 @@ def list_run_notes(about: Mapping[str, str], escape: Callable[[str], str] = str)
     for key, sentence in _SENTENCES.items():
         if key in about:
             yield sentence.format(escape(about[key]))
+
+
+def merge_reads(abouts: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the locations of reads in several runs, each once, for the `about` of their merged Trace.
+
+    >>> merge_reads([{"random": "Net at a.py:1"}, {"random": "Net at a.py:1; 'head' at a.py:7"}, {}])
+    {'random': "Net at a.py:1; 'head' at a.py:7"}
+    """
+    parts = list(abouts)
+    merged = {
+        key: dict.fromkeys(location for about in parts if key in about for location in about[key].split(_SEPARATOR))
+        for key in ("random", "data_dependent")
+    }
+    return {key: _SEPARATOR.join(locations) for key, locations in merged.items() if locations}
 
 
 def reads_of(info: RunInfo) -> dict[str, list[str]]:

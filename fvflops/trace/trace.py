@@ -11,6 +11,7 @@ from fvflops.text import short_repr
 from fvflops.trace import codec
 from fvflops.trace.notebook import write_notebook_table, write_text_table
 from fvflops.trace.records import PHASES, Region, RunInfo, TraceError, TraceFields
+from fvflops.trace.run_notes import merge_reads
 from fvflops.trace.signature import RegionSignature, Signature
 
 _MAX_ROWS = 20  # in a notebook
@@ -162,7 +163,7 @@ class Trace(TraceFields):
             stops_at=first.stops_at,
             decomposed=frozenset().union(*(part.decomposed for part in parts)),
             active=frozenset(active),
-            about=first.about,
+            about={**first.about, **merge_reads(part.about for part in parts)},
             complete=all(part.complete for part in parts),
         )
 

@@ -26,7 +26,7 @@ EXCEPTIONS = {
     "transformers:SwitchTransformers*": "experts without tokens are skipped",
 }
 # Of each library every so many models.
-STEPS = {"timm": 60, "torchvision": 6, "transformers": 150}
+STEPS = {"timm": 60, "torchvision": 6, "transformers": 80}
 TEXT = {
     "vocab_size": 100,
     "hidden_size": 32,
@@ -60,7 +60,7 @@ def test_models_in_eval_mode_follow_neither_draws_nor_data(library):
             counted += 1
             if info.random or info.data_dependent:
                 noted[model] = info
-    assert not noted and counted > 10
+    assert not noted and counted > 5
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)

@@ -255,6 +255,20 @@ def test_a_recorded_program_names_what_its_model_reads_but_not_what_the_program_
     assert reads(run.trace()) == ((), (f"EarlyExit at {line_of(EarlyExit)}",))
 
 
+def test_a_merged_trace_has_the_reads_of_all_steps():
+    class Alternating(Layers):
+        def forward(self, x, looks):
+            return self.head(x) if looks and self.head(x).sum() > 0 else x
+
+    model, x = Alternating(), inputs_of(Alternating)
+    with record(model) as run:
+        for looks in (False, True):
+            model(x, looks)
+            run.step()
+    first, second = (trace.info.data_dependent for trace in run.steps)
+    assert not first and run.trace().info.data_dependent == second and len(second) == 1
+
+
 @pytest.mark.parametrize("cls", (TorchLayerDrop, PythonLayerDrop), ids=lambda cls: cls.__name__)
 def test_a_training_step_names_random_control_flow(cls):
     step = TrainingStepAnalysis(cls().train(), inputs_of(cls), loss=torch.sum, optimizer=torch.optim.AdamW)
