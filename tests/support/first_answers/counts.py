@@ -63,7 +63,7 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
 
     Storages that are freed together, as those of autocast's cache, are in the order of their addresses: sort them.
     """
-    data = {**json.loads(trace.to_json()), "stops_at": None}
+    data = {**json.loads(trace.to_json()), "stops_at": None, "checksum": None}
     kinds, items = data["events"]["kind"], data["events"]["item"]
     start = 0
     for kind, group in itertools.groupby(kinds):

@@ -103,7 +103,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "communication": _communicate,
     "estimate": _estimate,
     "profile": partial(_profile, lambda profile: [profile.total(), dict(profile.by_operator())]),
-    "count many": lambda: [str(count) for count in fvflops.count_many(["zoo:lenet5"])],
+    "count many": lambda: [[count.model, count.flops] for count in fvflops.count_many(["zoo:lenet5"])],
     "deepspeed": lambda: fvflops.get_model_profile(network()[0], args=list(network()[1]), print_profile=False)[0],
     "meter": _meter,
     "device": lambda: str(fvflops.find_device("H100")),
