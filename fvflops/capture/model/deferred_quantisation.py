@@ -21,7 +21,8 @@ def quantised_on_meta(model: Any) -> Iterator[None]:
     may_have = "bitsandbytes" in sys.modules and isinstance(model, nn.Module)
     try:
         for module in model.modules() if may_have else ():
-            weight: Any = module._parameters.get("weight")
+            # A ScriptModule has no dict of parameters.
+            weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
             if type(weight).__name__ in _CLASSES and weight.device.type == "meta" and not _is_quantised(weight):
                 kept = {name: vars(module)[name] for name in _REPACKS if name in vars(module)}
                 replaced.append((module, weight, kept))

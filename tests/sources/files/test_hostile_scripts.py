@@ -1,6 +1,8 @@
 """TorchScript that would read or write files, print, or hold foreign objects is refused, even if it is trusted."""
 
 import io
+import sys
+import types
 import warnings
 import zipfile
 
@@ -70,7 +72,11 @@ def attempt(path, folder):
     return seen, message
 
 
-def test_an_unchanged_script_is_counted(tmp_path):
+def test_an_unchanged_script_is_counted(tmp_path, monkeypatch):
+    # A library that other models import changes nothing.
+    monkeypatch.setitem(
+        sys.modules, "bitsandbytes", sys.modules.get("bitsandbytes") or types.ModuleType("bitsandbytes")
+    )
     write_entries(tmp_path / "x.pt", saved_script())
     assert attempt(tmp_path / "x.pt", tmp_path) == ([], "")
     write_entries(tmp_path / "x.pt", with_statement("y = torch.mul(input, 2)"))
