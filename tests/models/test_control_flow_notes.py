@@ -23,6 +23,8 @@ EXCEPTIONS = {
     "torchvision:ssd*": "boxes are selected by score",
     "transformers:Idefics[23]*": "images of zeros are dropped",
     "transformers:SmolVLM*": "images of zeros are dropped",
+    "transformers:*ModernVBert*": "images of zeros are dropped",
+    "transformers:Vilt*": "patches are drawn, and their mask is read",
     "transformers:SwitchTransformers*": "experts without tokens are skipped",
 }
 # Of each library every so many models.
