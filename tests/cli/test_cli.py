@@ -261,6 +261,25 @@ def test_strict_makes_an_unknown_op_an_error(capsys, factory):
     assert (code, out) == (2, "") and "no formula for fvflops_cli::scan ×1 (in Net) (--strict)" in err
 
 
+def test_strict_makes_an_unknown_mask_an_error_where_masks_count(capsys, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=x @ x.mT > 0)\n"
+    )
+    (tmp_path / "causal.yaml").write_text("extends: default\nconstants: {attention_skips_masked: 1}\n")
+    arguments = "count", f"{tmp_path / 'net.py'}:Net", "--input", "1,2,8,4"
+    assert run(capsys, *arguments, "--strict")[0] == 0
+    arguments = *arguments, "--table", str(tmp_path / "causal.yaml")
+    code, out, _ = run(capsys, *arguments, "--format", "json")
+    assert code == 0
+    assert json_report.parse(out).about["unknown_masks"] == "aten::scaled_dot_product_attention ×1 (in Net)"
+    code, out, err = run(capsys, *arguments, "--strict")
+    assert (code, out) == (2, "")
+    assert "mask unknown, counted as dense: aten::scaled_dot_product_attention ×1 (in Net) (--strict)" in err
+
+
 def test_every_format_and_view(capsys, tmp_path):
     for name in ("text", "markdown", "csv", "json", "html", "latex", "fvcore", "tree"):
         for by in ("module", "operator", "both"):

@@ -58,13 +58,19 @@ def base_name(op: str) -> str:
 
 
 def is_supported(func: Any, op: str) -> bool:
-    """Return whether the result of an op can be an expression."""
-    name = base_name(op)
-    if not name or op.endswith("out"):
+    """Return whether the result of an op can be an expression: elementwise, a copy, a constant; not random."""
+    name, tags = base_name(op), getattr(func, "tags", ())
+    if not name or op.endswith("out") or torch.Tag.nondeterministic_seeded in tags:
         return False
     if name in _FILLED or name in _COPIES or name in _BUILDERS or name in _ALIASES.values() or name == "where":
         return True
-    return torch.Tag.pointwise in getattr(func, "tags", ())
+    # Not all in-place overloads have the tag.
+    return torch.Tag.pointwise in tags or torch.Tag.pointwise in getattr(_out_of_place(op), "tags", ())
+
+
+def _out_of_place(op: str) -> Any:
+    """Return the overload that an in-place one writes the result of, None if there is none."""
+    return getattr(getattr(_ATEN, base_name(op), None), op.partition(".")[2] or "default", None)
 
 
 def result_of(
@@ -75,6 +81,8 @@ def result_of(
     Tensors among the arguments are expressions; `shape` and `dtype` are the result's.
     """
     name = base_name(op)
+    if not is_supported(func, op):
+        return None
     if name in _FILLED:
         position, value = _FILLED[name]
         if position is not None:
@@ -91,7 +99,7 @@ def result_of(
         return None
     function = func
     if op.partition(".")[0].endswith("_") and not op.partition(".")[0].endswith("__"):
-        function = getattr(getattr(_ATEN, name, None), func._overloadname, None)
+        function = _out_of_place(op)
         if function is None:
             return None
         return _converted(Elementwise(name, function, args, kwargs, shape), shape, dtype)

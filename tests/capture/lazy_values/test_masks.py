@@ -1,6 +1,7 @@
 """Masks too large to be stored have the same number of unmasked entries as in real execution."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -136,3 +137,43 @@ def test_random_masks_are_counted_exactly(small_limit):
 def test_many_random_masks_are_counted_exactly(small_limit):
     known, count = count_random_masks(range(50, 3000))
     assert known >= 0.98 * count
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda mask: mask.scatter_(1, torch.tensor([[3]]), True),
+        lambda mask: mask.index_fill_(0, torch.tensor([1]), True),
+        lambda mask: mask.fill_diagonal_(True),
+        lambda mask: mask.bernoulli_(0.5),
+        lambda mask: mask.masked_scatter_(mask, torch.ones(600, dtype=torch.bool)),
+        lambda mask: mask[2].copy_(torch.rand(20) > 0.5),
+        lambda mask: mask.T[2:4].zero_(),
+        lambda mask: mask.unfold(1, 4, 4)[:, 1].fill_(True),
+        lambda mask: mask.view(-1)[7:19].fill_(True),
+        lambda mask: mask.diagonal().fill_(True),
+        lambda mask: torch.logical_not(mask, out=mask),
+    ],
+)
+def test_what_is_written_to_a_mask_is_counted_or_unknown(small_limit, write):
+    """Also where another tensor, made before, shares its memory."""
+
+    def model(query, key):
+        mask = torch.arange(20) <= torch.arange(24)[:, None]
+        alias = mask.view(1, 1, 24, 20)
+        write(mask)
+        return F.scaled_dot_product_attention(query, key, key, attn_mask=alias)
+
+    inputs = torch.empty(2, 3, 24, 8), torch.empty(2, 3, 20, 8)
+    torch.manual_seed(0)
+    (expected,) = unmasked(model, inputs, "real")
+    (found,) = unmasked(model, inputs)
+    assert found in (expected, None)
+
+
+def test_masks_of_another_thread_are_counted(small_limit):
+    seeds = range(8)
+    inputs = torch.empty(2, 3, 24, 8), torch.empty(2, 3, 20, 8)
+    expected = [unmasked(Program(seed), inputs, "real") for seed in seeds]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda seed: unmasked(Program(seed), inputs), seeds)) == expected
