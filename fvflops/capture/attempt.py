@@ -104,7 +104,9 @@ class Attempt:
         """Return the Trace in real execution."""
         for columns in (self._model_tensors(), self._input_tensors()):
             self._recorder.register_storages(*columns[2:])
-        self._recorder.unseen = UnseenWork(self._recorder, has_values=self._recorder.probe is None)
+        has_values = self._recorder.probe is None
+        self._recorder.unseen = UnseenWork(self._recorder, has_values=has_values, runs_results=self._loss is None)
+        self._recorder.unseen.watch(self._model_index.storages)
         fake_mode = find_fake_mode((*self._model_index.tensors, *tensors_of((self._args, self._kwargs))))
         with self._restored() as undo_log:
             with (
@@ -134,7 +136,10 @@ class Attempt:
                 mode.emulate_device = partial(MissingDeviceMode, device, under_autograd=False)
             mode.concrete.register(*self._model_tensors())
             mode.concrete.register(*self._input_tensors())
-            self._recorder.unseen = UnseenWork(self._recorder, is_real=False, has_values=False)
+            self._recorder.unseen = UnseenWork(
+                self._recorder, is_real=False, has_values=False, runs_results=self._loss is None
+            )
+            self._recorder.unseen.watch_inputs((self._args, self._kwargs))
             args, kwargs = self._args, self._kwargs
             if self._op_set == "core":
                 shape_parameters = ShapeParameters(mode)
@@ -240,12 +245,19 @@ class Attempt:
         result = model(*args, **kwargs)
         if unseen_work is not None:
             unseen_work.leave(result, model)
+            unseen_work.finish(result, model)
         self._recorder.leave(token, result)
         self._run_backward(result)
 
     def _run_backward(self, result: Any) -> None:
         if self._loss is not None:
             self._loss(result).backward()
+        unseen_work = self._recorder.unseen
+        if unseen_work is not None:
+            unseen_work.unfinished.end()
+            for array in () if self._snapshot is None else self._snapshot.changed_arrays():
+                owners = (name for module, name in self._model_index.names.items() if _has_attribute(module, array))
+                unseen_work.report_array(array, self._recorder.stack_at(next(owners, "")))
 
     @contextmanager
     def _restored(self) -> Iterator[UndoLog]:
@@ -269,9 +281,13 @@ class Attempt:
 
     def _wrappers(self, undo_log: UndoLog) -> list[Wrapper]:
         return [
-            *saved_exports(undo_log, self._recorder.fresh),
+            *saved_exports(undo_log, self._recorder.fresh, self._recorder.is_recording_thread),
             *(self.autograd.wrappers() if self._detect_autograd else ()),
         ]
+
+
+def _has_attribute(module: nn.Module, value: Any) -> bool:
+    return any(item is value for item in vars(module).values())
 
 
 def in_shape_run() -> bool:

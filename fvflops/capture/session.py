@@ -156,6 +156,7 @@ class Session:
             if self._execution == "real":
                 recorder.register_storages(model_index.storages, model_index.rows)
                 recorder.unseen = UnseenWork(recorder, has_values=probe is None)
+                recorder.unseen.watch(model_index.storages)
                 stack.enter_context(instrument(recorder, model_index, RecordingMode(recorder)))
             else:
                 self._start_shapes(recorder, model_index, stack)
@@ -195,7 +196,7 @@ class Session:
         stack.enter_context(undone_in_child(states.restore))
         stack.enter_context(
             instrument(
-                *(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh)),
+                *(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh, recorder.is_recording_thread)),
                 prepare=states.prepare,
                 scripts=scripts,
             )
@@ -220,6 +221,8 @@ class Session:
         recorder = self._active_recorder()
         self.check_thread()
         self._complete = complete
+        if complete and recorder.unseen is not None:
+            recorder.unseen.unfinished.end()
         with interrupts.deferred():
             try:
                 if not complete:

@@ -266,10 +266,12 @@ def _describe_empty(plot: ParetoPlot) -> str:
 
 
 def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:
-    """Return a row without the counts of the table, and with an error, if it has unsupported ops."""
-    if count.error or not count.unsupported:
+    """Return a row without the counts of the table, and with an error, if it has unsupported ops, or none at all."""
+    if count.error or not (count.unsupported or count.bytes == 0):
         return count
     error = f"table {table.name!r} has no formula for {count.unsupported} (--strict)"
+    if not count.unsupported:
+        error = "no op was called, so that nothing was counted (--strict)"
     return replace(count, flops=None, macs=None, activations=None, failure="error", error=error)
 
 

@@ -29,6 +29,7 @@ from fvflops.capture.restore.torch_state import dispatch_mode_active
 from fvflops.capture.shapes.offloading import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
+from fvflops.capture.unseen.other_processes import other_processes
 
 
 @contextmanager
@@ -63,6 +64,7 @@ def instrument(
         *attention_pairs(recorder, mode),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
+        *other_processes(recorder),
         *resized_storages(recorder),
         *model_threads(recorder, enter_thread),
         *triton_launches(recorder, mode),

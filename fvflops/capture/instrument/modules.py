@@ -106,6 +106,7 @@ def _around(
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
     hidden_ops = {id(module): ops for module in scripts.values() if (ops := _hidden_ops(module))}
     unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
+    outermost = recorder.unseen
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
     leaf_calls = find_leaf_calls(recorder, mode, model_index, original)
@@ -151,6 +152,8 @@ def _around(
                 recorder.record_opaque_call(op)
         if unseen_work is not None:
             unseen_work.leave(result, getattr(module, "forward", None))
+        if token == 0 and outermost is not None and get_ident() == thread and not recorder.paused:
+            outermost.finish(result, getattr(module, "forward", None))
         if recorder.has_threads:
             recorder.assign_graph(result, (args, kwargs))
         leave(token, result)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.pool import ThreadPool
+from types import FrameType
 from typing import Any
 
 from fvflops.capture.instrument.patching import Patch, Wrapper
@@ -16,13 +20,18 @@ from fvflops.capture.recorder.recorder import Recorder
 Enter = Callable[[], AbstractContextManager[Any]]
 
 _START = Patch(threading.Thread, "start")
+_RAW_START = Patch(_thread, "start_new_thread")
 # Methods whose first argument is the function that a pool's worker calls.
-_POOLS = (
-    Patch(ThreadPoolExecutor, "submit"),
-    *(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
+_SUBMIT = Patch(ThreadPoolExecutor, "submit")
+_POOL_CALLS = tuple(Patch(ThreadPool, name) for name in ("apply_async", "_map_async", "imap", "imap_unordered"))
+# Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads. Those of
+# processes, and progress bars' monitors, compute nothing.
+_WORKERS = frozenset(
+    {
+        *("concurrent.futures.thread", "concurrent.futures.process", "multiprocessing.pool", "multiprocessing.queues"),
+        "tqdm._monitor",
+    }
 )
-# Modules whose worker threads serve all callers: the submitted functions are recorded instead of the threads.
-_WORKERS = frozenset({"concurrent.futures.thread", "multiprocessing.pool"})
 
 
 def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapper]:
@@ -32,33 +41,82 @@ def model_threads(recorder: Recorder, enter: Enter) -> list[Wrapper]:
     """
     return [
         (_START, partial(_around_start, recorder, enter)),
-        *((patch, partial(_around_submit, recorder, enter)) for patch in _POOLS),
+        (_RAW_START, partial(_around_raw_start, recorder, enter)),
+        *((patch, partial(_around_submit, recorder, enter)) for patch in (_SUBMIT, *_POOL_CALLS)),
     ]
 
 
 def _around_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
     def start(thread: threading.Thread) -> None:
         target = getattr(thread, "_target", None)
-        if recorder.is_recording_thread() and not recorder.paused and getattr(target, "__module__", "") not in _WORKERS:
-            run = _recorded(recorder, enter, thread.run)
+        kinds = {getattr(target, "__module__", ""), type(thread).__module__}
+        if not recorder.is_recording_thread() or recorder.paused or kinds & _WORKERS:
+            original(thread)
+            return
+        run = _recorded(recorder, enter, thread.run)
 
-            def run_recorded() -> None:
-                del thread.run
-                run()
+        def run_recorded() -> None:
+            del thread.run
+            run()
 
-            thread.run = run_recorded  # type: ignore[method-assign]
+        thread.run = run_recorded  # type: ignore[method-assign]
         original(thread)
+        work = target or getattr(thread, "function", None) or type(thread).run  # a timer's function
+        _add_task(recorder, work, lambda: not thread.is_alive(), sys._getframe(1), thread)
+
+    return start
+
+
+def _around_raw_start(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
+    def start(function: Callable[..., Any], *args: Any) -> Any:
+        if not recorder.is_recording_thread() or recorder.paused:
+            return original(function, *args)
+        recorded, ended = _recorded(recorder, enter, function), threading.Event()
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            try:
+                recorded(*args, **kwargs)
+            finally:
+                ended.set()
+
+        identifier = original(run, *args)
+        _add_task(recorder, function, ended.is_set, sys._getframe(1))
+        return identifier
 
     return start
 
 
 def _around_submit(recorder: Recorder, enter: Enter, original: Callable[..., Any]) -> Callable[..., Any]:
     def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if recorder.is_recording_thread() and not recorder.paused:
-            function = _recorded(recorder, enter, function)
-        return original(pool, function, *args, **kwargs)
+        if not recorder.is_recording_thread() or recorder.paused:
+            return original(pool, function, *args, **kwargs)
+        result = original(pool, _recorded(recorder, enter, function), *args, **kwargs)
+        # The pool refers to a result, and that to tensors, until it is complete.
+        _add_task(recorder, function, partial(_is_complete, weakref.ref(result)), sys._getframe(1))
+        return result
 
     return submit
+
+
+def _is_complete(reference: weakref.ref[Any]) -> bool:
+    """Return whether a future, or the result of a pool, is complete or dropped."""
+    result = reference()
+    if result is None:
+        return True
+    if hasattr(result, "done"):
+        return bool(result.done())
+    return bool(result.ready()) if hasattr(result, "ready") else result._index == result._length
+
+
+def _add_task(
+    recorder: Recorder,
+    function: Any,
+    is_done: Callable[[], bool],
+    frame: FrameType,
+    thread: threading.Thread | None = None,
+) -> None:
+    if recorder.unseen is not None:
+        recorder.unseen.unfinished.add_task(function, is_done, frame, thread)
 
 
 def _recorded(recorder: Recorder, enter: Enter, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -98,11 +99,12 @@ class RecordingMode(SubclassAwareMode):
             return result
         if not op.is_view:
             unseen_work.before(schema, args, kwargs, reads, storages)
-        unseen_work.in_op = True
+        thread = get_ident()
+        unseen_work.busy.add(thread)
         try:
             result = op.call(*args, **kwargs)
         finally:
-            unseen_work.in_op = False
+            unseen_work.busy.discard(thread)
         index, writes, new_storages = calls.after_call(schema, pending, result)
         recorder.add(index, reads, writes)
         if op.is_special or storages is None or new_storages is None:
@@ -162,7 +164,7 @@ class RecordingMode(SubclassAwareMode):
         if unseen_work is not None:
             unseen_work.before(schema, args, kwargs, reads, storages)
             unseen_work.set_lifting(False)
-            unseen_work.in_op = True
+            unseen_work.busy.add(get_ident())
         start = None if probe is None else probe.begin()
         if probe is not None and start is not None:
             start.ns = probe.clock()
@@ -171,7 +173,7 @@ class RecordingMode(SubclassAwareMode):
             ended_ns = 0 if probe is None else probe.clock()
         finally:
             if unseen_work is not None:
-                unseen_work.in_op = False
+                unseen_work.busy.discard(get_ident())
         duration = None if probe is None or start is None else probe.end(start, ended_ns)
         index, writes, _ = self._calls.after_call(schema, pending, result)
         measured = () if probe is None or start is None else probe.columns(start, duration)

@@ -7,7 +7,7 @@ from typing import Any
 from fvflops.capture.recorder.signature import OpSchema, cached_schema
 from fvflops.capture.restore.restore import writes_to_arguments
 from fvflops.capture.shapes.rules.data_dependent import reads_values
-from fvflops.capture.unseen.unseen_work import is_special
+from fvflops.capture.unseen.op_kinds import is_special
 from fvflops.torch_internals import OpOverload
 from fvflops.trace import Signature, Value
 

@@ -14,7 +14,7 @@ import torch
 
 from fvflops.capture.recorder.source_lines import find_source_line
 from fvflops.capture.recorder.thread_state import ThreadState
-from fvflops.capture.unseen.unseen_work import METADATA_ONLY, UNINITIALISED
+from fvflops.capture.unseen.op_kinds import METADATA_ONLY, UNINITIALISED
 from fvflops.paths import PACKAGE
 from fvflops.torch_internals import current_autograd_node
 from fvflops.trace import ModuleTree, Signature, TensorSpec, tensors_in

@@ -31,7 +31,8 @@ from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.recorder.value_reader import ValueReader, add_values, find_value_arguments, have_values
 from fvflops.capture.restore.interrupts import weak_callback
 from fvflops.capture.shapes.shape_tensor import ShapeTensor, StorageRef, own_index
-from fvflops.capture.unseen.unseen_work import UNINITIALISED, UnseenWork
+from fvflops.capture.unseen.op_kinds import UNINITIALISED
+from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.torch_internals import (
     CheckpointBackward,
     StopRecomputation,
@@ -157,6 +158,11 @@ class Recorder(ThreadState):
     def length(self) -> int:
         """Number of events recorded so far."""
         return self._folded_events + len(self._saved_events or ()) + len(self.events)
+
+    def has_ops_since(self, length: int) -> bool:
+        """Return whether an op was recorded after so many events."""
+        first = length - self._folded_events
+        return first < 0 or any(event[0] == "op" for event in self._all_events()[first:])
 
     @property
     def has_lines(self) -> bool:
@@ -488,11 +494,11 @@ class Recorder(ThreadState):
         self._folded = calls, region_calls
         self._folded_events += times * len(rows)
 
-    def append_unseen(self, signature: Signature, stack: int, phase: str, index: int) -> None:
-        """Record work that bypassed dispatch modes and wrote to a storage, as one op call."""
+    def append_unseen(self, signature: Signature, stack: int, phase: str, writes: tuple[int, ...]) -> None:
+        """Record work that bypassed dispatch modes and wrote to storages, if known, as one op call."""
         self._active.add(stack)
         number, thread = self.intern(signature), self.thread_state().thread_number
-        self.events.append(("op", number, stack, phase, thread, (), (index,)))
+        self.events.append(("op", number, stack, phase, thread, (), writes))
 
     def uninitialised(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors whose memory no op has written to since an op such as `aten::empty` allocated it."""

@@ -56,10 +56,15 @@ def find_source_line(frame: FrameType | None) -> SourceLine:
 def source_line_of(function: object) -> SourceLine:
     """Return the first line and the name of a Python function or method."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    path = path_of(code) if isinstance(code, CodeType) else None
-    if code is None or path is None:
-        return SourceLine()
-    return SourceLine(f"{path}:{code.co_firstlineno}", _short_name(getattr(function, "__qualname__", code.co_name)))
+    return line_of_code(code, getattr(function, "__qualname__", "")) if isinstance(code, CodeType) else SourceLine()
+
+
+def line_of_code(code: CodeType, name: str) -> SourceLine:
+    """Return the first line of code, and the short form of a qualified name, by default the code's."""
+    path = path_of(code)
+    return (
+        SourceLine() if path is None else SourceLine(f"{path}:{code.co_firstlineno}", _short_name(name or code.co_name))
+    )
 
 
 def path_of(code: CodeType) -> str | None:
@@ -89,13 +94,18 @@ def _short_name(qualified: str) -> str:
     return qualified.rpartition("<locals>.")[2].replace("<", "").replace(">", "")
 
 
+def is_standard_library(path: str) -> bool:
+    """Return whether a file is of Python's standard library."""
+    return path.startswith((_STDLIB, "<frozen ")) and "-packages" + os.sep not in path
+
+
 def _relative_path(path: str) -> str | None:
     """Return a file's path relative to its import folder, or None outside the model's source."""
     if path.startswith(_EXCLUDED_FOLDERS) and not path.startswith(_ZOO):
         return None
     if path.startswith("<"):
         return path if path.startswith(_INTERACTIVE) else None
-    if path.startswith(_STDLIB) and "-packages" + os.sep not in path:
+    if is_standard_library(path):
         return None
     folders = [os.path.abspath(folder) + os.sep for folder in sys.path]
     matches = [folder for folder in folders if path.startswith(folder)]

@@ -21,7 +21,9 @@ from fvflops.capture.restore.contents import (
     Restore,
     Save,
     Saved,
+    has_new_numbers,
     is_iterator,
+    restore_array,
     restore_dict,
     save_for,
 )
@@ -138,6 +140,11 @@ class ContainerSnapshot:
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
         return (restore_tensor, self._tensors), (self._restore_states, [self.advanced_iterators()])
+
+    def changed_arrays(self) -> list[Any]:
+        """Return the NumPy arrays of floating-point numbers that the run has changed."""
+        states = [(item, before) for restore, item, before in self._states if restore is restore_array]
+        return [item for item, before in states if has_new_numbers(item, before)]
 
     def advanced_iterators(self) -> Mapping[int, Any]:
         """Return the copies that replace iterators which have advanced, by id of the iterator."""

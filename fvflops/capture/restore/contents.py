@@ -181,10 +181,16 @@ def _save_array(item: Any) -> Saved:
     children = _mutable(array.ravel().tolist()) if array.dtype.hasobject else ()
     if not array.flags.writeable or array.nbytes > _MAX_ARRAY_BYTES:
         return None, None, children
-    return array.copy(), _restore_array, children
+    return array.copy(), restore_array, children
 
 
-def _restore_array(item: Any, before: Any) -> None:
+def has_new_numbers(item: Any, before: Any) -> bool:
+    """Return whether a saved NumPy array is of floating-point numbers and has other contents now."""
+    return item.dtype.kind in "fc" and bool(item.shape != before.shape or item.tobytes() != before.tobytes())
+
+
+def restore_array(item: Any, before: Any) -> None:
+    """Restore a NumPy array's elements."""
     numpy = sys.modules["numpy"]
     if item.shape != before.shape:
         numpy.ndarray.resize(item, before.shape, refcheck=False)

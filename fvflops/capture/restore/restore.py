@@ -88,7 +88,12 @@ class UndoLog:
         if tensor.layout is not torch.strided:
             self._save_copy(tensor)
             return
-        storage = tensor.untyped_storage()
+        self.save_storage(tensor.untyped_storage(), fresh, max_bytes)
+
+    def save_storage(
+        self, storage: torch.UntypedStorage, fresh: Mapping[int, Any], max_bytes: int | None = None
+    ) -> None:
+        """Save a storage, unless it has more than `max_bytes`."""
         if storage.device.type == "meta":
             return
         key = id(storage)  # torch keeps one Python object per live storage
@@ -182,6 +187,10 @@ class Snapshot:
         yield from (undo for undo in self._settings if isinstance(undo, SavedGenerator))
         yield from self._contents.generators()
         yield from self._code.generators()
+
+    def changed_arrays(self) -> list[Any]:
+        """Return the NumPy arrays of floating-point numbers that the run has changed, which no op does."""
+        return [*self._contents.changed_arrays(), *self._code.changed_arrays()]
 
     def restore(self) -> None:
         """Restore all changed objects, even if restoring one raises."""

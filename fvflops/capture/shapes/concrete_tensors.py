@@ -76,6 +76,9 @@ class ConcreteTensors:
         real_metadata = metadata_of(tensor)
         metadata = self._adapt(real_metadata)
         index = self._recorder.storage_of(tensor, "outside")
+        unseen_work = self._recorder.unseen
+        if unseen_work is not None and unseen_work.exported:
+            unseen_work.exported.check((index,))
         if self._is_invalid(tensor.untyped_storage()):
             metadata = without_values(metadata)
         elif not metadata.known and index >= self._preexisting and real_metadata.device.type != "meta":

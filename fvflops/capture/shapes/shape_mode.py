@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -61,6 +63,7 @@ from fvflops.trace import Signature
 # Number of elements up to which a real buffer that the run updates, such as a batch counter, is computed.
 _MAX_COUNTER_NUMEL = 1 << 10
 
+_LIFT = "aten::lift_fresh"
 _PLAIN_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, complex})
 _REAL_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
@@ -305,6 +308,7 @@ class ShapeMode(SubclassAwareMode):
         key: tuple[Any, ...],
     ) -> CachedResult:
         """Infer the outcome of a call that is not cached, or cached for another default dtype."""
+        begun = self._begin_op()
         try:
             outcome = self._inference.infer(func, op, args, kwargs, tensors, key)
             if op.reads_values and not outcome.concrete:
@@ -313,6 +317,8 @@ class ShapeMode(SubclassAwareMode):
         except Exception as error:  # record it: the model may catch it and take another branch
             self.recorder.fail(op.schema.name, error)
             raise
+        finally:
+            self._end_op(begun)
 
     def _extra_key(
         self, schema: OpSchema, key: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -507,8 +513,29 @@ class ShapeMode(SubclassAwareMode):
             self.recorder.decompose(op.schema.name)
             expansions = op.expansions.setdefault((self.settings, self.recorder.stops_at.key), {})
             plan = expansions, op, ShapeMode._decompose, func
+        elif op.schema.name == _LIFT:
+            plan = {}, op, ShapeMode._lift, func
         self._plans[id(func)] = plan
         return plan
+
+    def _lift(
+        self,
+        func: Any,
+        op: OpCache,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        reads: list[int],
+        key: tuple[Any, ...],
+    ) -> Any:
+        """Run a call of `torch.tensor(...)` on a constant that no op has created."""
+        if self.recorder.unseen is not None:
+            self.recorder.unseen.accept_constants(reads)
+        tensors = list(tensors_of((args, kwargs)))
+        outcome = op.outcomes.setdefault(self.settings, {}).get(key)
+        if outcome is None:
+            outcome = self._infer(func, op, args, kwargs, tensors, key)
+        run = self._compute if outcome.concrete else partial(self._make_results, tensors=tensors)
+        return run(func, op, args, kwargs, reads=reads, outcome=outcome)
 
     def _decompose(
         self,
@@ -616,9 +643,13 @@ class ShapeMode(SubclassAwareMode):
         elif op.random:
             self.recorder.python_reads.has_draws = True
         self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
+        unseen_work = self.recorder.unseen
+        if unseen_work is not None:
+            unseen_work.exported.check(reads)
         real_args, real_kwargs = substitute(
             (tuple(args), dict(kwargs)), lambda tensor: tensor, self.concrete.creation_device
         )
+        begun = self._begin_op()
         try:
             result = func(*real_args, **real_kwargs)
         except NotImplementedError:
@@ -633,8 +664,12 @@ class ShapeMode(SubclassAwareMode):
             if moved is None:
                 raise
             result = func(*moved[0], **moved[1])
+        finally:
+            self._end_op(begun)
         if _changes_view(func):
             self.concrete.refresh(args[0])
+        if unseen_work is not None:
+            unseen_work.exported.accept(reads)
         items, build = unpack_result(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
@@ -648,6 +683,18 @@ class ShapeMode(SubclassAwareMode):
         if self._inner_calls is not None:
             self._inner_calls.append((outcome, reads, writes))
         return result
+
+    def _begin_op(self) -> bool:
+        """Attribute work outside the dispatcher, and new tensors, to the op that is running, if it is the outermost."""
+        unseen_work = self.recorder.unseen
+        if unseen_work is None or unseen_work.in_op:
+            return False
+        unseen_work.busy.add(get_ident())
+        return True
+
+    def _end_op(self, begun: bool) -> None:
+        if begun and self.recorder.unseen is not None:
+            self.recorder.unseen.busy.discard(get_ident())
 
     def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
         """Set the metadata of an argument that the op resizes."""

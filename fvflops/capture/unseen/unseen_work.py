@@ -10,96 +10,38 @@ detected when a recorded op reads, or a module returns,
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from ctypes import c_ubyte
-from struct import Struct
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from threading import get_ident
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from fvflops.capture.recorder.signature import OpSchema, describe_tensor, tensors_of
 from fvflops.capture.recorder.source_lines import SourceLine, find_source_line, source_line_of
-from fvflops.capture.recorder.thread_state import ThreadState
 from fvflops.capture.restore.restore import writes_to_arguments, written_arguments
-from fvflops.paths import PACKAGE
-from fvflops.torch_internals import StorageBase, current_autograd_node, peek_interpreter
+from fvflops.capture.unseen.callers import is_called_by_torch, is_model_code
+from fvflops.capture.unseen.exported_memory import ExportedMemory
+from fvflops.capture.unseen.memory_samples import (
+    MEMORY,
+    PLAIN_TENSORS,
+    SAMPLE_BYTES,
+    Sample,
+    address_of,
+    find_address,
+    read_bytes,
+    read_fewer,
+    read_sample,
+    with_storages,
+)
+from fvflops.capture.unseen.op_kinds import COPIES, METADATA_ONLY, SET_STORAGE, UNINITIALISED
+from fvflops.capture.unseen.results import address_of_array, describe_array
+from fvflops.capture.unseen.unfinished_work import UnfinishedWork
+from fvflops.capture.unseen.unseen_recorder import Site, UnseenRecorder
+from fvflops.torch_internals import current_autograd_node, peek_interpreter
 from fvflops.trace import Region, Signature, TensorSpec
-
-# Ops that return uninitialised memory.
-UNINITIALISED = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("empty.memory_format", "empty.names", "empty.out", "empty_like", "empty_permuted", "empty_strided"),
-        *("new_empty", "new_empty_strided", "empty_quantized", "_empty_affine_quantized"),
-    )
-)
-# Ops that read only an argument's shape or dtype, as views do.
-METADATA_ONLY = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "randint_like.low_dtype"),
-        *("new_zeros", "new_ones", "new_full", "expand_as", "view_as", "reshape_as", "type_as", "is_same_size"),
-        *(
-            "_shape_as_tensor",
-            "result_type.Tensor",
-            "result_type.Scalar",
-            "resize_",
-            "resize_as_",
-            "set_.source_Tensor",
-        ),
-        *("lift_fresh", "record_stream", "_has_compatible_shallow_copy_type"),
-    )
-)
-# Ops whose result has the contents of the argument.
-_COPIES = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("clone", "contiguous", "_to_copy", "to.dtype", "to.dtype_layout", "to.device", "to.other", "alias", "detach"),
-        *("cpu", "cuda", "pin_memory", "view_as_real", "view_as_complex"),
-    )
-)
-# Ops that create a tensor on an existing storage.
-_SET_STORAGE = "aten::set_.source_Storage"
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-# Bytes of a storage that are compared, at its start and at its middle.
-_SAMPLE_BYTES = 64
-_read_bytes = Struct(f"{_SAMPLE_BYTES}s").unpack_from
-_read_fewer = [Struct(f"{size}s").unpack_from for size in range(2 * _SAMPLE_BYTES)]  # by size
-# All memory, of which only what torch has allocated is read: this takes a fifth of the time of ctypes.string_at.
-_MEMORY = (c_ubyte * sys.maxsize).from_address(0)
-# torch's method, unwrapped.
-_address_of: Any = StorageBase.data_ptr
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PACKAGE = str(PACKAGE) + os.sep
-_ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
-_CUSTOM_KERNEL_CALLERS = ("_ops.py", os.path.join("autograd", "graph.py"))
-
-_Sample = tuple[bytes, ...]
-
-
-class _Site(NamedTuple):
-    """Where work is attributed: stack, phase and source line."""
-
-    stack: int
-    phase: str
-    source: SourceLine
-
-
-class UnseenRecorder(Protocol):
-    """The part of the Recorder that UnseenWork uses."""
-
-    storages: list[tuple[Any, ...]]
-    storage_indices: dict[int, int]
-
-    def thread_state(self) -> ThreadState: ...
-    def stack_and_phase(self) -> tuple[int, str]: ...
-    def storage_of(self, tensor: torch.Tensor, origin: str) -> int: ...
-    def storages_of(self, values: Any) -> tuple[int, ...]: ...
-    def innermost_region(self, stack: int) -> Region: ...
-    def append_unseen(self, signature: Signature, stack: int, phase: str, index: int) -> None: ...
 
 
 class UnseenWork:
@@ -107,47 +49,82 @@ class UnseenWork:
 
     Such a call is named `prim::PythonOp.NAME` in the forward of an autograd.Function and `unseen::FUNCTION` elsewhere;
     its output is the detected tensor, its source the line. `has_values`: tensors have values, so that the contents of
-    strided tensors in CPU memory can be compared. In shape execution (`is_real` false) kernels have no memory to
-    access, and only results of small integer tensors are checked.
+    strided tensors in CPU memory can be compared. In shape execution (`is_real` false) only inputs, buffers, constants
+    and small integer tensors have memory to access: of these, memory that was exported is compared.
     """
 
-    def __init__(self, recorder: UnseenRecorder, *, is_real: bool = True, has_values: bool = True) -> None:
+    def __init__(
+        self, recorder: UnseenRecorder, *, is_real: bool = True, has_values: bool = True, runs_results: bool = False
+    ) -> None:
         self.is_real = is_real
         self._recorder = recorder
         self._has_values = has_values
         # Whether data of the run was exported; new tensors may then be results computed from it.
         self._was_exported = False
-        self._exports: dict[int, _Site] = {}
+        self.exported = ExportedMemory(self._report_exported)
+        # Where arrays were last exported, from which a result that is an array may have been computed.
+        self._array_site: Site | None = None
         # Tensors that no recorded op created; a result is freed during the run, a constant is not.
-        self._suspects: dict[int, tuple[_Site, TensorSpec]] = {}
-        self._uninitialised: dict[int, _Site] = {}
+        self._suspects: dict[int, tuple[Site, TensorSpec]] = {}
+        self._uninitialised: dict[int, Site] = {}
         # Contents of uninitialised memory; if unchanged, nothing was computed there.
-        self._uninitialised_contents: dict[int, _Sample | None] = {}
+        self._uninitialised_contents: dict[int, Sample | None] = {}
         self._has_subclasses = False
         # By address: the storage's index and a sample of its contents.
-        self._contents: dict[int, tuple[int, _Sample]] = {}
+        self._contents: dict[int, tuple[int, Sample]] = {}
         self._is_lifting = False
-        # Whether an op is running; the work of its kernel, even in Python, belongs to it.
-        self.in_op = False
+        # Threads in which an op is running; the work of its kernel, even in Python, belongs to it.
+        self.busy: set[int] = set()
         # The function whose arguments or results are checked.
         self._owner: Any = None
+        self._preexisting: list[weakref.ref[torch.UntypedStorage]] = []
+        self._inputs: dict[int, tuple[torch.Tensor, Sample | None]] = {}
+        # Stacks under which work was reported.
+        self.reported: set[int] = set()
+        self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
 
     def record_subclass(self) -> None:
         """Record that tensor subclasses are in use, which may contain pre-existing tensors."""
         self._has_subclasses = True
         self._suspects.clear()
 
-    def record_export(self, tensor: torch.Tensor, frame: FrameType | None) -> None:
+    @property
+    def in_op(self) -> bool:
+        """Whether an op is running in this thread."""
+        return bool(self.busy) and get_ident() in self.busy
+
+    def is_accessible(self, frame: FrameType | None) -> bool:
+        """Return whether code at a frame is the model's, not torch's, and runs inside a call of the model."""
+        return not self.in_op and frame is not None and self._is_inside() and is_model_code(frame)
+
+    def record_export(self, tensor: torch.Tensor, frame: FrameType | None, *, is_array: bool = False) -> None:
         """Record an access to a tensor's data from outside torch; `frame` is that of the accessing code."""
-        if self.in_op or tensor.numel() < 2 or frame is None or not self._is_inside():
-            return
-        path = frame.f_code.co_filename
-        if path.startswith((_TORCH, _PACKAGE)) and not path.startswith(_ZOO):
+        if tensor.numel() < 2 or not self.is_accessible(frame):
             return
         self._was_exported = True
-        for strided, _ in _with_storages(tensor):
+        site = self._site(find_source_line(frame))
+        if is_array:
+            self._array_site = site
+        for strided, storage in with_storages(tensor):
             self._check_contents(strided)
-            self._exports[self._index(strided)] = self._site(find_source_line(frame))
+            self._export(self._index(strided), storage, describe_tensor(strided), site)
+
+    def record_storage_export(self, storage: torch.UntypedStorage, frame: FrameType | None) -> None:
+        """Record an access to a storage's data from outside torch."""
+        index = self._recorder.storage_indices.get(id(storage))
+        if index is not None and storage.nbytes() > 1 and self.is_accessible(frame):
+            self._was_exported = True
+            spec = TensorSpec((storage.nbytes(),), "uint8", str(storage.device))
+            self._export(index, storage, spec, self._site(find_source_line(frame)))
+
+    def _export(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site) -> None:
+        if self._has_values or not self.is_real:
+            self.exported.add(index, storage, spec, site)
+
+    def record_elsewhere(self, frame: FrameType | None) -> None:
+        """Record that code at a frame has another process or thread compute; tensors created later may be results."""
+        if self.unfinished.record_elsewhere(frame):
+            self._was_exported = True
 
     def record_import(self, tensor: torch.Tensor) -> None:
         """Record a tensor created on foreign memory, which may be a constant."""
@@ -157,13 +134,16 @@ class UnseenWork:
 
     def check_new(self, tensor: torch.Tensor, storage: torch.UntypedStorage, index: int) -> None:
         """Check a tensor that no recorded op created, at its first use."""
-        if self.in_op or type(tensor) not in _PLAIN_TENSORS:
+        if self.in_op or type(tensor) not in PLAIN_TENSORS:
             return
-        self._contents.pop(_address(storage), None)
+        self._contents.pop(find_address(storage), None)
         if tensor.numel() < 2 or not self._is_inside() or peek_interpreter() is not None:
             return
-        if not self._was_exported and (self._is_lifting or not self.is_real or self._has_subclasses):
-            return  # a constant
+        is_view = storage.device.type == "cpu" and self.exported.contains_address(find_address(storage))
+        if not storage.resizable():  # an array's memory, or another program's
+            self._export(index, storage, describe_tensor(tensor), self._site())
+        if is_view or (not self._was_exported and (self._is_lifting or self._has_subclasses)):
+            return  # of exported memory, whose contents are compared, or a constant
         site = self._site(None if self._owner is None else source_line_of(self._owner))
         if self._is_lifting:
             self._report(site, describe_tensor(tensor), index)
@@ -185,27 +165,29 @@ class UnseenWork:
             return
         if storages is None or self._uninitialised or not self._are_unchanged(reads, storages):
             for tensor in tensors_of((args, kwargs)):
-                if type(tensor) in _PLAIN_TENSORS:
+                if type(tensor) in PLAIN_TENSORS:
                     self._check_contents(tensor)
 
     def _are_unchanged(self, indices: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> bool:
         """Return whether storages of plain tensors have the contents of their last samples; make first samples."""
         contents, rows = self._contents, self._recorder.storages
+        if self.exported and self.exported.includes_any(indices):
+            return False
         for index, storage in zip(indices, storages, strict=True):
             nbytes = storage.nbytes()
             if not nbytes or rows[index][1] != "cpu":
                 continue
             try:
-                address = _address_of(storage)
+                address = address_of(storage)
             except RuntimeError:  # a functional or fake tensor's
                 continue
             if not address:
                 continue
             # As in _read, without a call.
-            if nbytes < 2 * _SAMPLE_BYTES:
-                sample = _read_fewer[nbytes](_MEMORY, address)
+            if nbytes < 2 * SAMPLE_BYTES:
+                sample = read_fewer[nbytes](MEMORY, address)
             else:
-                sample = _read_bytes(_MEMORY, address) + _read_bytes(_MEMORY, address + (nbytes >> 1))
+                sample = read_bytes(MEMORY, address) + read_bytes(MEMORY, address + (nbytes >> 1))
             previous = contents.get(address)
             if previous is None:
                 contents[address] = index, sample
@@ -225,20 +207,22 @@ class UnseenWork:
         """Record what an op call wrote."""
         site = None
         if schema.name in UNINITIALISED:
-            site = None if _is_called_by_torch(sys._getframe(1)) else self._site()
-        elif self._uninitialised and schema.name in _COPIES:
+            site = None if is_called_by_torch(sys._getframe(1)) else self._site()
+        elif self._uninitialised and schema.name in COPIES:
             site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)
         if schema.name in UNINITIALISED and site is None:
-            for _, storage in _with_storages(result):
-                self._contents.pop(_address(storage), None)
+            for _, storage in with_storages(result):
+                self._contents.pop(find_address(storage), None)
         elif site is not None:
             self._uninitialised.update((index, site) for index in writes)
-            for tensor, storage in _with_storages(result) if self._has_values else ():
+            for tensor, storage in with_storages(result) if self._has_values else ():
                 index = self._index(tensor)
                 self._uninitialised_contents[index] = self._sample(storage, index)
-        elif schema.name.startswith(_SET_STORAGE):
-            for tensor, storage in _with_storages(result):
-                self.check_new(tensor, storage, self._index(tensor))
+        elif schema.name.startswith(SET_STORAGE):
+            for tensor, storage in with_storages(result):
+                index = self._index(tensor)
+                if index == len(self._recorder.storages) - 1:  # a storage that did not exist before
+                    self.check_new(tensor, storage, index)
         elif self._has_values:
             if writes and not (len(writes) == 1 and writes[0] in reads and not schema.written):
                 self._store_contents(result)
@@ -248,18 +232,25 @@ class UnseenWork:
     def store(self, indices: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> None:
         """Record that an op call, of an op without `is_special`, may have written to storages of plain tensors."""
         if self._has_values:
+            self.exported.accept(indices)
             contents, rows = self._contents, self._recorder.storages
             for index, storage in zip(indices, storages, strict=True):
                 nbytes = storage.nbytes()
-                if nbytes and rows[index][1] == "cpu" and (address := _address(storage)):
-                    contents[address] = index, _read(address, nbytes)
+                if nbytes and rows[index][1] == "cpu" and (address := find_address(storage)):
+                    contents[address] = index, read_sample(address, nbytes)
 
     def record_write(self, values: Any) -> None:
         """Record that a kernel launch wrote to tensors."""
-        for tensor, _ in _with_storages(values):
+        for tensor, _ in with_storages(values):
             self._uninitialised.pop(self._index(tensor), None)
         if self._has_values:
             self._store_contents(values)
+
+    def accept_constants(self, indices: Iterable[int]) -> None:
+        """Accept storages that an op has lifted as constants, unless they may contain data exported before."""
+        if not self._was_exported:
+            for index in indices:
+                self._suspects.pop(index, None)
 
     def set_lifting(self, is_lifting: bool) -> None:
         """Mark the start or end of an op call that creates a constant, such as `torch.tensor([1, 2])`."""
@@ -271,8 +262,9 @@ class UnseenWork:
             return
         if not self._is_inside():
             self.forget_contents()  # work between two calls of the model is not the model's
+            self._sample_preexisting()
             self._recorder.storages_of(tensors_of(values))
-            if any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
+            if any(type(tensor) not in PLAIN_TENSORS for tensor in tensors_of(values)):
                 self.record_subclass()
         elif self._has_values or self._uninitialised:
             self._check_values(values, None)
@@ -282,6 +274,34 @@ class UnseenWork:
         if not self.in_op and (self._has_values or self._uninitialised or self._was_exported):
             self._check_values(values, owner)
 
+    def finish(self, result: Any, owner: Any) -> None:
+        """Check the result of the outermost call of the model, to the function `owner`; its region is still open."""
+        arrays = self.unfinished.finish(result, owner)
+        self.exported.check()
+        for index, (tensor, sample) in self._inputs.items():
+            if index not in self.exported and self._sample(tensor.untyped_storage(), index) != sample:
+                self._report(self._site(source_line_of(owner)), describe_tensor(tensor), index)
+        for tensor, _ in with_storages(result):
+            index = self._index(tensor)
+            if self._was_exported and index in self._suspects:  # a recorded program may keep the result
+                self._report(*self._suspects.pop(index), index)
+        if self._array_site is not None and (spec := self._find_computed(arrays)) is not None:
+            self.report(self._array_site, (spec,))
+            self._array_site = None
+
+    def report_array(self, array: Any, stack: int) -> None:
+        """Report an array that existed before the run and was changed, unless that was seen already."""
+        if stack not in self.reported and not self.exported.contains_address(address_of_array(array)):
+            self.report(Site(stack, "forward", SourceLine("", type(array).__name__)), (describe_array(array),))
+
+    def _find_computed(self, arrays: Sequence[Any]) -> TensorSpec | None:
+        """Return the spec of the first array or number that is not a view of a tensor's memory."""
+        for array in arrays:
+            address = address_of_array(array)
+            if not address or not self.exported.contains_address(address):
+                return describe_array(array)
+        return None
+
     def forget_storage(self, index: int) -> None:
         """Discard a freed storage; report a tensor on it that no recorded op created."""
         suspect = self._suspects.pop(index, None)
@@ -289,35 +309,58 @@ class UnseenWork:
             self._report(*suspect, index)
         self._uninitialised.pop(index, None)
         self._uninitialised_contents.pop(index, None)
-        self._exports.pop(index, None)
+        self.exported.forget(index)
 
     def forget_contents(self) -> None:
         """Discard all samples of contents, after work that is not recorded."""
         self._contents.clear()
+        self.exported.accept()
+
+    def _report_exported(self, site: Site, spec: TensorSpec, index: int) -> None:
+        if index not in self._uninitialised and self._is_inside():
+            self._report(site, spec, index)
+
+    def watch(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Compare storages that exist before the run from the beginning of each call of the model on."""
+        self._preexisting = list(map(weakref.ref, storages))
+
+    def watch_inputs(self, inputs: Any) -> None:
+        """Compare floating-point inputs, which no op writes to in shape execution, when the call ends."""
+        for tensor, storage in with_storages(inputs):
+            if tensor.is_floating_point():
+                index = self._index(tensor)
+                self._inputs[index] = tensor, self._sample(storage, index)
+
+    def _sample_preexisting(self) -> None:
+        indices = self._recorder.storage_indices
+        alive = [storage for reference in self._preexisting if (storage := reference()) is not None]
+        alive = [storage for storage in alive if id(storage) in indices]
+        self.store([indices[id(storage)] for storage in alive], alive)
 
     def _check_values(self, values: Any, owner: Any) -> None:
         if type(values) is torch.Tensor and self._has_values and not self._uninitialised:
-            for _, storage in _with_storages(values):
+            for _, storage in with_storages(values):
                 index = self._recorder.storage_indices.get(id(storage))
                 if index is not None and self._are_unchanged((index,), (storage,)):
                     return
-        if not self._has_subclasses and any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors_of(values)):
+        if not self._has_subclasses and any(type(tensor) not in PLAIN_TENSORS for tensor in tensors_of(values)):
             self.record_subclass()
         self._owner = owner
         # The model's result is read outside.
-        is_final = owner is not None and len(self._recorder.thread_state().opened) == 1
-        for tensor, _ in _with_storages(values):
+        state = self._recorder.thread_state()
+        is_final = owner is not None and len(state.opened) == 1 and not state.thread_number
+        for tensor, _ in with_storages(values):
             index = self._index(tensor)
             # Uninitialised memory that a module returns may be written to later.
-            if index in self._uninitialised and owner is not None and (is_final or index in self._exports):
+            if index in self._uninitialised and owner is not None and (is_final or index in self.exported):
                 self._report_uninitialised(tensor, index)
             self._check_contents(tensor)
         self._owner = None
 
     def _check_initialised(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         written = {id(tensor) for value in written_arguments(schema, args, kwargs) for tensor in tensors_of(value)}
-        reads_contents = not (schema.is_view or schema.name in METADATA_ONLY or schema.name in _COPIES)
-        for tensor, _ in _with_storages((*args, *kwargs.values())):
+        reads_contents = not (schema.is_view or schema.name in METADATA_ONLY or schema.name in COPIES)
+        for tensor, _ in with_storages((*args, *kwargs.values())):
             index = self._index(tensor)
             if index not in self._uninitialised:
                 continue
@@ -331,10 +374,11 @@ class UnseenWork:
         site = self._uninitialised.pop(index)
         sample = self._sample(tensor.untyped_storage(), index) if self._has_values else None
         is_unchanged = (
-            sample is not None and sample == self._uninitialised_contents.get(index) and index not in self._exports
+            sample is not None and sample == self._uninitialised_contents.get(index) and index not in self.exported
         )
         if tensor.numel() and not is_unchanged:
-            self._report(self._exports.get(index, site), describe_tensor(tensor), index)
+            self._report(self.exported.site_of(index) or site, describe_tensor(tensor), index)
+            self.exported.accept((index,))
 
     def _check_contents(self, tensor: torch.Tensor) -> None:
         """Report a tensor whose contents differ from those after the last recorded op."""
@@ -346,10 +390,14 @@ class UnseenWork:
             return
         recorder = self._recorder
         index = self._index(tensor)
+        if index in self.exported:
+            self.exported.check((index,))
+            self._contents.pop(find_address(storage), None)
+            return
         sample = self._sample(storage, index)
         if sample is None or index in self._uninitialised:
             return
-        address = _address(storage)
+        address = find_address(storage)
         previous = self._contents.get(address)
         self._contents[address] = index, sample
         if previous is None or previous[1] == sample or not self._is_inside():
@@ -357,93 +405,55 @@ class UnseenWork:
         # Two storages at one address are one array imported twice, or the address was reused.
         if previous[0] != index and "op" in (recorder.storages[previous[0]][2], recorder.storages[index][2]):
             return
-        site = self._exports.get(index)
-        if site is None:
-            site = self._site(None if self._owner is None else source_line_of(self._owner))
+        site = self._site(None if self._owner is None else source_line_of(self._owner))
         self._report(site, describe_tensor(tensor), index)
 
     def _store_contents(self, values: Any) -> None:
-        for tensor, storage in _with_storages(values):
+        for tensor, storage in with_storages(values):
             index = self._index(tensor)
             sample = self._sample(storage, index)
+            self.exported.accept((index,))
             if sample is not None:
-                self._contents[_address(storage)] = index, sample
+                self._contents[find_address(storage)] = index, sample
 
-    def _sample(self, storage: torch.UntypedStorage, index: int) -> _Sample | None:
+    def _sample(self, storage: torch.UntypedStorage, index: int) -> Sample | None:
         if self._recorder.storages[index][1] != "cpu":
             return None
-        address, nbytes = _address(storage), storage.nbytes()
-        return _read(address, nbytes) if address and nbytes else None
+        address, nbytes = find_address(storage), storage.nbytes()
+        return read_sample(address, nbytes) if address and nbytes else None
 
     def _index(self, tensor: torch.Tensor) -> int:
         return self._recorder.storage_of(tensor, "outside")
 
     def _is_inside(self) -> bool:
         """Return whether a call of the model, or its backward pass, is running."""
-        return bool(self._recorder.thread_state().opened) or current_autograd_node() is not None
+        # A thread that the model started is inside the call that started it.
+        return self._recorder.thread_state().stack != 0 or current_autograd_node() is not None
 
-    def _site(self, source: SourceLine | None = None) -> _Site:
-        stack, phase = self._recorder.stack_and_phase()
-        return _Site(stack, phase, find_source_line(sys._getframe(2)) if source is None else source)
+    def _site(self, source: SourceLine | None = None) -> Site:
+        return self.site_of(find_source_line(sys._getframe(2)) if source is None else source)
 
-    def _report(self, site: _Site, output: TensorSpec, index: int) -> None:
+    def site_of(self, source: SourceLine) -> Site:
+        """Return where work at a source line is attributed now."""
+        return Site(*self._recorder.stack_and_phase(), source)
+
+    def _report(self, site: Site, output: TensorSpec, index: int) -> None:
+        self.report(site, (output,), (index,))
+
+    def report(self, site: Site, outputs: tuple[TensorSpec, ...] = (), writes: tuple[int, ...] = ()) -> None:
+        """Report work at a site that computes tensors or arrays, if known, on these storages."""
         recorder = self._recorder
         innermost = recorder.innermost_region(site.stack)
         if innermost.kind == "function" and site.phase != "backward":
             name = f"prim::PythonOp.{innermost.name}"
         else:
             name = f"unseen::{_function_name(site, innermost)}"
-        signature = Signature(name, (), (), (output,), f"{name}(...) -> Tensor", site.source.line)
-        recorder.append_unseen(signature, site.stack, site.phase, index)
+        signature = Signature(name, (), (), outputs, f"{name}(...) -> Tensor", site.source.line)
+        self.reported.add(site.stack)
+        recorder.append_unseen(signature, site.stack, site.phase, writes)
 
 
-def _read(address: int, nbytes: int) -> _Sample:
-    """Return a sample of memory: its start and its middle."""
-    if nbytes < 2 * _SAMPLE_BYTES:
-        return _read_fewer[nbytes](_MEMORY, address)
-    return _read_bytes(_MEMORY, address) + _read_bytes(_MEMORY, address + (nbytes >> 1))
-
-
-def is_special(schema: OpSchema) -> bool:
-    """Return whether an op's results have more to record than their contents."""
-    return schema.name in UNINITIALISED or schema.name in _COPIES or schema.name.startswith(_SET_STORAGE)
-
-
-def _function_name(site: _Site, innermost: Region) -> str:
+def _function_name(site: Site, innermost: Region) -> str:
     if innermost.kind == "function":
         return f"{innermost.name}.backward"
     return site.source.function or innermost.name or "work"
-
-
-def _is_called_by_torch(frame: FrameType | None) -> bool:
-    """Return whether torch's own code made the call; some of its C++ kernels (`_pad_packed_sequence`) write by pointer.
-
-    Calls from torch.ops and the backward engine do not count, since these call custom kernels too.
-    """
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    path = frame.f_code.co_filename
-    if path.endswith("_ops.py") and frame.f_code.co_name == "decompose":
-        return str(frame.f_locals["self"]).startswith("aten.")
-    return path.startswith(_TORCH) and not path.endswith(_CUSTOM_KERNEL_CALLERS)
-
-
-def _with_storages(values: Any) -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:
-    """Yield the plain strided tensors in nested values with their storages."""
-    for tensor in tensors_of(values):
-        if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
-            try:
-                storage = tensor.untyped_storage()
-            except RuntimeError:  # functorch tensors have none
-                continue
-            yield tensor, storage
-
-
-def _address(storage: torch.UntypedStorage) -> int:
-    """Return a storage's address, 0 without memory."""
-    try:
-        return _address_of(storage)
-    except RuntimeError:  # the storage of a wrapper subclass
-        return 0

@@ -171,6 +171,8 @@ def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
 
 
 def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
+    if not flops.trace().calls:
+        raise ValueError("no op was called, so that nothing was counted (--strict)")
     unknown = flops.counts().ledger()[Status.UNSUPPORTED]
     if unknown:
         locations = find_unsupported_locations(flops.trace(), flops.counts())

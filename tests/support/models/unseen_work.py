@@ -55,7 +55,7 @@ def tensor_class_of_array(x: torch.Tensor) -> torch.Tensor:
 
 
 def ufunc_on_tensor(x: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(np.einsum("ij->ij", x))
+    return torch.as_tensor(np.einsum("ij,ij->ij", x, x))
 
 
 def ufunc_into_empty(x: torch.Tensor) -> torch.Tensor:
@@ -236,10 +236,13 @@ class PythonFunction(torch.autograd.Function):
 _PLAIN = (
     *(from_numpy, scipy_filter, as_tensor, tensor_of_array, tensor_class_of_array, ufunc_on_tensor, ufunc_into_empty),
     *(ufunc_into_zeros, numpy_in_place, numpy_in_place_on_the_argument, copied_from_numpy, saved_and_loaded),
-    *(pickled, dlpack_capsule, frombuffer, frombuffer_of_array, python_list, dlpack_to_numpy_and_back),
+    *(pickled, frombuffer, frombuffer_of_array, python_list, dlpack_to_numpy_and_back),
 )
 # Those that compute in a function of this file that others share.
-_SHARED = (*(ctypes_into_empty, ctypes_into_new_empty, ctypes_into_strided, ctypes_into_zeros, ctypes_into_full),)
+_SHARED = (
+    dlpack_capsule,
+    *(ctypes_into_empty, ctypes_into_new_empty, ctypes_into_strided, ctypes_into_zeros, ctypes_into_full),
+)
 KINDS: dict[str, Kind] = {
     **{function.__name__: Kind(function, f"unseen::{function.__name__}") for function in _PLAIN},
     **{function.__name__: Kind(function, "unseen::_copy_memory") for function in _SHARED},

@@ -1,0 +1,107 @@
+"""Memory of tensors that code outside torch can access, to find contents that no op has written."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Callable, Iterable
+from ctypes import c_ubyte
+
+import torch
+
+from fvflops.capture.unseen.memory_samples import MEMORY, SAMPLE_BYTES, find_address, read_bytes
+from fvflops.capture.unseen.unseen_recorder import Site
+from fvflops.trace import TensorSpec
+
+# All bytes of exported memory are compared up to this size, beyond it blocks of 64 bytes at this many places.
+_MAX_COMPARED = 1 << 24
+_BLOCKS = 256
+
+
+class Export:
+    """Memory that code outside torch can access: its storage, the tensor's spec, and where it was exported."""
+
+    __slots__ = ("_checksum", "_storage", "site", "spec")
+
+    def __init__(self, storage: torch.UntypedStorage, spec: TensorSpec, site: Site) -> None:
+        self._storage = weakref.ref(storage)
+        self.spec = spec
+        self.site = site
+        self.update()
+
+    def update(self) -> bool:
+        """Take the contents as they are; return whether they have changed since the last time."""
+        before, self._checksum = getattr(self, "_checksum", None), self._sum()
+        return before is not None and self._checksum is not None and self._checksum != before
+
+    def contains(self, address: int) -> bool:
+        """Return whether the memory contains an address."""
+        storage = self._storage()
+        return storage is not None and 0 <= address - find_address(storage) < storage.nbytes()
+
+    def _sum(self) -> int | None:
+        storage = self._storage()
+        if storage is None or storage.device.type != "cpu" or not (address := find_address(storage)):
+            return None
+        nbytes = storage.nbytes()
+        if nbytes <= _MAX_COMPARED:
+            return zlib.crc32((c_ubyte * nbytes).from_address(address))
+        step = (nbytes - SAMPLE_BYTES) // (_BLOCKS - 1)
+        return hash(tuple([read_bytes(MEMORY, address + index * step) for index in range(_BLOCKS)]))
+
+
+class ExportedMemory:
+    """The exported storages of a run by index; `report` is called with one that changed although no op wrote to it."""
+
+    def __init__(self, report: Callable[[Site, TensorSpec, int], None]) -> None:
+        self._report = report
+        self._exports: dict[int, Export] = {}
+
+    def __len__(self) -> int:
+        return len(self._exports)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._exports
+
+    def includes_any(self, indices: Iterable[int]) -> bool:
+        """Return whether one of these storages was exported."""
+        return bool(self._exports) and not self._exports.keys().isdisjoint(indices)
+
+    def site_of(self, index: int) -> Site | None:
+        """Return where a storage was exported, None if it was not."""
+        export = self._exports.get(index)
+        return None if export is None else export.site
+
+    def contains_address(self, address: int) -> bool:
+        """Return whether an address is in exported memory."""
+        return self._find(address) is not None
+
+    def add(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site) -> None:
+        """Add a storage, or record that it was exported again."""
+        export = self._exports.get(index)
+        if export is None:  # perhaps another view of exported memory
+            self._exports[index] = self._find(find_address(storage)) or Export(storage, spec, site)
+            return
+        if export.site.stack != site.stack:  # what one module writes is reported once
+            self.check((index,))
+        export.site = site
+
+    def check(self, indices: Iterable[int] | None = None) -> None:
+        """Report those of these storages, by default of all, that changed since an op last wrote to them."""
+        for index in list(self._exports) if indices is None else indices:
+            export = self._exports.get(index)
+            if export is not None and export.update():
+                self._report(export.site, export.spec, index)
+
+    def accept(self, indices: Iterable[int] | None = None) -> None:
+        """Take the contents of these storages, by default of all, as they are: an op may have written to them."""
+        if self._exports:
+            for index in self._exports.keys() & set(self._exports if indices is None else indices):
+                self._exports[index].update()
+
+    def forget(self, index: int) -> None:
+        """Discard a freed storage."""
+        self._exports.pop(index, None)
+
+    def _find(self, address: int) -> Export | None:
+        return next((export for export in self._exports.values() if export.contains(address)), None)

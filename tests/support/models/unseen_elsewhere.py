@@ -1,0 +1,678 @@
+"""Work that leaves the dispatcher on a model's inputs and constants, in its threads and processes, or unfinished.
+
+Each kind is a function of the module that runs it, `Scan`, and its input. It is counted, or named by an unseen op.
+"""
+
+from __future__ import annotations
+
+import _thread
+import array
+import asyncio
+import ctypes
+import functools
+import itertools
+import multiprocessing
+import os
+import queue
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import shared_memory
+from multiprocessing.pool import ThreadPool
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from scipy import ndimage
+from torch import nn
+
+SHAPE = 4, 8
+# Multiply-adds of `Scan.layer` on an input of this shape.
+LAYER = 256
+
+
+class Kind(NamedTuple):
+    """A way to work: what computes, the calls of `Scan.layer` that are counted, and the unseen op that is reported."""
+
+    compute: Callable[[Scan, torch.Tensor], Any]
+    calls: int
+    op: str | None = None
+
+
+class Scan(nn.Module):
+    """A module that computes by one of the kinds."""
+
+    def __init__(self, compute: Callable[[Scan, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.table: torch.Tensor
+        self.register_buffer("table", torch.zeros(SHAPE))
+        self.array = self.table.numpy()
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.compute(self, x)
+
+
+class Net(nn.Module):
+    """A model that returns what its module `scan` does."""
+
+    def __init__(self, compute: Callable[[Scan, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.scan = Scan(compute)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.scan(x)
+
+
+WAVE = np.sin(np.arange(32, dtype=np.float32)).reshape(SHAPE)
+
+
+# Memory that other code than torch's writes to.
+
+
+def numpy_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    y.numpy()[:] = WAVE
+    return scan.layer(y)
+
+
+def numpy_into_ones(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.ones(SHAPE)
+    y.numpy()[:] *= WAVE
+    return scan.layer(x + y)
+
+
+def numpy_into_empty(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.empty(SHAPE)
+    np.cos(WAVE, out=y.numpy())
+    return scan.layer(y)
+
+
+def numpy_into_a_buffer(scan: Scan, x: torch.Tensor) -> Any:
+    scan.table.numpy()[:] = WAVE
+    return scan.layer(x + scan.table)
+
+
+def numpy_into_the_input(scan: Scan, x: torch.Tensor) -> Any:
+    x.numpy()[:] = np.abs(np.fft.fft(x.numpy()))
+    return scan.layer(x)
+
+
+def numpy_into_a_part(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(64, 8)
+    y.numpy()[9, 3:5] = 1
+    return scan.layer(y[:4])
+
+
+def numpy_into_the_result(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    y.numpy()[:] = WAVE
+    return y
+
+
+def asarray_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    np.asarray(y)[:] = WAVE
+    return scan.layer(y)
+
+
+def dlpack_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    np.from_dlpack(y)[:] = WAVE
+    return scan.layer(y)
+
+
+def ctypes_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    ctypes.memmove(y.data_ptr(), WAVE.ctypes.data, WAVE.nbytes)
+    return scan.layer(y)
+
+
+def storage_pointer(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    ctypes.memmove(y.untyped_storage().data_ptr(), WAVE.ctypes.data, WAVE.nbytes)
+    return scan.layer(y)
+
+
+def storage_items(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    storage = y.untyped_storage()
+    for index, byte in enumerate(WAVE.tobytes()):
+        storage[index] = byte
+    return scan.layer(y)
+
+
+def python_apply(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(torch.ones(SHAPE).apply_(lambda value: value * 2))
+
+
+def python_map(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(torch.ones(SHAPE).map_(torch.ones(SHAPE), lambda a, b: a * 2 + b))
+
+
+def array_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
+    memory = np.zeros(SHAPE, dtype=np.float32)
+    y = torch.from_numpy(memory)
+    z = y + 1
+    np.sin(WAVE, out=memory)
+    return scan.layer(y + z)
+
+
+def array_of_a_buffer(scan: Scan, x: torch.Tensor) -> Any:
+    np.sin(WAVE, out=scan.array)
+    return scan.layer(x + scan.table)
+
+
+def bytearray_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
+    memory = bytearray(128)
+    y = torch.frombuffer(memory, dtype=torch.float32).view(SHAPE)
+    z = y + 1
+    struct.pack_into("32f", memory, 0, *[2.0 * value for value in range(32)])
+    return scan.layer(y + z)
+
+
+def python_array_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
+    memory = array.array("f", [0.0] * 32)
+    y = torch.frombuffer(memory, dtype=torch.float32).view(SHAPE)
+    z = y + 1
+    for index in range(32):
+        memory[index] = 2.0 * index
+    return scan.layer(y + z)
+
+
+def shared_memory_of_a_tensor(scan: Scan, x: torch.Tensor) -> Any:
+    block = shared_memory.SharedMemory(create=True, size=128)
+    y = torch.frombuffer(block.buf, dtype=torch.float32).view(SHAPE)
+    z = y + 1
+    block.buf[:] = WAVE.tobytes()
+    result = scan.layer(y + z)
+    block.unlink()
+    BLOCKS.append(block)  # exported memory cannot be closed
+    return result
+
+
+BLOCKS: list[Any] = []
+
+
+def array_in_another_module(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    memory = y.numpy()
+    z = scan.layer(y)
+    memory[:] = WAVE
+    return z + y
+
+
+def scipy_into_zeros(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    ndimage.gaussian_filter(WAVE, sigma=1, output=y.numpy())
+    return scan.layer(y)
+
+
+def pillow_filter(scan: Scan, x: torch.Tensor) -> Any:
+    image = Image.fromarray((x.numpy() * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(1))
+    return scan.layer(torch.from_numpy(np.asarray(image, dtype=np.float32)))
+
+
+def numpy_result(scan: Scan, x: torch.Tensor) -> Any:
+    return {"loss": np.tanh(x.numpy())}
+
+
+def numpy_number(scan: Scan, x: torch.Tensor) -> Any:
+    return float(np.tanh(x.numpy()).sum())
+
+
+# Threads.
+
+EXECUTOR = ThreadPoolExecutor(2)
+POOL = ThreadPool(2)
+
+
+def _tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.tanh(x.numpy()))
+
+
+def numpy_in_an_executor(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(EXECUTOR.submit(_tanh, x).result())
+
+
+def numpy_in_a_pool(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(POOL.map(_tanh, [x])[0])
+
+
+def numpy_in_a_thread(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE)
+    thread = threading.Thread(target=lambda: np.tanh(WAVE, out=y.numpy()))
+    thread.start()
+    thread.join()
+    return scan.layer(y)
+
+
+def numpy_in_to_thread(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(asyncio.run(asyncio.to_thread(_tanh, x)))
+
+
+def numpy_beside_an_op(scan: Scan, x: torch.Tensor) -> Any:
+    large = torch.ones(512, 512)
+    busy = EXECUTOR.submit(lambda: [large @ large for _ in range(4)])
+    y = _tanh(x)
+    busy.result()
+    return scan.layer(y)
+
+
+def raw_thread(scan: Scan, x: torch.Tensor) -> Any:
+    results: list[torch.Tensor] = []
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    _thread.start_new_thread(lambda: (results.append(scan.layer(x)), lock.release()), ())
+    lock.acquire()
+    return results
+
+
+def thread_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
+    def work() -> None:
+        time.sleep(0.05)
+        scan.layer(x)
+
+    threading.Thread(target=work).start()
+    return scan.layer(x)
+
+
+def future_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
+    def work() -> None:
+        time.sleep(0.05)
+        scan.layer(x)
+
+    EXECUTOR.submit(work)
+    return scan.layer(x)
+
+
+def pool_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
+    def work(y: torch.Tensor) -> None:
+        time.sleep(0.05)
+        scan.layer(y)
+
+    POOL.imap_unordered(work, [x, x])
+    return scan.layer(x)
+
+
+def raw_thread_that_ends_later(scan: Scan, x: torch.Tensor) -> Any:
+    def work() -> None:
+        time.sleep(0.05)
+        scan.layer(x)
+
+    _thread.start_new_thread(work, ())
+    return scan.layer(x)
+
+
+def timer(scan: Scan, x: torch.Tensor) -> Any:
+    threading.Timer(0.05, scan.layer, (x,)).start()
+    return scan.layer(x)
+
+
+RELEASED = threading.Event()
+
+
+def wait_for_release() -> None:
+    RELEASED.wait(60)
+
+
+def thread_that_does_not_end(scan: Scan, x: torch.Tensor) -> Any:
+    threading.Thread(target=wait_for_release, daemon=True).start()
+    return scan.layer(x)
+
+
+class _Worker(Executor):
+    """An executor whose thread exists before the run."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            future, function, args = self._tasks.get()
+            future.set_result(function(*args))
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._tasks.put((future, function, args))
+        return future
+
+
+WORKER = _Worker()
+
+
+def executor_of_another_library(scan: Scan, x: torch.Tensor) -> Any:
+    return WORKER.submit(np.tanh, WAVE).result(30)
+
+
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+LOOP = _start_loop()
+
+
+async def _tanh_later() -> np.ndarray:
+    return np.tanh(WAVE)
+
+
+def event_loop_of_another_thread(scan: Scan, x: torch.Tensor) -> Any:
+    return asyncio.run_coroutine_threadsafe(_tanh_later(), LOOP).result(30)
+
+
+def dispatch_disabled(scan: Scan, x: torch.Tensor) -> Any:
+    with torch.utils._python_dispatch._disable_current_modes():
+        y = x * 2
+    return scan.layer(y)
+
+
+def input_written_with_dispatch_disabled(scan: Scan, x: torch.Tensor) -> Any:
+    with torch.utils._python_dispatch._disable_current_modes():
+        x.mul_(2)
+    return scan.layer(x)
+
+
+# Processes.
+
+_FORK = multiprocessing.get_context("fork")
+
+
+def process_pool_executor(scan: Scan, x: torch.Tensor) -> Any:
+    with ProcessPoolExecutor(1, mp_context=_FORK) as executor:
+        return executor.submit(np.tanh, WAVE).result()
+
+
+def process_pool(scan: Scan, x: torch.Tensor) -> Any:
+    with _FORK.Pool(1) as pool:
+        return scan.layer(torch.from_numpy(pool.map(np.tanh, [WAVE])[0]))
+
+
+def _fill(y: torch.Tensor) -> None:
+    y.numpy()[:] = WAVE
+
+
+def process(scan: Scan, x: torch.Tensor) -> Any:
+    y = torch.zeros(SHAPE).share_memory_()
+    child = _FORK.Process(target=_fill, args=(y,))
+    child.start()
+    child.join()
+    return scan.layer(y)
+
+
+def program(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(torch.frombuffer(bytearray(_copy(x.numpy().tobytes())), dtype=torch.float32).view(SHAPE))
+
+
+def _copy(data: bytes) -> bytes:
+    return subprocess.run(["cat"], input=data, stdout=subprocess.PIPE, check=True).stdout
+
+
+def program_without_a_result(scan: Scan, x: torch.Tensor) -> Any:
+    subprocess.run(["true"], check=True)
+    return scan.layer(x)
+
+
+def shell(scan: Scan, x: torch.Tensor) -> Any:
+    os.system("true")
+    return scan.layer(x)
+
+
+def fork(scan: Scan, x: torch.Tensor) -> Any:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return scan.layer(x)
+
+
+def _serve(connection: Any) -> None:
+    while True:
+        connection.send(np.tanh(connection.recv()))
+
+
+@functools.cache
+def start_server() -> Any:
+    """Start the process that computes what it is sent, before a run; return the connection to it."""
+    ours, theirs = _FORK.Pipe()
+    _FORK.Process(target=_serve, args=(theirs,), daemon=True).start()
+    return ours
+
+
+def pipe_to_a_process(scan: Scan, x: torch.Tensor) -> Any:
+    connection = start_server()
+    connection.send(WAVE)
+    return connection.recv().tolist()
+
+
+# Unfinished results.
+
+
+def generator(scan: Scan, x: torch.Tensor) -> Any:
+    for _ in range(3):
+        yield scan.layer(x)
+
+
+def generator_expression(scan: Scan, x: torch.Tensor) -> Any:
+    return (scan.layer(item) for item in (x, x, x))
+
+
+def generator_of_generators(scan: Scan, x: torch.Tensor) -> Any:
+    return (generator(scan, x) for _ in range(2))
+
+
+def generator_with_numpy(scan: Scan, x: torch.Tensor) -> Any:
+    return (scan.layer(_tanh(x)) for _ in range(1))
+
+
+def lazy_map(scan: Scan, x: torch.Tensor) -> Any:
+    return map(scan.layer, [x, x])
+
+
+def lazy_filter(scan: Scan, x: torch.Tensor) -> Any:
+    return filter(lambda item: scan.layer(item) is not None, [x, x])
+
+
+def lazy_zip(scan: Scan, x: torch.Tensor) -> Any:
+    return zip(map(scan.layer, [x, x]), range(2), strict=True)
+
+
+def lazy_chain(scan: Scan, x: torch.Tensor) -> Any:
+    return itertools.chain.from_iterable([scan.layer(x)] for _ in range(2))
+
+
+def iterator_in_a_tuple(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(x), map(scan.layer, [x, x])
+
+
+def iterator_in_a_dict(scan: Scan, x: torch.Tensor) -> Any:
+    return {"steps": [generator(scan, x)], "input": x}
+
+
+@dataclass
+class Output:
+    steps: Any
+
+
+def iterator_in_a_dataclass(scan: Scan, x: torch.Tensor) -> Any:
+    return Output(generator(scan, x))
+
+
+class _Steps(Iterator[torch.Tensor]):
+    def __init__(self, scan: Scan, x: torch.Tensor) -> None:
+        self.scan, self.x, self.left = scan, x, 2
+
+    def __next__(self) -> torch.Tensor:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        result: torch.Tensor = self.scan.layer(self.x)
+        return result
+
+
+def iterator_class(scan: Scan, x: torch.Tensor) -> Any:
+    return _Steps(scan, x)
+
+
+async def coroutine(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.layer(x)
+
+
+async def coroutine_with_tasks(scan: Scan, x: torch.Tensor) -> Any:
+    await asyncio.sleep(0.01)
+    return await asyncio.gather(*(coroutine(scan, x) for _ in range(3)))
+
+
+async def coroutine_with_a_thread(scan: Scan, x: torch.Tensor) -> Any:
+    return await asyncio.to_thread(scan.layer, x)
+
+
+async def async_generator(scan: Scan, x: torch.Tensor) -> Any:
+    for _ in range(2):
+        yield await coroutine(scan, x)
+
+
+class _Awaitable:
+    def __init__(self, scan: Scan, x: torch.Tensor) -> None:
+        self.scan, self.x = scan, x
+
+    def __await__(self) -> Any:
+        return coroutine(self.scan, self.x).__await__()
+
+
+def awaitable(scan: Scan, x: torch.Tensor) -> Any:
+    return _Awaitable(scan, x)
+
+
+class _AsyncSteps:
+    def __init__(self, scan: Scan, x: torch.Tensor) -> None:
+        self.scan, self.x, self.left = scan, x, 2
+
+    def __aiter__(self) -> _AsyncSteps:
+        return self
+
+    async def __anext__(self) -> torch.Tensor:
+        if not self.left:
+            raise StopAsyncIteration
+        self.left -= 1
+        result: torch.Tensor = self.scan.layer(self.x)
+        return result
+
+
+def async_iterator_class(scan: Scan, x: torch.Tensor) -> Any:
+    return _AsyncSteps(scan, x)
+
+
+def endless_generator(scan: Scan, x: torch.Tensor) -> Any:
+    return (scan.layer(x) for _ in itertools.count())
+
+
+async def coroutine_that_does_not_end(scan: Scan, x: torch.Tensor) -> Any:
+    await asyncio.get_running_loop().create_future()
+    return scan.layer(x)
+
+
+def returned_function(scan: Scan, x: torch.Tensor) -> Any:
+    return lambda: scan.layer(x)
+
+
+def returned_partial(scan: Scan, x: torch.Tensor) -> Any:
+    return x, functools.partial(scan.layer, x)
+
+
+def returned_method(scan: Scan, x: torch.Tensor) -> Any:
+    return scan.forward
+
+
+class _Lazy:
+    def __init__(self, scan: Scan, x: torch.Tensor) -> None:
+        self.scan, self.x = scan, x
+
+    @functools.cached_property
+    def result(self) -> torch.Tensor:
+        result: torch.Tensor = self.scan.layer(self.x)
+        return result
+
+
+def lazy_property(scan: Scan, x: torch.Tensor) -> Any:
+    return _Lazy(scan, x)
+
+
+def pending_future(scan: Scan, x: torch.Tensor) -> Any:
+    return {"result": Future()}
+
+
+def forked_by_torch(scan: Scan, x: torch.Tensor) -> Any:
+    return torch.jit.fork(scan.layer, x)
+
+
+_UNSEEN = (
+    *(numpy_into_zeros, numpy_into_ones, numpy_into_empty, numpy_into_a_buffer, numpy_into_the_input),
+    *(numpy_into_a_part, asarray_into_zeros, dlpack_into_zeros, ctypes_into_zeros, storage_pointer, python_apply),
+    *(python_map, array_of_a_tensor, bytearray_of_a_tensor, python_array_of_a_tensor, shared_memory_of_a_tensor),
+    *(array_in_another_module, scipy_into_zeros, pillow_filter, dispatch_disabled, process_pool, process, program),
+    *(program_without_a_result, shell, fork),
+)
+_WITHOUT_THE_LAYER = (
+    *(numpy_into_the_result, numpy_result, numpy_number, event_loop_of_another_thread, process_pool_executor),
+    pipe_to_a_process,
+)
+# What runs in threads, or when the result is used.
+KINDS: dict[str, Kind] = {
+    **{function.__name__: Kind(function, 1, f"unseen::{function.__name__}") for function in _UNSEEN},
+    **{function.__name__: Kind(function, 0, f"unseen::{function.__name__}") for function in _WITHOUT_THE_LAYER},
+    "array_of_a_buffer": Kind(array_of_a_buffer, 1, "unseen::ndarray"),
+    "storage_items": Kind(storage_items, 1),
+    "numpy_in_an_executor": Kind(numpy_in_an_executor, 1, "unseen::_tanh"),
+    "numpy_in_a_pool": Kind(numpy_in_a_pool, 1, "unseen::_tanh"),
+    "numpy_in_a_thread": Kind(numpy_in_a_thread, 1, "unseen::lambda"),
+    "numpy_in_to_thread": Kind(numpy_in_to_thread, 1, "unseen::_tanh"),
+    "numpy_beside_an_op": Kind(numpy_beside_an_op, 1, "unseen::_tanh"),
+    "executor_of_another_library": Kind(executor_of_another_library, 0, "unseen::_Worker.submit"),
+    "raw_thread": Kind(raw_thread, 1),
+    "thread_that_ends_later": Kind(thread_that_ends_later, 2),
+    "future_that_ends_later": Kind(future_that_ends_later, 2),
+    "pool_that_ends_later": Kind(pool_that_ends_later, 3),
+    "raw_thread_that_ends_later": Kind(raw_thread_that_ends_later, 2),
+    "timer": Kind(timer, 2),
+    "forked_by_torch": Kind(forked_by_torch, 1),
+}
+# Results that compute when they are used: how often, and the name of those that are not used.
+RESULTS: dict[str, Kind] = {
+    "generator": Kind(generator, 3, "unseen::generator"),
+    "generator_expression": Kind(generator_expression, 3, "unseen::genexpr"),
+    "generator_of_generators": Kind(generator_of_generators, 6, "unseen::genexpr"),
+    "lazy_map": Kind(lazy_map, 2, "unseen::map"),
+    "lazy_filter": Kind(lazy_filter, 2, "unseen::filter"),
+    "lazy_zip": Kind(lazy_zip, 2, "unseen::zip"),
+    "lazy_chain": Kind(lazy_chain, 2, "unseen::chain"),
+    "iterator_in_a_tuple": Kind(iterator_in_a_tuple, 3, "unseen::map"),
+    "iterator_in_a_dict": Kind(iterator_in_a_dict, 3, "unseen::generator"),
+    "iterator_in_a_dataclass": Kind(iterator_in_a_dataclass, 3, "unseen::generator"),
+    "iterator_class": Kind(iterator_class, 2, "unseen::_Steps"),
+    "coroutine": Kind(coroutine, 1, "unseen::coroutine"),
+    "coroutine_with_tasks": Kind(coroutine_with_tasks, 3, "unseen::coroutine_with_tasks"),
+    "coroutine_with_a_thread": Kind(coroutine_with_a_thread, 1, "unseen::coroutine_with_a_thread"),
+    "async_generator": Kind(async_generator, 2, "unseen::async_generator"),
+    "awaitable": Kind(awaitable, 1, "unseen::_Awaitable"),
+    "async_iterator_class": Kind(async_iterator_class, 2, "unseen::_AsyncSteps"),
+}
+# Results whose work cannot be run.
+ENDLESS: dict[str, Kind] = {
+    "thread_that_does_not_end": Kind(thread_that_does_not_end, 1, "unseen::wait_for_release"),
+    "endless_generator": Kind(endless_generator, 4096, "unseen::genexpr"),
+    "coroutine_that_does_not_end": Kind(coroutine_that_does_not_end, 0, "unseen::coroutine_that_does_not_end"),
+    "returned_function": Kind(returned_function, 0, "unseen::lambda"),
+    "returned_partial": Kind(returned_partial, 0, "unseen::partial"),
+    "returned_method": Kind(returned_method, 0, "unseen::Scan.forward"),
+    "lazy_property": Kind(lazy_property, 0, "unseen::_Lazy"),
+    "pending_future": Kind(pending_future, 0, "unseen::Future"),
+}
