@@ -475,8 +475,14 @@ class ShapeMode(SubclassAwareMode):
         """Return a real tensor with the shape and strides that an op gives it; they are restored with the model."""
         if op.schema.name.startswith("aten::resize"):  # it may allocate
             self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
-        result = func(*args, **kwargs)
+        begun = self._begin_op()
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._end_op(begun)
         self.concrete.refresh(args[0])
+        if self.recorder.unseen is not None:
+            self.recorder.unseen.accept_write(reads[0])
         self._record(outcome, reads, [self.recorder.storage_of(args[0], "op")])
         return result
 
@@ -670,6 +676,8 @@ class ShapeMode(SubclassAwareMode):
             self.concrete.refresh(args[0])
         if unseen_work is not None:
             unseen_work.exported.accept(reads)
+            if op.writes:
+                unseen_work.accept_write(reads[0])
         items, build = unpack_result(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature

@@ -324,6 +324,10 @@ class UnseenWork:
         """Compare storages that exist before the run from the beginning of each call of the model on."""
         self._preexisting = list(map(weakref.ref, storages))
 
+    def accept_write(self, index: int) -> None:
+        """Compare an input no longer, since an op has written to its memory."""
+        self._inputs.pop(index, None)
+
     def watch_inputs(self, inputs: Any) -> None:
         """Compare floating-point inputs, which no op writes to in shape execution, when the call ends."""
         for tensor, storage in with_storages(inputs):
