@@ -66,7 +66,7 @@ RAISES = {
     "attention: flex_attention eager": "to be on the same device",
     "attention: flex_attention compiled": "to be on the same device",
     "others: fft half": "Unsupported dtype Half",  # torch's meta kernel
-    "others: sparse mm": "SparseCsrTensor",
+    "others: sparse mm": "reads a tensor's memory",
     "others: item": "data-dependent",
     "others: nonzero": "data-dependent",
 }
@@ -95,15 +95,27 @@ OTHER_ZERO_FLOP_OPS = {
 FREE = {case: reason for reason, cases in OTHER_ZERO_FLOP_OPS.items() for case in cases}
 
 
+# Forward passes that no GPU has recorded, since default and exact decompose other ops: the next recording has them.
+UNRECORDED = {
+    f"others: {name}, forward"
+    for name in (
+        *("dropout2d", "alpha_dropout", "rrelu", "cross_entropy", "nll_loss2d", "ctc_loss native"),
+        *("embedding_bag sum", "embedding_bag mean", "embedding_bag max"),
+    )
+}
+
+
 @pytest.mark.skipif(HERE, reason="says what is counted where there is no CUDA device")
 @pytest.mark.parametrize(("name", "make"), list(list_cases()), ids=[name for name, _ in list_cases()])
 def test_ops_and_counts_without_a_gpu_are_those_recorded_on_an_h100(name, make):
     torch.manual_seed(0)
     case = make()
     for train in case.train:
-        recorded = RECORDED.get(f"{name}, {'training' if train else 'forward'}")
-        if recorded is None:
+        variant = f"{name}, {'training' if train else 'forward'}"
+        if variant in UNRECORDED:
+            assert variant not in RECORDED
             continue
+        recorded = RECORDED[variant]
         with case.context():
             if name in RAISES:
                 assert RAISES[name] in run_all_ways(case.model, case.args, {}, train=train)["without"]["error"]

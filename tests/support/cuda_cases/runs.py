@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from fvflops import FlopCountAnalysis, Trace, load_table
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import record_call
 
-_DEFAULT, _EXACT = (load_table(name).stops_at for name in ("default", "exact"))
-STOPS = replace(_DEFAULT, names=frozenset(name for name in _DEFAULT.names if name in _EXACT))
+STOPS, _EXACT_STOPS = (load_table(name).stops_at for name in ("default", "exact"))
 Run = dict[str, Any]
 # Of which size they are, only cuDNN knows: op → names of its inputs, and indexes of its outputs. No count uses them.
 _UNKNOWN = {
@@ -30,8 +28,11 @@ _UNKNOWN = {
 _NOTHING: tuple[frozenset[str], frozenset[int]] = (frozenset(), frozenset())
 
 
-def describe(trace: Trace) -> Run:
-    """Return what a run comes to: calls by text (phase, op, arguments, results), FLOPs, MACs, and what is unknown."""
+def describe(trace: Trace, for_exact: Trace | None = None) -> Run:
+    """Return what a run comes to: calls by text (phase, op, arguments, results), FLOPs, MACs, and what is unknown.
+
+    `for_exact` is recorded by the stops of that convention; by default it is the same Trace.
+    """
     calls: Counter[str] = Counter()
     ops: Counter[str] = Counter()
     for (index, _, phase), number in trace.calls.items():
@@ -43,7 +44,7 @@ def describe(trace: Trace) -> Run:
         calls[f"{phase} {signature.op}({inputs}) -> {outputs}"] += number
         ops[f"{phase} {signature.op}"] += number
     default = FlopCountAnalysis.from_trace(trace, table="default", warn=False)
-    exact = FlopCountAnalysis.from_trace(trace, table="exact", warn=False)
+    exact = FlopCountAnalysis.from_trace(for_exact or trace, table="exact", warn=False)
     return {
         "ops": dict(sorted(ops.items())),
         "calls": dict(sorted(calls.items())),
@@ -124,8 +125,11 @@ def run_all_ways(model: Any, args: Any, kwargs: dict[str, Any], *, train: bool) 
     loss = total_of if train else None
 
     def count(model: Any, args: Any, kwargs: Any, **options: Any) -> Run:
-        torch.manual_seed(0)
-        return describe(record_call(model, args, kwargs, stops_at=STOPS, loss=loss, quiet=True, **options))
+        traces = []
+        for stops_at in (STOPS, _EXACT_STOPS):
+            torch.manual_seed(0)
+            traces.append(record_call(model, args, kwargs, stops_at=stops_at, loss=loss, quiet=True, **options))
+        return describe(*traces)
 
     if not torch.cuda.is_available():
         return {"without": attempt(lambda: count(model, args, kwargs, execution="shapes", device="cuda"))}
