@@ -224,6 +224,7 @@ INTERNALS: Mapping[str, Internal] = {
     "unwrap_functorch": Internal("torch._C", "_functorch.get_unwrapped", _FUNCTORCH),
     "peek_interpreter": Internal("torch._C", "_functorch.peek_interpreter_stack", _FUNCTORCH),
     "TransformType": Internal("torch._C", "_functorch.TransformType", _FUNCTORCH),
+    "predispatch": Internal("torch._functorch.predispatch", "", "loading of programs of torch.export"),
     "transform_depth": Internal("torch._C", "_functorch.get_dynamic_layer_stack_depth", _RESTORED),
     "undo_transforms": Internal("torch._C", "_functorch.pop_dynamic_layer_stack_and_undo_to_depth", _RESTORED),
     # Tensors without values
@@ -333,6 +334,8 @@ ATTRIBUTES: tuple[Internal, ...] = (
     Internal("torch._C", "_FunctionBase._sequence_nr", _NODES),
     Internal("torch._ops", "OpOverload._schema", _MODES),
     Internal("torch._ops", "OpOverload._op", _MODES),
+    Internal("torch._ops", "OpOverload._overloadname", _MODES),
+    Internal("torch._ops", "OpOverloadPacket._qualified_op_name", "handles named by an op of torch.ops"),
     Internal("torch._ops", "OpOverload._op_dk", "choice of kernels in shape execution"),
     Internal("torch.jit", "RecursiveScriptModule._c", _SCRIPT),
     Internal("torch._C", "ScriptFunction._debug_flush_compilation_cache", _SCRIPT),

@@ -29,18 +29,21 @@ EXCEPTIONS = {
     "capture/restore/containers.py": {
         *("torch._dynamo", "torch._inductor", "torch._C", "torch._ops", "torch._library", "torch._subclasses"),
     },
+    # The module that a checked program's functions must be of.
+    "analysis/files/program_archive.py": {"torch._functorch.predispatch"},
     # What torch's own functions are kept from importing, as they name it.
     "capture/shapes/symbolic_imports.py": {"torch._dynamo", "torch.utils._sympy.functions"},
 }
 # Private attributes that are of Python's classes.
 PYTHONS = {
     *("_asdict", "_field_defaults", "_fields", "_make", "_replace"),  # named tuples
-    "_getframe",  # sys
+    *("_current_frames", "_getframe"),  # sys
     *("_ActionsContainer", "_AppendAction", "_ArgumentGroup", "_SubParsersAction", "_action_groups"),  # argparse
 }
 # Private attributes that are of other libraries.
 LIBRARIES = {
     "_import_structure",  # of diffusers: the names of its classes, without their import
+    "_quantize",  # of bitsandbytes' Params4bit
     *("_from_config", "_model_mapping"),  # of transformers: a model without weights, the classes of an Auto class
 }
 distributed = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without distributed")

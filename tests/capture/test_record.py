@@ -426,7 +426,7 @@ def test_merged_traces_add_up():
         (lambda text: "{}", "not a trace of fvflops"),
         (lambda text: "[1]", "not a trace of fvflops"),
         (lambda text: text.replace('"stacks":', '"stakcs":'), "damaged"),
-        (lambda text: text.replace('"length":', '"colour":[],"length":'), "colour"),
+        (lambda text: text.replace('"length":', '"colour":[],"length":').partition(',"checksum"')[0] + "}", "colour"),
     ],
 )
 def test_a_damaged_trace_is_refused(damage, message):

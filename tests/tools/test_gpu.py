@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 from fvflops.zoo.gpt2 import GPT2Config
+from tests.support.cuda_cases.runs import differences, run_all_ways
 from tests.support.tools import load_tool
 
 counters = load_tool("gpu_checks.counters")
 _FMA, _TENSOR, read_counters = counters._FMA, counters._TENSOR, counters.read_counters
 write_page = load_tool("gpu_checks.page").write_page
-runs = load_tool("gpu_checks.runs")
-differences, run_all_ways = runs.differences, runs.run_all_ways
 
 RUN = {"ops": {"forward a": 1}, "calls": {"forward a(1) -> 2": 1}, "flops": 4, "macs": 2, "exact": 5, "unsupported": {}}
 

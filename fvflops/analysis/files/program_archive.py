@@ -150,12 +150,12 @@ def _is_unquoted(text: str) -> bool:
 
 def _is_op(target: str) -> bool:
     """Return whether a target is an operator, without input and output, or arithmetic of sizes."""
-    from fvflops.torch_internals import HigherOrderOperator, OpOverload
+    from fvflops.torch_internals import HigherOrderOperator, OpOverload, predispatch
 
     if _FUNCTION.fullmatch(target):
         return True
     if found := _PREDISPATCH.fullmatch(target):
-        functions = vars(torch._functorch.predispatch)
+        functions = vars(predispatch)
         return getattr(functions.get(found[1]), "__module__", "") == "torch._functorch.predispatch"
     found = _OP.fullmatch(target)
     if found is None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from fvflops.torch_internals import no_torch_function, pytree
+from fvflops.torch_internals import make_wrapper_subclass, no_torch_function, pytree
 
 # Values of the codes of 4-bit floating-point formats, from code 0. Sources: Dettmers et al., "QLoRA"
 # (arXiv:2305.14314), appendix E; OCP Microscaling Formats 1.0, E2M1.
@@ -143,7 +143,8 @@ class PackedWeight(torch.Tensor):
     ) -> PackedWeight:
         size = (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
         assert parts[0] is not None
-        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=parts[0].device)
+        weight: PackedWeight = make_wrapper_subclass(cls, size, dtype=dtype, device=parts[0].device)
+        return weight
 
     def __init__(
         self,

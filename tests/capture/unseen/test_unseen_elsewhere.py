@@ -19,7 +19,7 @@ from tests.support.models.unseen_elsewhere import ENDLESS, KINDS, LAYER, RELEASE
 ALL = {**KINDS, **RESULTS, **ENDLESS}
 FILE = "tests/support/models/unseen_elsewhere.py"
 # These wait for seconds.
-SLOW = {"thread_that_does_not_end", "coroutine_that_does_not_end"}
+SLOW = ("thread_that_does_not_end", "coroutine_that_does_not_end")
 
 
 @pytest.fixture(autouse=True)
