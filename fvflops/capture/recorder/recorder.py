@@ -635,6 +635,10 @@ class Recorder(ThreadState):
             [storage for storage_ref, *_ in self._storage_refs.values() if (storage := storage_ref()) is not None]
         )
         self._storage_refs.clear()
+        # Parts of UnseenWork refer to each other and to this recorder: without these the analysis would live on.
+        self._estimate_cost = None
+        if self.unseen is not None:
+            self.unseen.forget_tensors()
         self.unseen = None
         for state in (self, *self._thread_states.values()):
             state.active_optimizers.clear()  # a step that raised keeps its frame alive

@@ -83,6 +83,12 @@ class UnseenWork:
         self.reported: set[int] = set()
         self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
 
+    def forget_tensors(self) -> None:
+        """Drop references to the run's tensors."""
+        self._inputs.clear()
+        self._contents.clear()
+        self._uninitialised_contents.clear()
+
     def record_subclass(self) -> None:
         """Record that tensor subclasses are in use, which may contain pre-existing tensors."""
         self._has_subclasses = True
