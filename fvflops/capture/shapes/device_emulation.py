@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
@@ -18,6 +19,7 @@ from fvflops.capture.shapes.meta_run import substitute
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.torch_internals import device_constructors, dispatch_mode_stack
 
+_DEVICE, _FLEX_ATTENTION = torch.Tensor.device, "torch.nn.attention.flex_attention"
 _CONSTRUCTORS = [
     Patch(torch, name)
     for name in sorted(getattr(function, "__name__", "") for function in device_constructors())
@@ -34,7 +36,7 @@ class MissingDeviceMode(TorchFunctionMode):
 
     def __init__(self, device: torch.device, *, under_autograd: bool = True) -> None:
         super().__init__()
-        self._device_type = device.type
+        self._device, self._device_type = device, device.type
         self._as_on_cuda = under_autograd and device.type == "cuda"
 
     @contextmanager
@@ -74,6 +76,8 @@ class MissingDeviceMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if getattr(func, "__self__", None) is _DEVICE and sys._getframe(1).f_globals.get("__name__") == _FLEX_ATTENTION:
+            return self._device  # of the query or of the block mask, whose tensors have values: both must be equal
         if getattr(func, "__name__", "") in (self._device_type, "pin_memory") and args:  # Tensor.cuda()
             return args[0]
         cpu = torch.device("cpu")
