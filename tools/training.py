@@ -84,7 +84,7 @@ class Step:
     """The count of a step: flops of the products by phase, and of all other arithmetic.
 
     `terms` begins with the two of the formula; its sum is the count if nothing was forgotten. `skipping` is the count
-    where a fused attention skips the pairs that its mask takes.
+    without the pairs that the mask takes.
     """
 
     case: Case
@@ -211,7 +211,7 @@ def analyse(trace: Trace, table: FormulaTable) -> FlopCountAnalysis:
 
 @cache
 def load_table_that_skips_masked() -> FormulaTable:
-    """Return `default`, but with the masked pairs of a fused attention left out."""
+    """Return `default`, but with the masked pairs of attention left out."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "skips_masked.yaml"
         path.write_text("extends: default\nconstants: {attention_skips_masked: 1}\n")
@@ -278,7 +278,7 @@ def show_terms(fused: Step, unfused: Step) -> None:
     if fused.unexplained or unfused.unexplained:
         rows.append(("UNEXPLAINED", fused.unexplained, unfused.unexplained))
     rows.append(("= forward and backward, counted", fused.count, unfused.count))
-    rows.append(("  and if masked pairs that the kernel can skip are left out", fused.skipping, unfused.skipping))
+    rows.append(("  and if masked pairs are left out", fused.skipping, unfused.skipping))
     rows.append(("  not in it: what is no product, by `exact`", fused.others, unfused.others))
     sizes = f"L={case.L} H={case.H} Q={case.Q} T={format_thousands(case.T)}"
     print(f"\n{case.name}, {case.batch} x {format_thousands(case.T)} tokens, {sizes}")
@@ -301,7 +301,7 @@ def show_run(fused: Step, unfused: Step, run: Run) -> None:
     for name, flops in fused.terms.items():
         rows.append((f"  {name}", [scale(flops, fused, run), scale(unfused.terms[name], unfused, run)]))
     left, others = [step.skipping for step in steps], [step.others for step in steps]
-    rows.append(("if masked pairs that the kernel can skip are left out", [scale(n, fused, run) for n in left]))
+    rows.append(("if masked pairs are left out", [scale(n, fused, run) for n in left]))
     rows.append(("not in it: what is no product, by `exact`", [scale(n, fused, run) for n in others]))
     tokens = f"{run.tokens / 10**12:g}T tokens in sequences of {format_thousands(fused.case.T)}"
     print(f"\n{run.case} on {tokens}: flops, and their ratio to the paper's")

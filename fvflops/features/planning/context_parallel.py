@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+
+from fvflops.torch_internals import all_gather_with_gradient, scaled_dot_product_attention
 
 
 class ShardedSequence(TorchFunctionMode):
@@ -25,7 +26,8 @@ class ShardedSequence(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = {} if kwargs is None else dict(kwargs)
-        if func is F.scaled_dot_product_attention:
+        # Not the attribute of F, which a recording replaces.
+        if func is scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
             args = ()
@@ -34,6 +36,4 @@ class ShardedSequence(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _gather(self, tensor: Any) -> Any:
-        from fvflops.torch_internals import all_gather_with_gradient
-
         return all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)

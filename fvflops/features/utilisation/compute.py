@@ -86,8 +86,8 @@ def mfu(
 
     PaLM counts matrix products only, forward and backward. The table `default` adds norms, pooling and the like, a
     thousandth in a transformer; `{"bf16": 2 * macs}` is exact. Masked attention counts in full, as in PaLM; with
-    `attention` "causal", of an analysis or a Trace, fused attention counts only the pairs within its mask, with "dense"
-    all. Ops that the table does not support are not counted: see the counts' ledger.
+    `attention` "causal", of an analysis or a Trace, only the pairs within its mask count, as in `model_flops`, with
+    "dense" all. Ops that the table does not support are not counted: see the counts' ledger.
 
     `device` is a name, as `torch.cuda.get_device_name()` gives it, a Device, or FILE.yaml or FILE.yaml:NAME, which
     `fvflops peak` writes. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4

@@ -27,7 +27,7 @@ def model_flops(
 
     Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
     `attention` is "dense", in which all pairs of query and key count, or "causal", in which only those within a causal
-    mask, a window or a known mask do: that of fused attention, since an attention written out multiplies all pairs.
+    mask, a window or a known mask do. Attention written out as products and a softmax counts all pairs in both.
     `matmul_only` leaves out all FLOPs that are no multiply-adds, such as those of norms. `table` is the convention.
 
     >>> import torch

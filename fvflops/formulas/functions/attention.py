@@ -242,6 +242,7 @@ def _unmasked_pairs(call: Call, pairs: int, all_pairs: int) -> int:
 def skip_masked(cost: OpCost, signature: Signature, multiply_add: int) -> OpCost:
     """Return the cost of the unmasked pairs of a product of a decomposed attention; other costs are returned unchanged.
 
+    >>> from fvflops.formulas.cost import Status
     >>> weights, values = TensorSpec((4, 4), values=(10,)), TensorSpec((4, 8))
     >>> product = Signature("aten::mm", (), (weights, values), (values,))
     >>> skip_masked(OpCost("mm", Status.COUNTED, 128, 128), product, 1).macs
