@@ -372,7 +372,8 @@ def test_a_generation_is_what_generate_does(name, table):
     model = kind(config).eval()
     with torch.no_grad(), fvflops.record(model, table=table) as run:
         model.generate(torch.ones(2, 5, dtype=torch.long), max_new_tokens=9, min_new_tokens=9, do_sample=False)
-    assert cost.total == run.total()
+    # generate compares the 64 logits of 2 sequences for each of the 9 tokens, which is not of the model.
+    assert cost.total == run.total() - (9 * 2 * 64 if table == "exact" else 0)
     if name == "MistralForCausalLM":  # the window bounds what the cache holds
         assert str(cost.decode).endswith("for cache from 5 to 15") and cost.decode.polynomial.degree() == 0
         assert cost.polynomial is None

@@ -244,7 +244,8 @@ def own_work(loop: str, model: nn.Module, micro: int) -> Counter:
     # Lightning and Accelerate divide each loss by the number of micro-batches, also by 1, and back again.
     own = Counter({("forward", "aten::div"): micro, ("backward", "aten::div"): micro})
     if loop == "transformers":
-        # The Trainer does so before Accelerate does, and adds up the losses for its log. It takes the norm of each
+        # The Trainer does so before Accelerate does, and adds up the losses for its log unless one is nan or infinite:
+        # one comparison, and an absolute value with another. It takes the norm of each
         # parameter's gradient, whose n squares take 2 n and a root 1, and that of these norms, also where it does not
         # clip; and then multiplies all gradients by a number that is 1, made in four operations.
         parameters = list(model.parameters())
@@ -253,6 +254,8 @@ def own_work(loop: str, model: nn.Module, micro: int) -> Counter:
         own += Counter(
             {
                 ("forward", "aten::add_"): micro,
+                ("forward", "aten::isnan"): micro,
+                ("forward", "aten::isinf"): 2 * micro,
                 ("other", "aten::_foreach_norm"): 2 * elements + len(parameters),
                 ("other", "aten::linalg_vector_norm"): 2 * len(parameters) + 1,
                 ("other", "aten::add"): 1,
