@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +98,8 @@ class RoutedTokens:
     """The tokens that each expert of one mixture gets from each of the `ranks` of ep, of which this is `rank`.
 
     `slices` are the ranks of tp that divide a batch's tokens among them, and `batch` is the number of tokens of the
-    last batch and of the experts of a token.
+    last batch and of the experts of a token. The tensors are constants of a run, so they are kept: one that is freed
+    during the run would be the result of work that is not recorded.
     """
 
     name: str
@@ -109,6 +110,7 @@ class RoutedTokens:
     slices: int
     batch: tuple[int, int] = (0, 1)
     _counts: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict)
+    _constants: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
 
     def counts(self) -> list[list[int]]:
         """Return rank → expert → tokens."""
@@ -125,12 +127,22 @@ class RoutedTokens:
     def chosen(self) -> torch.Tensor:
         """Return the experts of each token of this rank's batch, (tokens, experts of a token)."""
         first = self.rank - self.rank % self.slices
-        with disable_dispatch_modes():  # a real run has no such ops
-            parts = self.counts()[first : first + self.slices]
-            return torch.cat([choose_experts(part, self.batch[1]) for part in parts])
+        return self._constant(
+            "chosen",
+            lambda: torch.cat(
+                [choose_experts(part, self.batch[1]) for part in self.counts()[first : first + self.slices]]
+            ),
+        )
 
     def received(self) -> torch.Tensor:
         """Return the tokens that this rank's experts get from each rank, (ranks, experts of a rank)."""
         each = self.experts // self.ranks
-        with disable_dispatch_modes():
-            return torch.tensor(self.counts())[:, self.rank * each : (self.rank + 1) * each].contiguous()
+        own = slice(self.rank * each, (self.rank + 1) * each)
+        return self._constant("received", lambda: torch.tensor(self.counts())[:, own].contiguous())
+
+    def _constant(self, name: str, create: Callable[[], torch.Tensor]) -> torch.Tensor:
+        key = name, *self.batch
+        if key not in self._constants:
+            with disable_dispatch_modes():  # a real run has no such ops
+                self._constants[key] = create()
+        return self._constants[key]
