@@ -9,6 +9,7 @@ from multiprocessing.pool import ThreadPool
 import pytest
 import torch
 from torch import nn
+from torch.utils import _python_dispatch as python_dispatch
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 
@@ -119,3 +120,28 @@ def test_a_raising_thread_leaves_nothing():
         FlopCountAnalysis(Net(way), torch.ones(4, 8)).total()
     assert EXECUTOR.submit(torch._C._len_torch_dispatch_stack).result() == 0
     assert FlopCountAnalysis(Net(_threads), torch.ones(4, 8)).total() == 1792
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_a_thread_that_outlives_the_run_leaves_torchs_flags(execution):
+    begun, ended = threading.Event(), threading.Event()
+    threads = []
+
+    class Starting(nn.Module):
+        def forward(self, x):
+            thread = threading.Thread(target=lambda: (begun.set(), ended.wait(30)), daemon=True)
+            threads.append(thread)
+            thread.start()
+            assert begun.wait(30)
+            return x + 1
+
+    before = _flags()
+    assert FlopCountAnalysis(Starting(), torch.ones(2, 3), execution=execution).total() == 0
+    ended.set()
+    for thread in threads:
+        thread.join(30)
+    assert _flags() == before
+
+
+def _flags():
+    return {name: value for name, value in vars(python_dispatch).items() if name.startswith("_is_in_")}

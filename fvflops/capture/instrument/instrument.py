@@ -25,7 +25,7 @@ from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.restore.torch_state import dispatch_mode_active
+from fvflops.capture.restore.torch_state import dispatch_mode_active, dispatch_mode_in_thread
 from fvflops.capture.shapes.offloading import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
@@ -53,7 +53,11 @@ def instrument(
 
     @contextmanager
     def enter_thread() -> Iterator[None]:
-        with grad_mode(), scripts_unoptimized() if as_written else nullcontext(), mode.for_thread():
+        with (
+            grad_mode(),
+            scripts_unoptimized() if as_written else nullcontext(),
+            dispatch_mode_in_thread(mode.for_thread()),
+        ):
             yield
 
     as_written = recorder.probe is None  # a measured run is the script's own

@@ -28,6 +28,8 @@ from fvflops.capture.restore.forks import at_fork
 
 # The functions of `signal` create an enum for each value, which takes ten times as long.
 _handler_of, _set_handler = _signal.getsignal, _signal.signal
+# A recording wraps the attribute.
+_start_thread = _thread.start_new_thread
 # Retries when handlers raise while the handlers of several signals are replaced.
 _RETRIES = 8
 # Exceptions in finalizers and weak reference callbacks are printed and discarded: a signal that arrives there is sent
@@ -211,7 +213,7 @@ class _Handlers:
                 return
             if _discards_exceptions(frame):
                 while self._pending:
-                    _thread.start_new_thread(_resend, (self._pending.popitem()[0],))
+                    _start_thread(_resend, (self._pending.popitem()[0],))
                 return
             self.deliver()
         finally:

@@ -227,6 +227,21 @@ def dispatch_mode_active(mode: TorchDispatchMode) -> Iterator[None]:
             _remove_mode(mode)
 
 
+@contextmanager
+def dispatch_mode_in_thread(mode: TorchDispatchMode) -> Iterator[None]:
+    """Activate a dispatch mode in a thread that a run started, and which may outlive it.
+
+    torch's flags are process-wide and set by the run's own mode: the thread changes none.
+    """
+    push_dispatch_mode(mode)
+    try:
+        yield
+    finally:
+        stack = dispatch_mode_stack()
+        if any(item is mode for item in stack):
+            _set_modes([item for item in stack if item is not mode])
+
+
 def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
     """Push dispatch modes that an exception removed onto the stack again, below the active ones."""
     stack = dispatch_mode_stack()

@@ -78,14 +78,13 @@ class UnseenWork:
         # The function whose arguments or results are checked.
         self._owner: Any = None
         self._preexisting: list[weakref.ref[torch.UntypedStorage]] = []
-        self._inputs: dict[int, tuple[torch.Tensor, Sample | None]] = {}
+        self._inputs: dict[int, tuple[weakref.ref[torch.Tensor], Sample | None]] = {}
         # Stacks under which work was reported.
         self.reported: set[int] = set()
         self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
 
     def forget_tensors(self) -> None:
         """Drop references to the run's tensors."""
-        self._inputs.clear()
         self._contents.clear()
         self._uninitialised_contents.clear()
 
@@ -284,8 +283,11 @@ class UnseenWork:
         """Check the result of the outermost call of the model, to the function `owner`; its region is still open."""
         arrays = self.unfinished.finish(result, owner)
         self.exported.check()
-        for index, (tensor, sample) in self._inputs.items():
-            if index not in self.exported and self._sample(tensor.untyped_storage(), index) != sample:
+        for index, (reference, sample) in self._inputs.items():
+            tensor = reference()
+            if tensor is None or index in self.exported:
+                continue
+            if self._sample(tensor.untyped_storage(), index) != sample:
                 self._report(self._site(source_line_of(owner)), describe_tensor(tensor), index)
         for tensor, _ in with_storages(result):
             index = self._index(tensor)
@@ -339,7 +341,7 @@ class UnseenWork:
         for tensor, storage in with_storages(inputs):
             if tensor.is_floating_point():
                 index = self._index(tensor)
-                self._inputs[index] = tensor, self._sample(storage, index)
+                self._inputs[index] = weakref.ref(tensor), self._sample(storage, index)
 
     def _sample_preexisting(self) -> None:
         indices = self._recorder.storage_indices
