@@ -5,8 +5,9 @@ is "parameters", "flops", "activations" or a phase. A count is an integer, or th
 
 - `format`: "fvflops.summary". `schema`: 1; a change that old readers would misread raises it, a new key does not.
 - `about`: an object of strings: `model`, `inputs`, `table` (the convention) with its `multiply_add` (FLOPs per
-  multiply-add) and `description`, the versions `fvflops`, `torch` and `python`, and how the model was run; `random`
-  and `data_dependent` are the locations where Python read a random draw or a value of the data, separated by "; ".
+  multiply-add) and `description`, the versions `fvflops`, `torch` and `python`, and how the model was run; where there
+  are any, `random` and `data_dependent`: the locations where Python read a random draw or a value of the data,
+  separated by "; ".
 - `columns`: heading → name → count, submodules included. `parameters` names parameters too.
 - `operators`: heading → operator → count of the whole model.
 - `by_both`: heading → module's name → operator → count.

@@ -398,6 +398,10 @@ def test_without_pandas_one_line_says_what_to_do_before_the_model_runs(monkeypat
 # ---- the schema of the JSON report
 
 
+def read_a_draw_and_a_value(x):
+    return x * 2 if torch.rand(()) < 2 and (x + 0.5).sum() > 0 else x
+
+
 def test_the_json_report_is_what_its_schema_says():
     record = json.loads(REPORTS["json"](summarise_net()))
     documented = re.findall(r"^- `(\w+)`|\. `(schema)`:", json_report.__doc__, re.MULTILINE)
@@ -408,7 +412,10 @@ def test_the_json_report_is_what_its_schema_says():
     place = json_report.__doc__.split("- `modules`")[1]
     assert set(re.findall(r"`(\w+)`", place.split("\n\n")[0])) == set(record["modules"][0])
     told = set(re.findall(r"`(\w+)`", json_report.__doc__.split("- `about`")[1].split("- `columns`")[0]))
-    assert told <= set(record["about"])
+    assert told - set(record["about"]) == {"random", "data_dependent"}  # where there are any
+    about = summarise(FlopCountAnalysis(read_a_draw_and_a_value, torch.ones(4))).about
+    assert told <= set(about)
+    assert all(about[key].startswith("read_a_draw_and_a_value at ") for key in ("random", "data_dependent"))
 
 
 def test_a_new_key_is_passed_over_and_a_newer_schema_is_refused():

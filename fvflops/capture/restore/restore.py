@@ -28,15 +28,17 @@ from fvflops.capture.restore.tensor_state import (
 from fvflops.capture.restore.torch_state import without_modes
 from fvflops.capture.shapes.data_parallel import replication_state
 
-# Ops that update running statistics although their schemas declare no mutation: the argument on which that depends, and
-# the arguments written.
-_UNDECLARED_WRITES: Mapping[str, tuple[str, str, str]] = {
-    "aten::batch_norm": ("training", "running_mean", "running_var"),
-    "aten::native_batch_norm": ("training", "running_mean", "running_var"),
-    "aten::cudnn_batch_norm": ("training", "running_mean", "running_var"),
-    "aten::miopen_batch_norm": ("training", "running_mean", "running_var"),
-    "aten::_batch_norm_impl_index": ("training", "running_mean", "running_var"),
-    "aten::instance_norm": ("use_input_stats", "running_mean", "running_var"),
+# Ops that update running statistics although their schemas declare no mutation: the argument on which that depends, if
+# any. Those that return into `out` arguments do too.
+_UPDATES_STATISTICS: Mapping[str, str | None] = {
+    f"aten::{name}{overload}": condition
+    for overload in ("", ".out")
+    for name, condition in (
+        *((f"{name}batch_norm", "training") for name in ("", "native_", "cudnn_", "miopen_")),
+        *(("_batch_norm_impl_index", "training"), ("instance_norm", "use_input_stats")),
+        *(("batch_norm_update_stats", None), ("batch_norm_gather_stats", None)),
+        ("batch_norm_gather_stats_with_counts", None),
+    )
 }
 
 
@@ -129,17 +131,16 @@ def written_arguments(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str
     """Yield the arguments that a call writes to, including undeclared mutations."""
     for position in schema.written:
         yield args[position] if position < len(args) else kwargs.get(schema.names[position])
-    undeclared = _UNDECLARED_WRITES.get(schema.name)
-    if undeclared is not None:
+    if schema.name in _UPDATES_STATISTICS:
         arguments = dict(zip(schema.names, args, strict=False)) | dict(kwargs)
-        condition, *written = undeclared
-        if arguments.get(condition):
-            yield from (arguments.get(name) for name in written)
+        condition = _UPDATES_STATISTICS[schema.name]
+        if condition is None or arguments.get(condition):
+            yield from (arguments.get(name) for name in ("running_mean", "running_var"))
 
 
 def writes_to_arguments(schema: OpSchema) -> bool:
     """Return whether an op may write to an argument, declared or not."""
-    return bool(schema.written) or schema.name in _UNDECLARED_WRITES
+    return bool(schema.written) or schema.name in _UPDATES_STATISTICS
 
 
 class Snapshot:

@@ -475,14 +475,12 @@ class ShapeMode(SubclassAwareMode):
         """Return a real tensor with the shape and strides that an op gives it; they are restored with the model."""
         if op.schema.name.startswith("aten::resize"):  # it may allocate
             self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
-        begun = self._begin_op()
+        begun = self._begin_op(reads)
         try:
             result = func(*args, **kwargs)
         finally:
-            self._end_op(begun)
+            self._end_op(begun, reads)
         self.concrete.refresh(args[0])
-        if self.recorder.unseen is not None:
-            self.recorder.unseen.accept_write(reads[0])
         self._record(outcome, reads, [self.recorder.storage_of(args[0], "op")])
         return result
 
@@ -649,13 +647,10 @@ class ShapeMode(SubclassAwareMode):
         elif op.random:
             self.recorder.python_reads.has_draws = True
         self._undo_log.before(op.schema, args, kwargs, self.recorder.fresh)
-        unseen_work = self.recorder.unseen
-        if unseen_work is not None:
-            unseen_work.exported.check(reads)
         real_args, real_kwargs = substitute(
             (tuple(args), dict(kwargs)), lambda tensor: tensor, self.concrete.creation_device
         )
-        begun = self._begin_op()
+        begun = self._begin_op(reads)
         try:
             result = func(*real_args, **real_kwargs)
         except NotImplementedError:
@@ -671,13 +666,9 @@ class ShapeMode(SubclassAwareMode):
                 raise
             result = func(*moved[0], **moved[1])
         finally:
-            self._end_op(begun)
+            self._end_op(begun, reads)
         if _changes_view(func):
             self.concrete.refresh(args[0])
-        if unseen_work is not None:
-            unseen_work.exported.accept(reads)
-            if op.writes:
-                unseen_work.accept_write(reads[0])
         items, build = unpack_result(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
         signature = outcome.signature
@@ -692,17 +683,26 @@ class ShapeMode(SubclassAwareMode):
             self._inner_calls.append((outcome, reads, writes))
         return result
 
-    def _begin_op(self) -> bool:
-        """Attribute work outside the dispatcher, and new tensors, to the op that is running, if it is the outermost."""
+    def _begin_op(self, reads: Sequence[int] = ()) -> bool:
+        """Attribute work outside the dispatcher, and new tensors, to the op that is running, if it is the outermost.
+
+        `reads`: the memory on which its kernel runs.
+        """
         unseen_work = self.recorder.unseen
-        if unseen_work is None or unseen_work.in_op:
+        if unseen_work is None:
+            return False
+        unseen_work.before_kernel(reads)
+        if unseen_work.in_op:
             return False
         unseen_work.busy.add(get_ident())
         return True
 
-    def _end_op(self, begun: bool) -> None:
-        if begun and self.recorder.unseen is not None:
-            self.recorder.unseen.busy.discard(get_ident())
+    def _end_op(self, begun: bool, reads: Sequence[int] = ()) -> None:
+        unseen_work = self.recorder.unseen
+        if unseen_work is not None:
+            unseen_work.after_kernel(reads)
+            if begun:
+                unseen_work.busy.discard(get_ident())
 
     def _resize(self, op: OpCache, tensor: torch.Tensor, metadata: Metadata) -> None:
         """Set the metadata of an argument that the op resizes."""

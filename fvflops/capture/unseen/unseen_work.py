@@ -78,7 +78,8 @@ class UnseenWork:
         # The function whose arguments or results are checked.
         self._owner: Any = None
         self._preexisting: list[weakref.ref[torch.UntypedStorage]] = []
-        self._inputs: dict[int, tuple[weakref.ref[torch.Tensor], Sample | None]] = {}
+        # By the storage's index: inputs that are compared in shape execution.
+        self._inputs: dict[int, tuple[weakref.ref[torch.UntypedStorage], TensorSpec, Sample | None]] = {}
         # Stacks under which work was reported.
         self.reported: set[int] = set()
         self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
@@ -283,12 +284,7 @@ class UnseenWork:
         """Check the result of the outermost call of the model, to the function `owner`; its region is still open."""
         arrays = self.unfinished.finish(result, owner)
         self.exported.check()
-        for index, (reference, sample) in self._inputs.items():
-            tensor = reference()
-            if tensor is None or index in self.exported:
-                continue
-            if self._sample(tensor.untyped_storage(), index) != sample:
-                self._report(self._site(source_line_of(owner)), describe_tensor(tensor), index)
+        self._check_inputs(self._inputs, source=source_line_of(owner))
         for tensor, _ in with_storages(result):
             index = self._index(tensor)
             if self._was_exported and index in self._suspects:  # a recorded program may keep the result
@@ -332,16 +328,34 @@ class UnseenWork:
         """Compare storages that exist before the run from the beginning of each call of the model on."""
         self._preexisting = list(map(weakref.ref, storages))
 
-    def accept_write(self, index: int) -> None:
-        """Compare an input no longer, since an op has written to its memory."""
-        self._inputs.pop(index, None)
-
     def watch_inputs(self, inputs: Any) -> None:
-        """Compare floating-point inputs, which no op writes to in shape execution, when the call ends."""
+        """Compare floating-point inputs before a kernel runs on them in shape execution, and when the call ends."""
         for tensor, storage in with_storages(inputs):
             if tensor.is_floating_point():
                 index = self._index(tensor)
-                self._inputs[index] = weakref.ref(tensor), self._sample(storage, index)
+                self._inputs[index] = weakref.ref(storage), describe_tensor(tensor), self._sample(storage, index)
+
+    def before_kernel(self, reads: Sequence[int]) -> None:
+        """Check the memory on which shape execution runs the kernel of an op."""
+        self.exported.check(reads)
+        self._check_inputs(reads)
+
+    def after_kernel(self, reads: Sequence[int]) -> None:
+        """Take that memory as it is: the kernel's writes are the op's, even those that its schema does not declare."""
+        self.exported.accept(reads)
+        self._check_inputs(reads, accepts=True)
+
+    def _check_inputs(self, indices: Iterable[int], *, source: SourceLine | None = None, accepts: bool = False) -> None:
+        """Report inputs that changed since the last time, unless these changes are accepted."""
+        for index in [index for index in indices if index in self._inputs]:
+            reference, spec, before = self._inputs[index]
+            storage = reference()
+            if storage is None:
+                continue
+            sample = self._sample(storage, index)
+            self._inputs[index] = reference, spec, sample
+            if sample != before and not accepts and index not in self.exported:
+                self._report(self._site(source), spec, index)
 
     def _sample_preexisting(self) -> None:
         indices = self._recorder.storage_indices
