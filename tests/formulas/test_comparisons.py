@@ -150,6 +150,21 @@ def test_an_order_takes_at_most_its_count(name, size):
     assert done <= total_of(function, rows[1]) <= 2.5 * done
 
 
+def test_a_quantile_is_read_from_an_order():
+    x = torch.rand(4, 33)
+    for read in (torch.quantile, torch.nanquantile):
+        assert total_of(lambda a, read=read: read(a, 0.3), x) == total_of(torch.median, x) + 7
+        in_rows = total_of(lambda a: torch.median(a, 1).values, x)
+        assert total_of(lambda a, read=read: read(a, 0.3, dim=1), x) == in_rows + 4 * 7
+
+
+def test_the_bin_among_given_edges_is_found_by_a_binary_search():
+    x, edges = torch.rand(9, 2), torch.linspace(0, 1, 6)
+    search = total_of(lambda a: torch.searchsorted(edges, a), x)
+    assert total_of(lambda a: torch.histogram(a, edges)[0], x) == search + 18
+    assert total_of(lambda a: torch.histogramdd(a, (edges, edges))[0], x) == search + 9
+
+
 @pytest.mark.parametrize("bounds", [1, 7, 8, 20])
 def test_a_binary_search(bounds):
     sequence, x = torch.arange(bounds, dtype=torch.float32), torch.rand(5) * bounds
