@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -165,7 +167,8 @@ COMPARED: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("root", [False, True], ids=["a part", "the root too"])
 @pytest.mark.parametrize("kind", COMPARED)
-def test_modules_are_told_apart_whatever_equals_them(kind: str, root: bool) -> None:
+def test_modules_are_told_apart_whatever_equals_them(kind: str, root: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))  # whose layers are searched for
     layer = type("Layer", (nn.Linear,), COMPARED[kind])
     whole = type("Whole", (nn.Sequential,), COMPARED[kind] if root else {})
     model = whole(layer(6, 6), nn.Tanh(), layer(6, 6), layer(6, 4))

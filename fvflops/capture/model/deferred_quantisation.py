@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from fvflops.capture.model.model_index import ModelIndex
+
 _CLASSES = ("Params4bit", "Int8Params")
 # Whether a forward on this machine's CPU packs the weight once more, in place, which needs values.
 _REPACKS = ("support_avx512bf16_for_cpu",)
@@ -20,7 +22,7 @@ def quantised_on_meta(model: Any) -> Iterator[None]:
     replaced: list[tuple[nn.Module, nn.Parameter, dict[str, Any]]] = []
     may_have = "bitsandbytes" in sys.modules and isinstance(model, nn.Module)
     try:
-        for module in model.modules() if may_have else ():
+        for module in ModelIndex(model).modules if may_have else ():  # told apart by identity
             # A ScriptModule has no dict of parameters.
             weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
             if type(weight).__name__ in _CLASSES and weight.device.type == "meta" and not _is_quantised(weight):
