@@ -179,6 +179,7 @@ INTERNALS: Mapping[str, Internal] = {
     "DispatchKey": Internal("torch._C", "DispatchKey", _COMPOSITE),
     "has_kernel": Internal("torch._C", "_dispatch_has_kernel", _COMPOSITE),
     "has_kernel_for_key": Internal("torch._C", "_dispatch_has_kernel_for_dispatch_key", _COMPOSITE),
+    "has_computed_kernel_for_key": Internal("torch._C", "_dispatch_has_computed_kernel_for_dispatch_key", _CUDA_SHAPES),
     "schemas_of_packet": Internal("torch._C", "_jit_get_schemas_for_operator", _SCHEMAS),
     "all_schemas": Internal("torch._C", "_jit_get_all_schemas", _SCHEMAS),
     "ArchiveReader": Internal("torch._C", "PyTorchFileReader", "checks of programs and TorchScript before they load"),

@@ -30,7 +30,7 @@ from fvflops.capture.shapes.collectives import completed_work, is_work
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, unpack_result
-from fvflops.capture.shapes.metadata import Metadata, as_lazy
+from fvflops.capture.shapes.metadata import Metadata, as_lazy, is_available
 from fvflops.capture.shapes.rules.data_dependent import tensors_read
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
@@ -57,6 +57,7 @@ from fvflops.torch_internals import (
     disable_dispatch_modes,
     disable_torch_dispatch,
     disable_torch_function,
+    has_computed_kernel_for_key,
 )
 from fvflops.trace import Signature
 
@@ -654,8 +655,8 @@ class ShapeMode(SubclassAwareMode):
         try:
             result = func(*real_args, **real_kwargs)
         except NotImplementedError:
-            # A kernel of another device, such as CUDA's histc of integers or fused RMSNorm, that this machine lacks.
-            if outcome.written or not outcome.outputs:
+            # A kernel that this machine lacks. One that refuses its arguments raises in a real run too.
+            if not _is_kernel_missing(func, self.device) or outcome.written or not outcome.outputs:
                 raise
             values = substitute((tuple(args), dict(kwargs)), self._without_values, self.concrete.device_for)
             with self:
@@ -711,6 +712,11 @@ class ShapeMode(SubclassAwareMode):
         with disable_torch_dispatch():
             torch.Tensor.set_(tensor, make_shape_tensor(metadata, tensor.storage_ref))  # type: ignore[call-overload]
         tensor.metadata = metadata
+
+
+def _is_kernel_missing(func: Any, device: torch.device) -> bool:
+    """Return whether a device's kernel is missing here; on the CPU, one of the GPU whose kernels a plan chooses."""
+    return not is_available(device) or (device.type == "cpu" and not has_computed_kernel_for_key(func.name(), "CPU"))
 
 
 def _changes_view(func: Any) -> bool:

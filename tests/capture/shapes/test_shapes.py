@@ -1058,8 +1058,30 @@ def test_a_kernel_that_only_a_missing_device_has_gives_unknown_values():
     trace = record_call(run, (torch.ones(3, device="cpu"),), execution="shapes", device="cuda")
     (histogram,) = (item for item in trace.signatures if item.packet == "aten::histc")
     assert [spec.shape for spec in tensors_in(histogram.outputs)] == [(3,)]
-    with pytest.raises(ExecutionError, match="histogram_cpu"):
+    with pytest.raises(ExecutionError, match="histogram_cpu"):  # as a real run
         record_call(run, (torch.ones(3),), execution="shapes", device="cpu")
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm_backward"), reason="this torch has no such op")
+def test_a_kernel_that_the_cpu_lacks_altogether_gives_unknown_values_and_no_branch_reads_them():
+    """A plan for a GPU chooses such kernels for tensors on the CPU."""
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = torch.arange(12).view(2, 6).float()
+        gradients: tuple[torch.Tensor, ...] = torch.ops.aten._fused_rms_norm_backward(
+            rows, rows, [6], torch.ones(2, 1), torch.ones(6), [True, True]
+        )
+        return x.relu(), *gradients
+
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        result, gradient, _ = run(x)
+        return result if gradient.sum() > 0 else gradient
+
+    trace = record_call(run, (torch.ones(3),), execution="shapes", device="cpu")
+    (backward,) = (item for item in trace.signatures if item.packet == "aten::_fused_rms_norm_backward")
+    assert [spec.shape for spec in tensors_in(backward.outputs)] == [(2, 6), (6,)]
+    with pytest.raises(ExecutionError, match="data-dependent"):
+        record_call(branch, (torch.ones(3),), execution="shapes", device="cpu")
 
 
 def test_default_device_is_that_of_the_inputs():
