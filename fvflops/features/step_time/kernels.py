@@ -85,14 +85,26 @@ def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
         return UNKNOWN if traffic is None else None
     dtype = find_dtype(signature.op, signature.names, signature.inputs, signature.outputs)
     if "attention" in packet and macs:
-        costs = TableCostModel(with_attention(load_table("exact"), "causal"), "flops").op_cost(_skipping(signature))
-        macs = sum(cost.macs for cost in costs)
+        if _has_gathered_keys(signature):
+            macs //= 2  # of a causal mask over the whole sequence: the mean of the ranks
+        else:
+            skipping = with_attention(load_table("exact"), "causal")
+            macs = sum(cost.macs for cost in TableCostModel(skipping, "flops").op_cost(_skipping(signature)))
         return Kernel("attention backward" if "backward" in packet else "attention", macs, nbytes, dtype)
     # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
     if macs < nbytes:
         bytes_only = any(cost.status is Status.UNSUPPORTED for cost in costs)
         return Kernel("memory", macs, nbytes, dtype, bytes_only=bytes_only)
     return Kernel("matmul", macs, nbytes, dtype, *_product_shape(signature, macs))
+
+
+def _has_gathered_keys(signature: Signature) -> bool:
+    """Return whether a rank's queries meet the keys of a whole sequence under a causal mask (context parallelism)."""
+    given = dict(zip(signature.names, signature.inputs, strict=True))
+    query, key = given.get("query"), given.get("key")
+    if given.get("is_causal") is not True or not (isinstance(query, TensorSpec) and isinstance(key, TensorSpec)):
+        return False
+    return query.shape[-2] < key.shape[-2]
 
 
 def _skipping(signature: Signature) -> Signature:

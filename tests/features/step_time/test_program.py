@@ -81,6 +81,13 @@ def test_causal_attention_computes_the_unmasked_pairs():
     assert attention.macs == 2 * 2 * 64 * 16  # kernels do not skip what a tensor masks
 
 
+def test_a_part_of_a_sequence_attends_to_half_of_all_keys():
+    q, keys = torch.ones(1, 2, 8, 16), torch.ones(1, 2, 32, 16)  # of one of 4 ranks with context parallelism
+    trace = record_call(nn.functional.scaled_dot_product_attention, (q, keys, keys), kwargs={"is_causal": True})
+    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
+    assert attention.macs == 2 * 2 * 8 * 32 * 16 // 2  # the ranks' mean, without the half diagonal
+
+
 def test_the_ops_of_a_fused_module_are_one_kernel():
     trace = record_call(Net(), (torch.ones(4, 16),))
     name = f"{Norm.__module__}.{Norm.__qualname__}"
