@@ -174,17 +174,18 @@ class OpCache:
     """The cache of one op: its schema, its outcomes, and properties of the op.
 
     `has_extra_key`: the key includes more than the arguments' metadata (ranks of a process group, values that its cost
-    depends on). `communicates`: with other ranks. `random`: it generates random numbers. `reads_values`: its result, or
-    the size of it, depends on values. `writes`: to arguments.
-    `has_mixed_lists`: it accepts lists of ints mixed with other types. `context` returns further settings that a call
-    depends on, such as the default dtype for an op that creates a tensor. `pure` is False for ops of other libraries,
-    whose outcomes are not cached.
+    depends on). `changes_view`: it changes the shape, strides or memory of its first argument. `communicates`: with
+    other ranks. `random`: it generates random numbers. `reads_values`: its result, or the size of it, depends on
+    values. `writes`: to arguments. `has_mixed_lists`: it accepts lists of ints mixed with other types. `context`
+    returns further settings that a call depends on, such as the default dtype for an op that creates a tensor. `pure`
+    is False for ops of other libraries, whose outcomes are not cached.
 
     `outcomes` are stored per settings of a run. `expansions` are outcomes of a composite op that decomposes into a
     single call of another op on the same tensors, per settings and `stops_at`.
     """
 
     __slots__ = (
+        "changes_view",
         "communicates",
         "context",
         "expansions",
@@ -200,7 +201,9 @@ class OpCache:
 
     def __init__(self, func: Any, values: tuple[str, ...]) -> None:
         self.schema: OpSchema = describe_op(func, values)
-        self.random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        tags = getattr(func, "tags", ())
+        self.random = torch.Tag.nondeterministic_seeded in tags
+        self.changes_view = torch.Tag.inplace_view in tags
         self.reads_values = reads_values(self.schema.name)
         self.outcomes: dict[Settings, dict[tuple[Any, ...], CachedResult]] = {}
         self.expansions: dict[tuple[Settings, Any], dict[tuple[Any, ...], CachedResult]] = {}

@@ -349,7 +349,7 @@ class ShapeMode(SubclassAwareMode):
         outcome: CachedResult,
     ) -> Any:
         """Return the results of a call from its outcome, in the general case."""
-        if outcome.resized and _changes_view(func) and not any(type(tensor) is ShapeTensor for tensor in tensors):
+        if outcome.resized and op.changes_view and not any(type(tensor) is ShapeTensor for tensor in tensors):
             return self._change_view(func, op, args, kwargs, reads, outcome)
         for index in outcome.written:
             if type(tensors[index]) is not ShapeTensor:
@@ -668,7 +668,7 @@ class ShapeMode(SubclassAwareMode):
             result = func(*moved[0], **moved[1])
         finally:
             self._end_op(begun, reads)
-        if _changes_view(func):
+        if op.changes_view:
             self.concrete.refresh(args[0])
         items, build = unpack_result(result)
         writes = [self.recorder.storage_of(item, "op") for item in items if isinstance(item, torch.Tensor)]
@@ -717,11 +717,6 @@ class ShapeMode(SubclassAwareMode):
 def _is_kernel_missing(func: Any, device: torch.device) -> bool:
     """Return whether a device's kernel is missing here; on the CPU, one of the GPU whose kernels a plan chooses."""
     return not is_available(device) or (device.type == "cpu" and not has_computed_kernel_for_key(func.name(), "CPU"))
-
-
-def _changes_view(func: Any) -> bool:
-    """Return whether an op changes the shape, strides or memory of its first argument."""
-    return torch.Tag.inplace_view in func.tags
 
 
 def _move_to_one_device(schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:

@@ -337,13 +337,18 @@ class UnseenWork:
 
     def before_kernel(self, reads: Sequence[int]) -> None:
         """Check the memory on which shape execution runs the kernel of an op."""
-        self.exported.check(reads)
-        self._check_inputs(reads)
+        if self._is_watched(reads):
+            self.exported.check(reads)
+            self._check_inputs(reads)
 
     def after_kernel(self, reads: Sequence[int]) -> None:
         """Take that memory as it is: the kernel's writes are the op's, even those that its schema does not declare."""
-        self.exported.accept(reads)
-        self._check_inputs(reads, accepts=True)
+        if self._is_watched(reads):
+            self.exported.accept(reads)
+            self._check_inputs(reads, accepts=True)
+
+    def _is_watched(self, indices: Sequence[int]) -> bool:
+        return self.exported.includes_any(indices) or not self._inputs.keys().isdisjoint(indices)
 
     def _check_inputs(self, indices: Iterable[int], *, source: SourceLine | None = None, accepts: bool = False) -> None:
         """Report inputs that changed since the last time, unless these changes are accepted."""
