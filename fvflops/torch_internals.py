@@ -7,8 +7,11 @@ torch is imported with the first name, and the module of a name (triton's wrappe
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
-name is then None: some supported versions of torch do not have it.
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning; one that is
+newer than the oldest supported torch, by `older`, which does the same there. An `optional` name is then None: some
+supported versions of torch do not have it.
+
+`MINIMUM` is the oldest torch of each feature, and `refusal` the error on older ones.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Internal:
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
     fallback: Callable[..., Any] | None = None
+    older: Callable[..., Any] | None = None
 
     @property
     def path(self) -> str:
@@ -88,8 +92,8 @@ class Internal:
                 return value
             parent = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
-            if self.optional:
-                return None
+            if self.optional or self.older is not None:
+                return self.older
             if self.fallback is not None:
                 warnings.warn(str(error), stacklevel=3)
                 return self.fallback
@@ -146,6 +150,40 @@ _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
+
+# Feature -> the oldest torch on which its tests pass. docs/reference/versions.md has the same table.
+MINIMUM: Mapping[str, str] = {
+    "counting": "2.6",
+    "plan and sharded memory": "2.10",
+}
+
+
+def refusal(feature: str) -> str | None:
+    """Return why this torch is too old for a feature of MINIMUM; None if it is not.
+
+    >>> print(refusal("counting"))
+    None
+    """
+    import torch
+
+    minimum = MINIMUM[feature]
+    if _release(torch.__version__) >= _release(minimum):
+        return None
+    return f"torch {torch.__version__} is too old for {feature}: install torch {minimum} or newer"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _list_autocast_devices() -> list[str]:
+    """Return the devices of autocast, where torch has no list of them."""
+    import torch
+
+    return [device for device in _AUTOCAST_DEVICES if torch.amp.is_autocast_available(device)]
 
 
 INTERNALS: Mapping[str, Internal] = {
@@ -255,20 +293,22 @@ INTERNALS: Mapping[str, Internal] = {
     "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
     # State of this thread and of torch
     "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
-    "top_saved_hooks": Internal("torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED),
+    "top_saved_hooks": Internal(
+        "torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED, older=lambda _: None
+    ),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
     "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
     "ForceDispatchKeys": Internal("torch._C", "_ForceDispatchKeyGuard", _RESTORED),
     "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _RESTORED),
     "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _RESTORED),
     "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _RESTORED),
-    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED),
+    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED, older=_list_autocast_devices),
     "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED),
     "set_multithreading": Internal("torch._C", "_set_multithreading_enabled", _RESTORED),
     "is_view_replay_enabled": Internal("torch._C", "_is_view_replay_enabled", _RESTORED),
     "set_view_replay": Internal("torch._C", "_set_view_replay_enabled", _RESTORED),
-    "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS),
-    "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS),
+    "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS, optional=True),
+    "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS, optional=True),
     "global_device_context": Internal("torch", "_GLOBAL_DEVICE_CONTEXT", _SETTINGS, "reader"),
     "print_options": Internal("torch._tensor_str", "PRINT_OPTS", _SETTINGS, "reader"),
     # Profiling

@@ -18,7 +18,8 @@ from fvflops import torch_internals
 from fvflops.capture.instrument.backward import ENGINE_RUNS
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.instrument.patching import Patch
-from fvflops.torch_internals import ATTRIBUTES, INTERNALS, Internal, Missing, MissingInternal
+from fvflops.features.planning.layout import PlanError, fake_process_group
+from fvflops.torch_internals import ATTRIBUTES, INTERNALS, MINIMUM, Internal, Missing, MissingInternal, refusal
 from tests.support.checkout import ROOT
 
 PACKAGE = ROOT / "fvflops"
@@ -60,7 +61,7 @@ def parameters(internals: Iterator[Internal]) -> list:
 @pytest.mark.parametrize("internal", parameters(INTERNALS.values()))
 def test_this_torch_has_the_name(internal: Internal) -> None:
     assert internal.lost
-    if not internal.optional:
+    if not internal.optional and internal.older is None:
         internal.find()
 
 
@@ -95,12 +96,31 @@ def test_a_missing_name_says_what_is_lost(name: str) -> None:
             assert gone.get() is internal.fallback
         return
     found = gone.get()
-    if internal.optional:
-        assert found is None
+    if internal.optional or internal.older is not None:
+        assert found is internal.older
     elif internal.kind == "loaded":
         assert found() is None
     else:
         assert type(found[0] if internal.kind == "target" else found) is Missing
+
+
+@pytest.mark.parametrize("version", ["2.10.0a0+b4e4ee8", "2.13.0+cpu", "3.0.0"])
+def test_a_torch_of_the_minimum_is_not_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert refusal("plan and sharded memory") is None
+
+
+def test_an_older_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    message = "torch 2.9.1+cpu is too old for plan and sharded memory: install torch 2.10 or newer"
+    assert refusal("plan and sharded memory") == message
+    with pytest.raises(PlanError, match=re.escape(message)), fake_process_group(2, 0):
+        pass
+
+
+def test_the_page_lists_the_minimum_of_each_feature() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| (2\.\d+) \|$", (ROOT / "docs/reference/versions.md").read_text(), re.MULTILINE)
+    assert dict(rows) == MINIMUM
 
 
 def test_torch_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

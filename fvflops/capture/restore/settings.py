@@ -26,7 +26,7 @@ _Set = Callable[[Any], Any]
 
 _ABSENT = object()  # in this torch
 _NOT_ASSIGNED = object()
-_PRECISIONS = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
+_MATH = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
 
 
@@ -77,6 +77,13 @@ def _print_options() -> dict[str, Any]:
     return dict(vars(print_options()))
 
 
+# How exact float32 arithmetic is, by backend; before torch 2.9, whether TF32 is allowed.
+_PRECISIONS: tuple[tuple[_Get, _Set], ...] = (
+    tuple(_attribute(backend, "allow_tf32") for backend in (cudnn, mkldnn))
+    if get_precision is None
+    else tuple(_precision(backend, op) for backend, op in _MATH)
+)
+
 # (getter, setter) of each setting. A getter raises if this version of torch lacks the setting.
 _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -88,7 +95,7 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_warn_always_enabled, torch.set_warn_always),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *(_precision(backend, op) for backend, op in _PRECISIONS),
+    *_PRECISIONS,
     *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")),
     *(_attribute(mkldnn, name) for name in ("enabled", "deterministic")),
     *(_attribute(cuda.matmul, f"allow_{dtype}_reduced_precision_reduction") for dtype in ("fp16", "bf16")),

@@ -23,7 +23,7 @@ from fvflops.features.planning.pipeline import PipelineStages
 from fvflops.features.planning.rank_step import Action
 from fvflops.features.planning.schedules import order_actions
 from fvflops.text import suggest
-from fvflops.torch_internals import default_process_group
+from fvflops.torch_internals import default_process_group, refusal
 
 # Axes of a mesh: pipeline parallelism, replicas (DistributedDataParallel, or with fsdp hybrid sharding), fully sharded
 # data parallelism (FSDP2), context parallelism, tensor parallelism; those of the experts regroup the same ranks.
@@ -204,6 +204,8 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
     """Run as one rank of a fake process group, in which nothing is sent."""
     if not dist.is_available():
         raise PlanError("this torch is built without torch.distributed, which a plan needs")
+    if message := refusal("plan and sharded memory"):
+        raise PlanError(message)
     if dist.is_initialized():
         raise PlanError(
             "this program has a process group, and a plan needs a fake one: "
