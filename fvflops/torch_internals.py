@@ -154,7 +154,7 @@ _UNSEEN = "detection of work outside the dispatcher"
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 
-# Feature -> the oldest torch on which its tests pass. docs/reference/versions.md has the same table.
+# Feature -> the oldest torch on which it is not refused; docs/reference/versions.md says what is tested.
 MINIMUM: Mapping[str, str] = {
     "counting": "2.6",
     "plan and sharded memory": "2.10",
