@@ -29,7 +29,7 @@ KINDS = (
     "commands",
 )
 # What libraries say once per process, whoever calls them.
-SAID_ONCE = ("flex_attention called without torch.compile()", "Failed to load ")
+SAID_ONCE = ("flex_attention called without torch.compile()", "Failed to load ", "Unable to import `torchao` ")
 Case = Callable[[], Any]
 
 
