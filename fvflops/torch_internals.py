@@ -7,9 +7,8 @@ torch is imported with the first name, and the module of a name (triton's wrappe
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning; one that is
-newer than the oldest supported torch, by `older`, which does the same there. An `optional` name is then None: some
-supported versions of torch do not have it.
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
+name is then None: some supported versions of torch do not have it.
 
 `MINIMUM` is the oldest torch of each feature, and `refusal` the error on older ones.
 """
@@ -58,7 +57,6 @@ class Internal:
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
     fallback: Callable[..., Any] | None = None
-    older: Callable[..., Any] | None = None
 
     @property
     def path(self) -> str:
@@ -92,8 +90,8 @@ class Internal:
                 return value
             parent = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
-            if self.optional or self.older is not None:
-                return self.older
+            if self.optional:
+                return None
             if self.fallback is not None:
                 warnings.warn(str(error), stacklevel=3)
                 return self.fallback
@@ -141,6 +139,7 @@ _FAKE = "counting of FakeTensors"
 _META_BUILDING = "building of models on the meta device"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
 _RESTORED = "restoration of torch's state after a run"
+_SAVED_HOOKS = "restoration of hooks for saved tensors that a run leaves behind"
 _SETTINGS = "restoration of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
@@ -150,9 +149,6 @@ _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
 _UNSEEN = "detection of work outside the dispatcher"
-
-
-_AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 
 # Feature -> the oldest torch on which it is not refused; docs/reference/versions.md says what is tested.
 MINIMUM: Mapping[str, str] = {
@@ -177,13 +173,6 @@ def refusal(feature: str) -> str | None:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
-
-
-def _list_autocast_devices() -> list[str]:
-    """Return the devices of autocast, where torch has no list of them."""
-    import torch
-
-    return [device for device in _AUTOCAST_DEVICES if torch.amp.is_autocast_available(device)]
 
 
 INTERNALS: Mapping[str, Internal] = {
@@ -294,7 +283,7 @@ INTERNALS: Mapping[str, Internal] = {
     # State of this thread and of torch
     "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
     "top_saved_hooks": Internal(
-        "torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED, older=lambda _: None
+        "torch._C", "_autograd._top_saved_tensors_default_hooks", _SAVED_HOOKS, fallback=lambda _: None
     ),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
     "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
@@ -302,7 +291,6 @@ INTERNALS: Mapping[str, Internal] = {
     "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _RESTORED),
     "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _RESTORED),
     "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _RESTORED),
-    "autocast_devices": Internal("torch._C", "_autocast_supported_devices", _RESTORED, older=_list_autocast_devices),
     "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED),
     "set_multithreading": Internal("torch._C", "_set_multithreading_enabled", _RESTORED),
     "is_view_replay_enabled": Internal("torch._C", "_is_view_replay_enabled", _RESTORED),

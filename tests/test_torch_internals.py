@@ -18,6 +18,7 @@ from fvflops import torch_internals
 from fvflops.capture.instrument.backward import ENGINE_RUNS
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.instrument.patching import Patch
+from fvflops.capture.restore import torch_state
 from fvflops.features.planning.layout import PlanError, fake_process_group
 from fvflops.torch_internals import ATTRIBUTES, INTERNALS, MINIMUM, Internal, Missing, MissingInternal, refusal
 from tests.support.checkout import ROOT
@@ -61,7 +62,7 @@ def parameters(internals: Iterator[Internal]) -> list:
 @pytest.mark.parametrize("internal", parameters(INTERNALS.values()))
 def test_this_torch_has_the_name(internal: Internal) -> None:
     assert internal.lost
-    if not internal.optional and internal.older is None:
+    if not internal.optional:
         internal.find()
 
 
@@ -96,8 +97,8 @@ def test_a_missing_name_says_what_is_lost(name: str) -> None:
             assert gone.get() is internal.fallback
         return
     found = gone.get()
-    if internal.optional or internal.older is not None:
-        assert found is internal.older
+    if internal.optional:
+        assert found is None
     elif internal.kind == "loaded":
         assert found() is None
     else:
@@ -121,6 +122,10 @@ def test_an_older_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_the_page_lists_the_minimum_of_each_feature() -> None:
     rows = re.findall(r"^\| ([a-z ]+) \| (2\.\d+) \|$", (ROOT / "docs/reference/versions.md").read_text(), re.MULTILINE)
     assert dict(rows) == MINIMUM
+
+
+def test_autocast_of_each_device_is_restored() -> None:
+    assert set(torch_state._DEVICES) == set(torch._C._autocast_supported_devices())
 
 
 def test_torch_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

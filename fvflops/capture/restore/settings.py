@@ -26,7 +26,7 @@ _Set = Callable[[Any], Any]
 
 _ABSENT = object()  # in this torch
 _NOT_ASSIGNED = object()
-_MATH = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
+_FLOAT32_MATH = (("generic", "all"), *((name, op) for name in ("cuda", "mkldnn") for op in ("matmul", "conv")))
 _AUTOCAST = ("cpu", "cuda")
 
 
@@ -81,7 +81,7 @@ def _print_options() -> dict[str, Any]:
 _PRECISIONS: tuple[tuple[_Get, _Set], ...] = (
     tuple(_attribute(backend, "allow_tf32") for backend in (cudnn, mkldnn))
     if get_precision is None
-    else tuple(_precision(backend, op) for backend, op in _MATH)
+    else tuple(_precision(backend, op) for backend, op in _FLOAT32_MATH)
 )
 
 # (getter, setter) of each setting. A getter raises if this version of torch lacks the setting.

@@ -18,7 +18,6 @@ from fvflops.torch_internals import (
     ForceDispatchKeys,
     InferenceMode,
     TorchDispatchMode,
-    autocast_devices,
     disable_dispatch_modes,
     dispatch_mode_stack,
     dispatch_stack_length,
@@ -59,7 +58,8 @@ _FLAGS = {
     )
     if hasattr(python_dispatch, name)
 }
-_DEVICES = autocast_devices()
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
+_DEVICES = tuple(filter(torch.amp.is_autocast_available, _AUTOCAST_DEVICES))  # of this torch
 # Guards that are never freed: their exit would undo the restored state.
 _guards: list[Any] = []
 
