@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _python_dispatch as python_dispatch
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
+from fvflops.capture.shapes.shape_cache import clear_cache
 
 EXECUTOR = ThreadPoolExecutor(2)
 POOL = ThreadPool(2)
@@ -103,6 +104,16 @@ def test_a_training_step_goes_back_through_other_threads(way):
         model(x).sum().backward()
     for found in (step.by_module_and_phase(), run.by_module_and_phase()):
         assert {name: (counts["forward"], counts["backward"]) for name, counts in found.items()} == phases
+
+
+def test_threads_that_meet_the_same_new_ops_at_once_are_counted_right():
+    """Each thread infers the same outcomes: the one that another replaces in the cache must not lend its identity."""
+    model, found = Net(WAYS["threads"]), set()
+    for _ in range(100):
+        clear_cache()
+        step = TrainingStepAnalysis(model, torch.ones(4, 8), loss=torch.Tensor.sum)
+        found.add(tuple(step.by_module_and_phase()[""].values()))
+    assert found == {(1792, 256 + 3072)}
 
 
 def test_workers_are_left_without_a_mode():

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fvflops.capture.model.leaf_kinds import LeafKind
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.shapes.graph_tracing import graph_tracer
 from fvflops.capture.shapes.metadata import Metadata
@@ -130,8 +131,7 @@ class LeafCalls:
         if fresh is None:
             recorder.add_module_call(region, index, reads, (own,), metadata.spec_tuple, metadata.spec_tuple)
             return value
-        written = len(recorder.storages)
-        recorder.storages.append(outcome.row)
+        written = append_row(recorder.storages, outcome.row)
         result = make_shape_tensor(fresh, OwnedStorage(self._mode, recorder, written))
         recorder.add_module_call(region, index, reads, (written,), metadata.spec_tuple, fresh.spec_tuple)
         return result

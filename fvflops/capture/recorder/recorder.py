@@ -17,6 +17,7 @@ from fvflops.capture.errors.shape_failures import describe_failure
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.autograd_owners import NodeOwners
 from fvflops.capture.recorder.call_lines import LocatedEvents
+from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.python_reads import PythonReads
 from fvflops.capture.recorder.repeated_events import copy_rows
 from fvflops.capture.recorder.script_calls import ScriptCalls
@@ -133,6 +134,7 @@ class Recorder(ThreadState):
         self._region_calls: dict[int, list[tuple[tuple[Value, ...], tuple[Value, ...], int]]] = {}
         self._region_signatures: list[tuple[Any, ...]] = []
         self._thread_states: dict[int, ThreadState] = {}
+        self._thread_numbers = count(1)
         self.has_threads = False
         self._adopted: set[int] = set()
         self._pauses = 0
@@ -185,7 +187,7 @@ class Recorder(ThreadState):
             return self
         state = self._thread_states.get(thread)
         if state is None:
-            state = self._thread_states[thread] = ThreadState(len(self._thread_states) + 1)
+            state = self._thread_states[thread] = ThreadState(next(self._thread_numbers))
             self.has_threads = True
         return state
 
@@ -304,8 +306,7 @@ class Recorder(ThreadState):
         for earlier_inputs, earlier_outputs, earlier_index in calls:
             if earlier_inputs == inputs and earlier_outputs == outputs:
                 return earlier_index
-        index = len(self._region_signatures)
-        self._region_signatures.append((region, inputs, outputs))
+        index = append_row(self._region_signatures, (region, inputs, outputs))
         calls.append((inputs, outputs, index))
         return index
 
@@ -335,8 +336,7 @@ class Recorder(ThreadState):
         key = stack, region
         inner = self._stack_children.get(key)
         if inner is None:
-            inner = self._stack_children[key] = len(self._paths)
-            self._paths.append((*self._paths[stack], region))
+            inner = self._stack_children[key] = append_row(self._paths, (*self._paths[stack], region))
         return inner
 
     def stack_at(self, module: str) -> int:
@@ -559,8 +559,7 @@ class Recorder(ThreadState):
         """Return the index of a signature; equal ones must be one object, since hashing is slow."""
         index = self._signature_indices.get(id(signature))
         if index is None:
-            index = self._signature_indices[id(signature)] = len(self._signatures)
-            self._signatures.append(signature)
+            index = self._signature_indices[id(signature)] = append_row(self._signatures, signature)
         return index
 
     def intern(self, signature: Signature) -> int:
@@ -577,8 +576,7 @@ class Recorder(ThreadState):
             return list(range(len(rows)))
         for key, row in zip(keys, rows, strict=True):
             if key not in indices:
-                indices[key] = len(self.storages)
-                self.storages.append(row)
+                indices[key] = append_row(self.storages, row)
         return [indices[key] for key in keys]
 
     def storage_of(self, tensor: torch.Tensor, origin: str) -> int:
@@ -612,9 +610,7 @@ class Recorder(ThreadState):
 
     def add_reallocated(self, index: int, nbytes: int) -> int:
         """Register the new memory of a resized storage, and return its index."""
-        row = nbytes, self.storages[index][1], "op"
-        self.storages.append(row)
-        return len(self.storages) - 1
+        return append_row(self.storages, (nbytes, self.storages[index][1], "op"))
 
     def record_resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a real storage was resized: it is one index for each of its allocations."""
@@ -748,14 +744,13 @@ class Recorder(ThreadState):
     def add_storage(self, storage: torch.UntypedStorage, origin: str, nbytes: int | None = None) -> int:
         """Register a new storage, by default of its size, and return its index."""
         key = id(storage)
-        index = self.storage_indices[key] = len(self.storages)
         if nbytes is None:
             nbytes = storage.nbytes()
         row_key = nbytes, storage.device, origin
         row = self._storage_rows.get(row_key)
         if row is None:
             row = self._storage_rows[row_key] = nbytes, str(storage.device), origin
-        self.storages.append(row)
+        index = self.storage_indices[key] = append_row(self.storages, row)
         if origin == "op":
             self.fresh[key] = index
             if self.probe is not None:

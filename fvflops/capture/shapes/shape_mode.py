@@ -14,6 +14,7 @@ from fvflops.capture.lazy_values.expression import Expression
 from fvflops.capture.lazy_values.ops import COUNTS, base_name, is_dense
 from fvflops.capture.lazy_values.values import LazyMemory, LazyValue, LazyValues
 from fvflops.capture.real.real_mode import SubclassAwareMode, has_wrapper_subclass
+from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.signature import (
@@ -109,7 +110,7 @@ class ShapeMode(SubclassAwareMode):
         recorder.index_of_ref = self.storage_index
         self._undo_log = undo_log
         self._plans: dict[int, _Plan] = {}
-        self._indices: dict[int, int] = {}
+        self._indices: dict[CachedResult, int] = {}
         # The op calls inside the composite op that is being decomposed, with the storages they read and write.
         self._inner_calls: list[tuple[CachedResult, Sequence[int], Sequence[int]]] | None = None
         self.nested = nested
@@ -159,7 +160,7 @@ class ShapeMode(SubclassAwareMode):
             return ref.index
         if id(ref) not in self._shared:
             nbytes, device, *_ = other.storages[ref.index]
-            self._shared[id(ref)] = ref, self._new_storage((nbytes, device, "outside"))
+            self._shared[id(ref)] = ref, append_row(self.recorder.storages, (nbytes, device, "outside"))
         return self._shared[id(ref)][1]
 
     def missing_value(self, name: str) -> DataDependentError:
@@ -280,9 +281,7 @@ class ShapeMode(SubclassAwareMode):
         fresh = outcome.fresh
         if fresh is not None:
             recorder = self.recorder
-            storages = recorder.storages
-            index = len(storages)
-            storages.append(outcome.row)
+            index = append_row(recorder.storages, outcome.row)
             result: Any = make_shape_tensor(fresh, OwnedStorage(self, recorder, index))
             self._record(outcome, reads, (index,))
             return result
@@ -365,7 +364,7 @@ class ShapeMode(SubclassAwareMode):
                 if isinstance(value, torch.Tensor):
                     writes.append(self.recorder.storage_of(value, "op"))
             elif source is None:
-                index = self._new_storage(row)
+                index = append_row(self.recorder.storages, row)
                 writes.append(index)
                 results.append(make_shape_tensor(metadata, OwnedStorage(self, self.recorder, index)))
             else:
@@ -485,11 +484,6 @@ class ShapeMode(SubclassAwareMode):
         self._record(outcome, reads, [self.recorder.storage_of(args[0], "op")])
         return result
 
-    def _new_storage(self, row: Any) -> int:
-        storages = self.recorder.storages
-        storages.append(row)
-        return len(storages) - 1
-
     def _record(self, outcome: CachedResult, reads: Sequence[int], writes: Sequence[int]) -> None:
         recorder = self.recorder
         self.last_outcome = outcome
@@ -503,12 +497,12 @@ class ShapeMode(SubclassAwareMode):
 
     def index_of(self, outcome: CachedResult) -> int:
         """Return the index of an outcome's signature in the run."""
-        index = self._indices.get(id(outcome))
+        index = self._indices.get(outcome)
         if index is None:
             assert outcome.signature is not None
             index = self.recorder.index_of(outcome.signature)
             if outcome.cacheable:
-                self._indices[id(outcome)] = index
+                self._indices[outcome] = index
         return index
 
     def _plan(self, func: Any) -> _Plan:
@@ -604,7 +598,7 @@ class ShapeMode(SubclassAwareMode):
             return tensor
         if id(tensor) not in self._adopted:
             metadata = tensor.metadata
-            storage_ref = OwnedStorage(self, self.recorder, self._new_storage(metadata.row))
+            storage_ref = OwnedStorage(self, self.recorder, append_row(self.recorder.storages, metadata.row))
             self._adopted[id(tensor)] = tensor, make_shape_tensor(metadata, storage_ref, tensor.requires_grad)
         return self._adopted[id(tensor)][1]
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from fvflops.capture.lazy_values.values import LazyValue
+from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.torch_internals import (
     make_wrapper_subclass,
@@ -72,9 +73,7 @@ class StorageRef:
         """Move the storage to a later run, by default as a new one that existed before it."""
         if index is None:
             nbytes, device, *_ = self.mode.recorder.storages[self.index]
-            storages = mode.recorder.storages
-            index = len(storages)
-            storages.append((nbytes, device, "outside"))
+            index = append_row(mode.recorder.storages, (nbytes, device, "outside"))
         self.mode, self.index = mode, index
 
 
