@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from fvflops import __version__
 from fvflops.cli.encoding import ascii_streams
 from fvflops.cli.outputs import check_outputs, choose_format
-from fvflops.cli.parser import Parser, write_examples, write_usage
+from fvflops.cli.parser import Parser, write_usage
 from fvflops.cli.process import Terminated, streams_opened
 from fvflops.text import printable
 
@@ -134,7 +134,8 @@ def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
             module.add_arguments(command)
             command.usage = write_usage(command)
-            command.epilog = write_examples(module.EXAMPLES)
+            command.examples = module.EXAMPLES
+            command.first, command.rare = getattr(module, "FIRST", ()), getattr(module, "RARE", ())
     return parser
 
 

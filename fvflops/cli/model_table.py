@@ -13,6 +13,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write
+from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.progress import Progress
 from fvflops.cli.terminal import find_width
 from fvflops.cli.values import parse_assumptions
@@ -104,7 +105,7 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     _check_no_results(names, arguments.plot)
     table = load_table(arguments.table)
-    options = model_options(arguments, device=arguments.device)
+    options = model_options(arguments, device=built_on(arguments))
     check_models(names, options)
     assume = parse_assumptions(arguments.assume)
     joined = None if arguments.join is None else join(read_joined(arguments.join), names)
@@ -115,7 +116,9 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     plot = read_plot(arguments, joined)
     axes = () if plot is None else plot.axes
     shown = {*(COSTS if columns is None else columns), *axes, arguments.sort and _read_key(arguments.sort)}
-    settings = CountSettings(table, arguments.execution, assume, arguments.train, peak_memory=MEMORY in shown)
+    settings = CountSettings(
+        table, arguments.execution, assume, arguments.train, peak_memory=MEMORY in shown, kernels=runs_on(arguments)[0]
+    )
     counts = _count(names, options, settings)
     if arguments.strict:
         counts = [_fail_unsupported(count, table) for count in counts]

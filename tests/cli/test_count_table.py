@@ -253,7 +253,7 @@ def test_strict_holds_for_each_model(capsys, models):
         (["--input", "x"], "--input"),
         (["--assume", "x"], "--assume"),
         (["--assume", "aten::nonzer=3"], "did you mean 'aten::nonzero'?"),
-        (["--device", "cdua"], "--device cdua: 'cdua' is not a device of torch"),
+        (["--build-on", "cdua"], "--build-on cdua: 'cdua' is not a device of torch"),
         (["--config", "{}"], "--config applies to transformers:CLASS"),
         (["--dtype", "int8"], "--dtype must be one of"),
         (["--task", "fill-mask"], "--task applies to hf:FOLDER"),

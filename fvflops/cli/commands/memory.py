@@ -9,6 +9,7 @@ from typing import Any
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
+    RARE_OF_PLANS,
     add_convention,
     add_depth,
     add_mesh,
@@ -57,6 +58,8 @@ EXAMPLES = (
     "fvflops memory zoo:gpt2 --dtype bf16 --optimizer sgd --no-savings",
     "fvflops memory zoo:resnet50 --inference --device 24GB",
 )
+FIRST = ("--batch", "--seq", "--device", "--optimizer", "--checkpoint")
+RARE = (*RARE_OF_PLANS, "--sequence-parallel", "--schedule")
 # The memory, what finds its savings, and notes on what is estimated.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 # Options for a rank of a mesh, and their defaults.

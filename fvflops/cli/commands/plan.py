@@ -9,6 +9,7 @@ from typing import Any
 from fvflops import paths
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
+    RARE_OF_PLANS,
     add_convention,
     add_depth,
     add_mesh,
@@ -60,6 +61,23 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --device H100 --tokens 1e12",
     "fvflops plan zoo:llama3_8b --search --gpus 64 --global-batch 256 --device H100",
+)
+FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
+RARE = (
+    *RARE_OF_PLANS,
+    *[
+        "--image-size",
+        "--choices",
+        "--best",
+        "--jobs",
+        "--master-weights",
+        "--loss",
+        "--efficiency",
+        "--fused",
+        "--bucket-cap-mb",
+        "--watts",
+        "--sort",
+    ],
 )
 _NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", "tokens", "price", "watts", "trace", "depth")
 

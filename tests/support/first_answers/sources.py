@@ -89,11 +89,11 @@ FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
     "program": ("x.pt2", _write_program, "count x.pt2 --unpickle"),
     "program, by operator": ("x.pt2", _write_program, "count x.pt2 --unpickle --by op"),
     "script": ("x.pt", _write_script, "count x.pt --unpickle --input 2,4,9"),
-    "traced script": ("x.pt", _write_traced, "count x.pt --unpickle --input 2,4,9 --table exact"),
+    "traced script": ("x.pt", _write_traced, "count x.pt --unpickle --input 2,4,9 --convention exact"),
     "pickle": ("x.pt", _write_pickle, "count x.pt --unpickle --input 2,4,9"),
     "pickle, refused": ("x.pt", _write_pickle, "count x.pt --input 2,4,9"),
     "weights": ("x.pt", _write_weights, "count x.pt --input 2,4,9"),
-    "trace": ("x.json", _write_trace, "count x.json --table exact"),
+    "trace": ("x.json", _write_trace, "count x.json --convention exact"),
     "no model": ("x.json", _write_folder, "count x.json"),
     "hugging face folder": ("llama", _write_folder, "count hf:llama --device meta --seq 8"),
     "hugging face folder, training": (
