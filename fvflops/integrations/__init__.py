@@ -1,1 +1,1 @@
-"""Callbacks for training libraries, and the pytest plugin; each module imports its library."""
+"""Callbacks for training libraries, the pytest plugin and fvcore's helpers; a callback's module imports its library."""

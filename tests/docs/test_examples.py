@@ -1,8 +1,10 @@
 """Commands, Python blocks and files that the README and the pages under docs show: they run, print and draw that."""
 
 import doctest
+import os
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -91,6 +93,23 @@ def test_a_test_file_that_is_shown_passes(pytester, monkeypatch):
     pytester.syspathinsert()
     monkeypatch.delitem(sys.modules, "net", raising=False)  # another test's file may have been called so
     pytester.runpytest_inprocess().assert_outcomes(passed=1)
+
+
+def test_a_training_script_that_is_shown_prints_such_lines(tmp_path):
+    """Times differ from run to run, and columns with them: the first word of each line is compared."""
+    page = PAGES["docs/guides/train.md"]
+    (tmp_path / "train.py").write_text(shown_files(page)["train.py"])
+    (tmp_path / "peaks.yaml").write_text(shown_files(page)["mine.yaml"])
+    (shown,) = re.findall(r"^`python train.py` prints.*?^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    ran = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    first, printed = ([line.split()[:1] for line in text.splitlines()] for text in (shown, ran.stdout))
+    until = first.index(["total"]) + 1
+    assert (ran.stderr, printed[:until]) == ("", first[:until])
+    same = re.compile(r"^(?:(?:forward|backward|peak).*|.*FLOPs in all\.)$", re.MULTILINE)
+    assert len(same.findall(shown)) >= 4 and same.findall(shown) == same.findall(ran.stdout)
 
 
 def test_the_table_loads_and_its_tools_exist(tmp_path):

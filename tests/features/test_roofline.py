@@ -14,6 +14,7 @@ from torch import nn
 from fvflops import Device, FlopCountAnalysis, TrainingStepAnalysis, find_device, load_table, record_call
 from fvflops.analysis.byte_counts import ByteCountAnalysis
 from fvflops.cli import main
+from fvflops.features.profiling.profile import read_peaks
 from fvflops.features.roofline.compute import roofline
 from fvflops.features.roofline.model import Load
 from fvflops.features.roofline.report import VIEWS, roofline_report
@@ -223,6 +224,20 @@ def test_measured_peaks_are_written_and_read_back(tmp_path):
     odd = Device('a: "b" #\\', matrix={"bf16": 1e12}, vector={"fp32": 1e9}, bandwidth=1e9, source="- x: {", note="n")
     path.write_text(write_device(odd))
     assert find_device(odd.name, file=str(path)) == odd
+    layer = FlopCountAnalysis(nn.Linear(8, 8), torch.ones(8, 8))
+    assert roofline(layer, device=str(path)).total() == roofline(layer, device=odd).total()
+    assert read_peaks(str(path)) == read_peaks(odd)
+
+
+def test_on_a_busy_machine_the_peak_is_that_of_large_products(monkeypatch):
+    """Threads that wait for each other make a small product take as long as a large one."""
+
+    def best_time(device, run, seconds):
+        side = run.args[0].shape[0] if run.func is torch.mm else 1
+        return max(0.03, 2 * side**3 / 1e11)
+
+    monkeypatch.setattr("fvflops.features.utilisation.device_benchmark._best_time", best_time)
+    assert measure_device("cpu", dtypes=["fp32"], seconds=0.5).peak("fp32") > 0.5e11
 
 
 @pytest.mark.parametrize(

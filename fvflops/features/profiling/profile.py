@@ -26,7 +26,7 @@ from fvflops.features.profiling.compute import fit_ops, measure_rows
 from fvflops.features.profiling.model import Profile
 from fvflops.features.profiling.report import describe_subject, profile_report
 from fvflops.features.roofline.compute import roofline
-from fvflops.features.utilisation.devices import Device, find_device
+from fvflops.features.utilisation.devices import Device, resolve_device
 from fvflops.formulas import FormulaTable
 from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
@@ -132,6 +132,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         sort: str | None = None,
         top: int | None = None,
         device: str | Device | None = None,
+        width: int | None = None,
     ) -> str:
         """Return time and memory of modules or operators with their FLOPs and bytes, as text.
 
@@ -139,10 +140,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         `depth` levels below the root (2 if None), and deeper where their time does not match their FLOPs. With `sort`
         ("time", "self", "calls", "flops", "rate", "bytes", "intensity", "roofline", "memory", "peak", "mismatch", a
         phase, or "name") or `top`, they are ranked, and `top` rows are shown. `device`, a name as `roofline`
-        takes it or a Device, adds the share of its roofline. An unknown view, phase or order raises ValueError, a phase
-        that was not run TraceError.
+        takes it or a Device, adds the share of its roofline. Lines have at most `width` columns, if that is given. An
+        unknown view, phase or order raises ValueError, a phase that was not run TraceError.
         """
-        return write_document(self.report(by=by, phase=phase, depth=depth, sort=sort, top=top, device=device))
+        report = self.report(by=by, phase=phase, depth=depth, sort=sort, top=top, device=device)
+        return write_document(report, width=width)
 
     def report(
         self,
@@ -296,7 +298,7 @@ def read_peaks(device: str | Device) -> Peaks | None:
     >>> read_peaks("H100").bandwidth
     3350000000000
     """
-    found = device if isinstance(device, Device) else find_device(device)
+    found = resolve_device(device)
     if found.bandwidth is None:
         return None
     return Peaks(found.name, int(found.bandwidth), {dtype: found.peak(dtype) for dtype in found.dtypes()})

@@ -11,7 +11,7 @@ from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_alias
 from fvflops.counting.traffic.traffic_rules import bytes_in
 from fvflops.features.roofline.model import Bounded, Load, Roofline
 from fvflops.features.utilisation.compute import check_float32_matmul, product_dtype
-from fvflops.features.utilisation.devices import Device, find_device, short_dtype
+from fvflops.features.utilisation.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable, OpCost, resolve_table
 from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
 
@@ -33,7 +33,7 @@ def roofline(
 
     `recorded` is a Trace, or an analysis that has one; `table` counts its FLOPs as 2 * macs + flops, and only `exact`
     counts those of all ops. The highest peak for a dtype applies to both `macs` and `flops`: compute-bound work outside
-    the matrix units takes longer. `device` is a name, as for `mfu`, or a Device; one without a bandwidth raises
+    the matrix units takes longer. `device` is that of `mfu`: a name, a file or a Device; one without a bandwidth raises
     ValueError. With `dtype`, its peak applies to all FLOPs, else that of each op's dtype; bytes are always those of the
     recorded dtypes. `float32_matmul` is that of `mfu`. A device without a peak for any of the dtypes raises ValueError.
 
@@ -47,7 +47,7 @@ def roofline(
     (16008000, 2034000, 'memory', 7.9)
     """
     check_float32_matmul(float32_matmul)
-    device = device if isinstance(device, Device) else find_device(device)
+    device = resolve_device(device)
     if device.bandwidth is None:
         raise ValueError(f"{device.name} has no bandwidth, which a roofline needs: add one in bytes/s")
     trace = trace_of(recorded)

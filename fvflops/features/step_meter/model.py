@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fvflops.text import short_repr
 from fvflops.trace import Entry
 from fvflops.trace.module_tree import innermost
-from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short
+from fvflops.units import format_bytes, format_percent, format_quantity, format_ratio, format_seconds
 
 
 class StepCost(NamedTuple):
@@ -232,7 +232,7 @@ class MeterSummary:
         if self.devices > 1:
             lines += [f"rank {rank}: {figures.rates()}" for rank, figures in enumerate(self.ranks)]
         peaks = [("measured", self.total.memory_peak), ("predicted", self.memory_predicted)]
-        known = [f"{format_short(round(peak))}B {what}" for what, peak in peaks if not math.isnan(peak)]
+        known = [f"{format_bytes(round(peak))} {what}" for what, peak in peaks if not math.isnan(peak)]
         return "\n".join(lines + [f"peak memory of a device: {', '.join(known)}"] * bool(known))
 
 
