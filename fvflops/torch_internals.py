@@ -7,8 +7,8 @@ torch is imported with the first name, and the module of a name (triton's wrappe
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
-name is then None: some supported versions of torch do not have it.
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. Some
+supported versions of torch lack an `optional` name: it is then its fallback, or None, without a warning.
 
 `MINIMUM` is the oldest torch of each feature, and `refusal` the error on older ones.
 """
@@ -90,10 +90,9 @@ class Internal:
                 return value
             parent = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
-            if self.optional:
-                return None
-            if self.fallback is not None:
+            if self.fallback is not None and not self.optional:
                 warnings.warn(str(error), stacklevel=3)
+            if self.fallback is not None or self.optional:
                 return self.fallback
             missing = Missing(str(error))
             return (missing, attribute) if self.kind == "target" else missing
@@ -139,7 +138,6 @@ _FAKE = "counting of FakeTensors"
 _META_BUILDING = "building of models on the meta device"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
 _RESTORED = "restoration of torch's state after a run"
-_SAVED_HOOKS = "restoration of hooks for saved tensors that a run leaves behind"
 _SETTINGS = "restoration of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
@@ -254,7 +252,10 @@ INTERNALS: Mapping[str, Internal] = {
     "TransformType": Internal("torch._C", "_functorch.TransformType", _FUNCTORCH),
     "predispatch": Internal("torch._functorch.predispatch", "", "loading of programs of torch.export"),
     "transform_depth": Internal("torch._C", "_functorch.get_dynamic_layer_stack_depth", _RESTORED),
-    "undo_transforms": Internal("torch._C", "_functorch.pop_dynamic_layer_stack_and_undo_to_depth", _RESTORED),
+    "undo_vmap": Internal("torch._C", "_functorch._vmap_decrement_nesting", _RESTORED),
+    "undo_grad": Internal("torch._C", "_functorch._grad_decrement_nesting", _RESTORED),
+    "undo_jvp": Internal("torch._C", "_functorch._jvp_decrement_nesting", _RESTORED),
+    "undo_functionalize": Internal("torch._C", "_functorch._func_decrement_nesting", _RESTORED),
     # Tensors without values
     "FakeTensor": Internal("torch._subclasses", "FakeTensor", _FAKE),
     "FakeTensorMode": Internal("torch._subclasses", "FakeTensorMode", _FAKE),
@@ -278,17 +279,17 @@ INTERNALS: Mapping[str, Internal] = {
     "amp_availability": Internal("torch.cuda.amp.common", "amp_definitely_not_available", _CUDA_SHAPES, "target"),
     "ops_of_dispatch_key": Internal("torch._C", "_dispatch_get_registrations_for_dispatch_key", _CUDA_SHAPES),
     "scoped_library": Internal("torch.library", "_scoped_library", _CUDA_SHAPES),
+    "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _CUDA_SHAPES),
     "ExcludeDispatchKeys": Internal("torch._C", "_ExcludeDispatchKeyGuard", _CUDA_SHAPES),
     "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
     # State of this thread and of torch
     "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
     "top_saved_hooks": Internal(
-        "torch._C", "_autograd._top_saved_tensors_default_hooks", _SAVED_HOOKS, fallback=lambda _: None
+        "torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED, optional=True, fallback=lambda _: None
     ),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
     "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
     "ForceDispatchKeys": Internal("torch._C", "_ForceDispatchKeyGuard", _RESTORED),
-    "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _RESTORED),
     "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _RESTORED),
     "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _RESTORED),
     "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED),
