@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,8 +19,17 @@ from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import CostEstimate, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
+from fvflops.capture.training_step import checkpointed_modules
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
+from fvflops.features.memory.settings import (
+    describe_checkpointed,
+    describe_loss,
+    given,
+    settings_of_inputs,
+    settings_of_model,
+    settings_of_trace,
+)
 from fvflops.features.memory.workspaces import OWN_KERNELS
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
@@ -71,7 +81,29 @@ def predict_memory(
     timeline = read(_record(source) if isinstance(source, ModelAnalysis) else trace_of(source))
     if isinstance(source, ModelAnalysis) and timeline.trace.info.random and model_run(source) is not None:
         timeline = _largest(source, timeline, read)
-    return printed(timeline)
+    return printed(replace(timeline, settings=_settings_of(source, timeline.trace, first_step)))
+
+
+def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) -> dict[str, Any]:
+    """Return what a prediction assumes; of a Trace alone only what it has."""
+    run = model_run(source) if isinstance(source, ModelAnalysis) else None
+    if run is None or not isinstance(run.model, nn.Module):
+        return {**given(inputs=trace.info.inputs or None), **settings_of_trace(trace)}
+    inputs = settings_of_inputs(run.arguments())
+    if not isinstance(source, TrainingStepAnalysis):
+        return {"pass": "forward", **inputs, **settings_of_model(run.model), **settings_of_trace(trace)}
+    options = source.options
+    of_model = settings_of_model(run.model, options["autocast"])
+    return {
+        **inputs,
+        "microbatches": options["micro_batches"],
+        **of_model,
+        "checkpointing": describe_checkpointed(checkpointed_modules(run.model, source.checkpoint)),
+        "loss": describe_loss(options["loss"]),
+        **settings_of_trace(trace, of_model["weights"], of_model["compute"]),
+        "step": "the first" if first_step else "any but the first",
+        "mode": "train" if run.model.training else "eval",
+    }
 
 
 def predict_drawn_memory(analysis: ModelAnalysis, *, first_step: bool = False) -> MemoryTimeline:
