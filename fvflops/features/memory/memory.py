@@ -17,7 +17,7 @@ from fvflops.capture.restore.containers import ContainerSnapshot
 from fvflops.capture.restore.generators import extreme_draws
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import CostEstimate, recording_lock, suspend_outer_recordings
+from fvflops.capture.run import CostEstimate, choose_device, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
@@ -30,13 +30,10 @@ from fvflops.features.memory.settings import (
     settings_of_model,
     settings_of_trace,
 )
-from fvflops.features.memory.workspaces import OWN_KERNELS
+from fvflops.features.memory.workspaces import own_kernels
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
 from fvflops.units import format_bytes
-
-_STOPS = StopsAt(OWN_KERNELS)
-
 
 def predict_memory(
     source: Trace | ModelAnalysis,
@@ -133,13 +130,15 @@ def _record(analysis: ModelAnalysis) -> Trace:
     run = model_run(analysis)
     if run is None:
         return analysis.trace()
+    parameters = run.model.parameters() if isinstance(run.model, nn.Module) else ()
+    stops_at = own_kernels(choose_device(run.device, [parameter.device for parameter in parameters]).type)
     if isinstance(analysis, TrainingStepAnalysis) or run.execution == "real":
-        return record_again(analysis, _STOPS)
-    trace = _record_without_gradients(run, cost_estimator(analysis))
-    return record_again(analysis, _STOPS) if trace is None else trace
+        return record_again(analysis, stops_at)
+    trace = _record_without_gradients(run, cost_estimator(analysis), stops_at)
+    return record_again(analysis, stops_at) if trace is None else trace
 
 
-def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Trace | None:
+def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate, stops_at: StopsAt) -> Trace | None:
     """Return the trace of a forward pass under no_grad in shape execution, or None where that fails.
 
     Forward passes are counted below autograd, where some composite ops choose other kernels than under no_grad: linear
@@ -150,7 +149,7 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
         return None
     args, kwargs = run.arguments()
     session = Session(
-        model, stops_at=_STOPS, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
+        model, stops_at=stops_at, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
     )
     inputs, complete, failed = ContainerSnapshot(), False, False
     with deferred():
