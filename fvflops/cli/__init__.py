@@ -84,6 +84,7 @@ def _run(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     arguments = parser.parse_args(argv)
+    arguments.argv = tuple(argv)
     try:
         choose_format(arguments)
         check_outputs(arguments)

@@ -299,7 +299,8 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         "--precision",
         choices=tuple(PRECISIONS),
         metavar="NAME",
-        help=f"data types of parameters, compute and reduction: {', '.join(PRECISIONS)}; default: the model's",
+        help=f"data types of parameters, compute and reduction: {', '.join(PRECISIONS)}; default: bf16-mixed for a "
+        "float32 model on an accelerator that has bf16, else the model's",
     )
 
 

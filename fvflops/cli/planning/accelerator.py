@@ -11,13 +11,11 @@ from fvflops.capture.shapes.cuda.cuda_kernels import gpu_emulated
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
-from fvflops.features.utilisation.devices import Device, load_peaks
+from fvflops.features.utilisation.devices import CUDA_VENDORS, Device, load_peaks
 from fvflops.units import parse_size
 
 # Kinds of torch devices; other values of --device name an accelerator.
 _TORCH_DEVICES = ("cpu", "cuda")
-# Vendors whose accelerators are torch's device cuda.
-_CUDA_VENDORS = ("NVIDIA", "AMD")
 _META = "meta"
 
 
@@ -54,7 +52,7 @@ def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
     """
     if accelerator is None:
         return text
-    return "cuda" if accelerator.vendor in _CUDA_VENDORS else None
+    return "cuda" if accelerator.vendor in CUDA_VENDORS else None
 
 
 def kernels_emulated(accelerator: Device | None) -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ from fvflops.capture.shortening.shorten import Shortened
 from fvflops.capture.training_step import (
     OptimizerMaker,
     checkpointed_calls,
+    describe_optimizers,
     loss_of,
     make_optimizer,
     record_run,
@@ -155,7 +156,7 @@ def record_actions(
     walks: list[dict[Action, _Step]] = []
     half_steps: list[tuple[int, int]] = []
 
-    def run(session: Session) -> None:
+    def run(session: Session) -> Mapping[str, str]:
         walks.clear()
         half_steps.clear()
         recorder = _ActionRecorder(session, stages, recipe, root, half_steps)
@@ -165,7 +166,7 @@ def record_actions(
             walks.extend(recorder.walk(order) for order in orders)
             recorder.finish_stages(zip(orders, walks, strict=True))
         with model_runs():
-            recorder.step_optimizer(walks)
+            return recorder.step_optimizer(walks)
 
     trace = record_run(
         root,
@@ -288,14 +289,16 @@ class _ActionRecorder:
             return self._timed(action.stage, state, partial(reduce_gradients, self._stages[action.stage].module))
         return self._timed(action.stage, state, _do_nothing)
 
-    def step_optimizer(self, walks: Iterable[dict[Action, _Step]]) -> None:
-        """Record the optimizer's step, if there is an optimizer, and add it to the steps of each order."""
-        if self._optimizer is not None:
-            begin = self._session.length
-            _step(self._optimizer)
-            step = _Step(begin, self._session.length)
-            for steps in walks:
-                steps[Action("optimizer", -1)] = step
+    def step_optimizer(self, walks: Iterable[dict[Action, _Step]]) -> Mapping[str, str]:
+        """Record the optimizer's step, if there is one, add it to the steps of each order, and describe it."""
+        if self._optimizer is None:
+            return describe_optimizers([])
+        begin = self._session.length
+        _step(self._optimizer)
+        step = _Step(begin, self._session.length)
+        for steps in walks:
+            steps[Action("optimizer", -1)] = step
+        return describe_optimizers([self._optimizer])
 
     def _key(self, action: Action, state: _State) -> tuple[Any, ...]:
         if action.kind in ("backward", "weight_backward"):
