@@ -17,7 +17,6 @@ from fvflops.torch_internals import (
     ForceDispatchKeys,
     InferenceMode,
     TorchDispatchMode,
-    TransformType,
     disable_dispatch_modes,
     dispatch_mode_stack,
     excluded_keys,
@@ -63,10 +62,10 @@ _FLAGS = {
 }
 # torch.func's own function that undoes all layers fails in torch 2.11 and older.
 _UNDO_TRANSFORM = {
-    TransformType.Vmap: undo_vmap,
-    TransformType.Grad: undo_grad,
-    TransformType.Jvp: undo_jvp,
-    TransformType.Functionalize: undo_functionalize,
+    "Vmap": undo_vmap,
+    "Grad": undo_grad,
+    "Jvp": undo_jvp,
+    "Functionalize": undo_functionalize,
 }
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 _DEVICES = tuple(filter(torch.amp.is_autocast_available, _AUTOCAST_DEVICES))  # of this torch
@@ -121,7 +120,7 @@ class TorchState:
             level,
         ) = self._before
         while transform_depth() > layers:
-            _UNDO_TRANSFORM[peek_interpreter().key()]()
+            _UNDO_TRANSFORM[peek_interpreter().key().name]()
         while forward_ad_level() > level:
             forward_ad.exit_dual_level()
         while (top := top_saved_hooks(True)) is not None and not _are_identical(top, hooks):
