@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """How a table sees each op of the installed torch: tools/op_coverage.py [TABLE] [--namespace NAME ...] [--list CLASS].
 
-Each overload of each op is counted, free, omitted (arithmetic that the convention leaves out), decomposed (looked into:
-its row says so, or torch runs it as other ops), script (TorchScript's own, on Python's numbers, texts and lists: no
-dispatch mode ever sees it), or unknown with a reason. One that is none of these is unclassified, and the exit status 1:
-a new torch has brought an op that a table must learn. So has one with a namespace that is neither listed here nor set
-aside.
+Each overload of each op is counted, zero_flop, ignored (its arithmetic), decomposed (its row says so, or torch runs it
+as other ops), script (TorchScript's own, on Python's numbers, texts and lists: no dispatch mode ever sees it), or
+unsupported with a reason. One that is none of these is unclassified, and the exit status 1: a new torch has brought an
+op that a table must learn. So has one with a namespace that is neither listed here nor set aside.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import torch  # noqa: E402
 from fvflops.formulas import FormulaTable, load_table  # noqa: E402
 from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
-CLASSES = ("counted", "free", "omitted", "decomposed", "script", "unknown", "unclassified")
+CLASSES = ("counted", "zero_flop", "ignored", "decomposed", "script", "unsupported", "unclassified")
 
 # What torch registers ops in, and what registers them where `import torch` alone does not.
 NAMESPACES = (
@@ -91,7 +90,7 @@ _TESTS = "one of torch's own tests of its dispatcher"
 _POLAR = "its algorithm, a singular value decomposition or iterations of products, is the device's"
 _SPARSE = "its weight is packed in an object, which hides how many blocks are not zero"
 # What no table has a row for, and why.
-UNKNOWN = {
+UNSUPPORTED = {
     "aten::_cslt_sparse_mm_search": "it times kernels on the GPU, as many as the library has",
     "_native::linalg_polar_native_2": _POLAR,
     "_native::linalg_polar_out_native_3": _POLAR,
@@ -151,7 +150,7 @@ def classify(table: FormulaTable, name: str) -> str:
         return "script"
     if decomposes:
         return "decomposed"
-    return "unknown" if packet in UNKNOWN else "unclassified"
+    return "unsupported" if packet in UNSUPPORTED else "unclassified"
 
 
 def main() -> int:
@@ -168,8 +167,8 @@ def main() -> int:
     packets = {kind: {name.partition(".")[0] for name, other in found.items() if other == kind} for kind in CLASSES}
     new = list_new_namespaces()
     _show_counts(f"torch {torch.__version__}, table {table.name}", found)
-    for packet in sorted(packets["unknown"]):
-        print(f"unknown: {packet}: {UNKNOWN[packet]}")
+    for packet in sorted(packets["unsupported"]):
+        print(f"unsupported: {packet}: {UNSUPPORTED[packet]}")
     for kind in dict.fromkeys(["unclassified", *([arguments.list] if arguments.list else [])]):
         for packet in sorted(packets[kind]):
             print(f"{kind}: {packet}")

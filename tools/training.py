@@ -203,7 +203,7 @@ def measure(case: Case, attention: str = "fused") -> Step:
 def analyse(trace: Trace, table: FormulaTable) -> FlopCountAnalysis:
     """Return the analysis of a trace; raises ValueError if the table does not know an op of it."""
     analysis = FlopCountAnalysis.from_trace(trace, table=table).uncalled_modules_warnings(False)
-    unknown = sorted({entry.op for entry in analysis.counts().entries if entry.status.value == "unknown"})
+    unknown = sorted({entry.op for entry in analysis.counts().entries if entry.status.value == "unsupported"})
     if unknown:
         raise ValueError(f"{table.name} has no row for {', '.join(unknown)}: the count would be too low")
     return analysis

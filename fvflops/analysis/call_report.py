@@ -9,7 +9,7 @@ from fvflops.reports.calls.module_calls import module_call_table
 from fvflops.reports.calls.op_calls import op_call_table
 from fvflops.reports.calls.source_lines import line_table
 from fvflops.reports.document import Document, Items, Table
-from fvflops.reports.terminal.op_coverage import op_coverage_notes
+from fvflops.reports.terminal.op_coverage import op_coverage_notes, terms_note
 from fvflops.views.analysed_run import describe_run
 from fvflops.views.summary import make_summary
 
@@ -25,7 +25,8 @@ def call_report(analysis: FlopCountAnalysis, by: str, *, depth: int | None = Non
     run = analysed_run(analysis)
     about = {"fvflops": __version__, **describe_run(run)}
     rows = list_call_rows(analysis, by, depth)
-    notes = op_coverage_notes(make_summary({run.counts.metric: run}), escape=str)
+    summary = make_summary({run.counts.metric: run})
+    notes = [*op_coverage_notes(summary, escape=str), *terms_note(summary)]
     return Document(
         "calls",
         f"{about['model']}: {_TITLES[by]}",

@@ -6,7 +6,7 @@ from fvflops.counting.metrics import METRICS
 from fvflops.reports.display import WIDTH
 from fvflops.reports.terminal import terminal
 from fvflops.reports.terminal.collapse import collapse
-from fvflops.trace import Counts, Summary, Trace
+from fvflops.trace import Counts, Status, Summary, Trace
 from fvflops.units import format_quantity, format_short
 
 _MAX_LINES = 50
@@ -17,7 +17,7 @@ def list_facts(trace: Trace | None, counts: Counts | None) -> list[str]:
     """Return what is known of a run, without computing more: its total, and the op calls that have no formula."""
     if counts is not None:
         title = METRICS[counts.metric].short if counts.metric in METRICS else counts.metric
-        unsupported = sum(entry.calls for entry in counts.entries if entry.status.value == "unknown")
+        unsupported = sum(entry.calls for entry in counts.entries if entry.status is Status.UNSUPPORTED)
         missing = f"{format_quantity(unsupported, 'op call')} unsupported" if unsupported else ""
         return [f"{format_short(counts.total())} {title}", missing]
     return ["not run yet" if trace is None else f"{format_quantity(sum(trace.calls.values()), 'op call')} recorded"]

@@ -467,18 +467,18 @@ class ModelAnalysis:
         return self._by_module_and_operator
 
     def _warn(self, counts: Counts) -> None:
-        unknown: Counter[str] = Counter()
+        unsupported: Counter[str] = Counter()
         for entry in [entry for entry in counts.entries if entry.status is Status.UNSUPPORTED]:
-            unknown[entry.op] += entry.calls
-        if unknown and self._warn_unsupported:
+            unsupported[entry.op] += entry.calls
+        if unsupported and self._warn_unsupported:
             from fvflops.reports.terminal.op_coverage import format_locations
 
             locations = find_unsupported_locations(self.trace(), counts)
             listed = ", ".join(
                 f"{printable_short(op)} ×{calls} (in {format_locations(locations[op], escape=printable_short)})"
-                for op, calls in unknown.most_common(8)
+                for op, calls in unsupported.most_common(8)
             )
-            more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+            more = f" and {len(unsupported) - 8} more" if len(unsupported) > 8 else ""
             _LOGGER.warning("Unsupported, so not counted: %s%s; see unsupported_ops()", listed, more)
         if self._warn_uncalled:
             if self._handles or self._module_handles:

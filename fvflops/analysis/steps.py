@@ -40,8 +40,8 @@ class Spread:
 class PerStep:
     """Cost per step: `total` over all phases, and `phases` by name; a step without a phase counts as 0 there.
 
-    `steps` is the number of steps, `unit` the metric, and `unknown` op → calls, over all steps, of the unsupported ops,
-    which are missing from the numbers. In a convention `total` may count a multiply-add as 1; `flops` counts it as 2,
+    `steps` is the number of steps, `unit` the metric, and `unsupported` op → calls over all steps, of ops that are
+    missing from the numbers. In a convention `total` may count a multiply-add as 1; `flops` counts it as 2,
     and `macs` has the multiply-adds. `each` has the steps themselves. Its text is one line.
 
     >>> print(PerStep(2, "flops", Spread(36, 24, 48), {"forward": Spread(36, 24, 48)}, {"mylib::scan": 2}))
@@ -52,7 +52,7 @@ class PerStep:
     unit: str
     total: Spread
     phases: Mapping[str, Spread]
-    unknown: Mapping[str, int]
+    unsupported: Mapping[str, int]
     each: Sequence[StepCount] = ()
 
     def __repr__(self) -> str:
@@ -90,8 +90,10 @@ class PerStep:
             text += ": " + ", ".join(f"{phase} {spread}" for phase, spread in self.phases.items())
         if any(step.flops not in (0, step.by_phase.total()) for step in self.each):
             text += f"; {self.flops} at 2 per MAC"
-        if self.unknown:
-            listed = [f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unknown.items()]
+        if self.unsupported:
+            listed = [
+                f"{printable_short(op)} ({format_quantity(calls, 'call')})" for op, calls in self.unsupported.items()
+            ]
             text += f"; unsupported, so not counted: {', '.join(listed)}"
         return text
 
@@ -104,7 +106,7 @@ class StepCount:
     """
 
     by_phase: Counter[str]
-    unknown: Counter[str]
+    unsupported: Counter[str]
     macs: int = 0
     flops: int = 0
 
@@ -136,7 +138,7 @@ def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:
         unit=unit,
         total=_spread([step.by_phase.total() for step in counts]),
         phases={phase: _spread([step.by_phase[phase] for step in counts]) for phase in PHASES if phase in phases},
-        unknown=sum([step.unknown for step in counts], Counter()),
+        unsupported=sum([step.unsupported for step in counts], Counter()),
         each=tuple(counts),
     )
 

@@ -112,7 +112,7 @@ def list_module_calls(
                     span.macs,
                     annotated.activations_inside,
                     span.nbytes,
-                    span.unknown,
+                    span.unsupported,
                 )
             )
         elif annotated.event is not None:

@@ -77,7 +77,7 @@ class NullCostModel:
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return a cost of zero with status ZERO_FLOP or UNSUPPORTED."""
         row = self._table.row(signature.op)
-        is_zero_flop = row is not None and row.kind == "free"
+        is_zero_flop = row is not None and row.kind == "zero_flop"
         return (OpCost(signature.packet.partition("::")[2], Status.ZERO_FLOP if is_zero_flop else Status.UNSUPPORTED),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:

@@ -84,7 +84,7 @@ def _describe_unsupported(
     for (item, stack, phase), count in calls.items():
         if items[item].flops is None and (stack, phase) not in covered:
             unsupported[items[item].name] += count
-    return {"unknown": ", ".join(f"{op} × {count}" for op, count in unsupported.items())} if unsupported else {}
+    return {"unsupported": ", ".join(f"{op} × {count}" for op, count in unsupported.items())} if unsupported else {}
 
 
 class _Callees:
@@ -172,7 +172,7 @@ class _SpanCost(NamedTuple):
     macs: int = 0
     nbytes: int = 0
     memory: int = 0
-    unknown: int = 0
+    unsupported: int = 0
 
     def plus(self, other: _SpanCost) -> _SpanCost:
         return _SpanCost(*[left + right for left, right in zip(self, other, strict=True)])
@@ -253,10 +253,10 @@ class _SpanBuilder:
 
     def _self_cost(self, item: int, event: Event, memory: int) -> _SpanCost:
         entry = self._items.all[item]
-        flops, macs, unknown = entry.flops or 0, entry.macs or 0, int(entry.flops is None)
+        flops, macs, unsupported = entry.flops or 0, entry.macs or 0, int(entry.flops is None)
         if (event.stack, event.phase) in self._covered:
-            flops = macs = unknown = 0
-        return _SpanCost(flops, macs, entry.nbytes or 0, memory, unknown)
+            flops = macs = unsupported = 0
+        return _SpanCost(flops, macs, entry.nbytes or 0, memory, unsupported)
 
     def _add_to_parent(
         self, parent: RegionCall | None, span_cost: _SpanCost, start: int | None, end: int | None

@@ -14,18 +14,18 @@ def find_unsupported_locations(trace: Trace, counts: Counts) -> dict[str, Counte
 
     The line is known for calls that bypass the dispatcher. The root module is named by its class.
     """
-    unknown = counts.ledger()[Status.UNSUPPORTED]
-    if not unknown:
+    unsupported = counts.ledger()[Status.UNSUPPORTED]
+    if not unsupported:
         return {}
     scopes = trace.scopes()
     locations: dict[str, Counter[str]] = {}
     for (index, stack, _), calls in trace.calls.items():
         signature = trace.signatures[index]
-        if signature.packet in unknown:
+        if signature.packet in unsupported:
             location = trace.modules.locate(innermost(scopes[stack]), signature.source)
             locations.setdefault(signature.packet, Counter())[location] += calls
     for (index, stack, _), calls in trace.region_calls.items():
         name = name_region(trace, trace.regions[trace.region_signatures[index].region])
-        if name in unknown and name not in locations:
+        if name in unsupported and name not in locations:
             locations.setdefault(name, Counter())[trace.modules.locate(innermost(scopes[stack]))] += calls
     return locations

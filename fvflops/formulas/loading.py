@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 from fvflops import paths
 from fvflops.formulas.language.functions import FUNCTIONS
-from fvflops.formulas.rows import KEYS, MODULE_KEYS, Row, default_label, read_flag, read_row
+from fvflops.formulas.rows import KEYS, MODULE_KEYS, OLD_WORDS, Row, default_label, read_flag, read_row
 from fvflops.formulas.table import FormulaTable
 from fvflops.formulas.validation import check_module, check_op
 from fvflops.formulas.yaml_document import Node, TableError, read_document
@@ -20,7 +20,7 @@ from fvflops.text import suggest, truncate
 from fvflops.trace.signature import packet_of
 
 # A table's key `schema`; a table without it has schema 1. A new key of tables raises it.
-SCHEMA = 2
+SCHEMA = 3
 _KEYS = (
     "schema",
     "description",
@@ -29,10 +29,10 @@ _KEYS = (
     "opaque",
     "constants",
     "floating_point_only",
-    "omit_inherited",
+    "ignore_inherited",
     "registered_formulas",
-    "free",
-    "omitted",
+    "zero_flop",
+    "ignored",
     "families",
     "ops",
     "modules",
@@ -40,7 +40,7 @@ _KEYS = (
 _TABLE_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 MAX_EXTENDS = 16
 _ENDINGS = (".yaml", ".yml")  # of a table that another file names
-_FLAGS = ("opaque", "floating_point_only", "omit_inherited", "registered_formulas")
+_FLAGS = ("opaque", "floating_point_only", "ignore_inherited", "registered_formulas")
 
 # Shipped YAML files that are not formula tables, and tables that are no conventions of their own.
 _OTHER_FILES = ("devices", "efficiencies", "networks")
@@ -119,8 +119,8 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
     ops = _read_ops(fields, partial(check_op, constants=constants) if is_checked else None)
     modules = _read_rows(fields, "modules", partial(check_module, constants=constants) if is_checked else None)
     flags = {key: read_flag(fields[key], key) for key in _FLAGS if key in fields}
-    if flags.get("omit_inherited"):
-        base = _omit_all(base)
+    if flags.get("ignore_inherited"):
+        base = _ignore_all(base)
     opaque = flags.get("opaque", base.opaque)
     rows = _merge(base.rows, {key: row for key, (row, _) in ops.items()})
     if opaque:
@@ -135,19 +135,19 @@ def _load(path: str, chain: tuple[str, ...], file: str) -> FormulaTable:
         constants=constants,
         floating_point_only=flags.get("floating_point_only", base.floating_point_only),
         registered_formulas=flags.get(
-            "registered_formulas", base.registered_formulas and not (opaque or flags.get("omit_inherited"))
+            "registered_formulas", base.registered_formulas and not (opaque or flags.get("ignore_inherited"))
         ),
     )
 
 
-def _omit_all(table: FormulaTable) -> FormulaTable:
-    """Return a table in which all counted rows are omitted."""
-    rows = {name: _omit_row(row) for name, row in table.rows.items()}
-    return replace(table, rows=rows, modules={name: _omit_row(row) for name, row in table.modules.items()})
+def _ignore_all(table: FormulaTable) -> FormulaTable:
+    """Return a table in which all counted rows are ignored."""
+    rows = {name: _ignore_row(row) for name, row in table.rows.items()}
+    return replace(table, rows=rows, modules={name: _ignore_row(row) for name, row in table.modules.items()})
 
 
-def _omit_row(row: Row) -> Row:
-    return Row(row.name, "omitted", row.file, row.line, row.label) if row.kind == "counted" else row
+def _ignore_row(row: Row) -> Row:
+    return Row(row.name, "ignored", row.file, row.line, row.label) if row.kind == "counted" else row
 
 
 def _read_fields(path: str, file: str) -> dict[str, Node]:
@@ -161,7 +161,11 @@ def _read_fields(path: str, file: str) -> dict[str, Node]:
     fields = document.fields("a table")
     if "schema" in fields:
         _check_schema(fields["schema"])
-    return document.fields("a table", _KEYS)
+    for old, new in OLD_WORDS.items():
+        if old in fields and new in fields:
+            raise fields[old].error(f"{old} is an older name of {new}, which this table has too: write {new} alone")
+    renamed: dict[str, Node] = {OLD_WORDS.get(key, key): node for key, node in fields.items()}
+    return Node(document.file, document.line, renamed).fields("a table", _KEYS)
 
 
 def _check_schema(node: Node) -> None:
@@ -208,7 +212,7 @@ def _same_file(a: str, b: str) -> bool:
 def _read_ops(fields: dict[str, Node], check: Callable[[Row, Node], None] | None) -> Rows:
     """Return the rows of the ops of one file, short forms included, each with its node for errors."""
     rows: Rows = {}
-    for kind in ("free", "omitted"):
+    for kind in ("zero_flop", "ignored"):
         for item in fields[kind].items(kind) if kind in fields else ():
             name = item.name(f"an op of {kind}")
             _refuse_duplicate(name, item, rows)
@@ -280,7 +284,7 @@ def _read_count(node: Node) -> int:
 def _merge(base: Mapping[str, Row], overriding: Mapping[str, Row]) -> dict[str, Row]:
     """Merge rows: a row of the extending table replaces inherited rows of the op, its overloads and its in-place form.
 
-    Otherwise `aten::relu: {flops: numel(out)}` would not affect an inherited `aten::relu_: free`.
+    Otherwise `aten::relu: {flops: numel(out)}` would not affect an inherited `aten::relu_: zero_flop`.
     """
     if not base:
         return dict(overriding)

@@ -15,12 +15,14 @@ from fvflops.formulas.yaml_document import Node, make_error
 from fvflops.text import record_repr, suggest, truncate
 from fvflops.trace import Status, Value, tensors_in
 
-SHORT_FORMS = ("free", "omitted", "decompose")
+SHORT_FORMS = ("zero_flop", "ignored", "decompose")
+# Words of older tables, for keys of a table and for short forms, and those that replaced them.
+OLD_WORDS = {"free": "zero_flop", "omitted": "ignored", "omit_inherited": "ignore_inherited"}
 MODULE_KEYS = ("shapes", "macs", "flops", "activations", "use", "label", "source", "example", "covers")
 KEYS = (*MODULE_KEYS[:-1], "values")
 COMPLEX_MULTIPLY_ADD = "complex_multiply_add"
 _FLAGS = {"true": True, "false": False}
-_STATUSES = {"free": Status.ZERO_FLOP, "omitted": Status.IGNORED, "decompose": Status.UNSUPPORTED}
+_STATUSES = {"zero_flop": Status.ZERO_FLOP, "ignored": Status.IGNORED, "decompose": Status.UNSUPPORTED}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,11 +30,11 @@ class Row:
     """A row of a table.
 
     `name` is an op (`aten::add`, for all its overloads, or `aten::add.Tensor`), a function (`prim::PythonOp.NAME`) or a
-    module class. `kind` is "counted", "free", "omitted" or "decompose" (count the ops inside). `file` and `line` are
-    its location, `label` the name under which it is reported. The rest are the texts of the row: expressions `macs`,
-    `flops` and `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the formula and an
-    `example`. If `covers`, the ops inside a module are not counted in addition to its row. `values` are the arguments
-    whose values the cost depends on.
+    module class. `kind` is "counted", "zero_flop", "ignored" or "decompose" (count the ops inside). `file` and `line`
+    are its location, `label` its name in reports. The rest are the texts of the row: expressions `macs`, `flops` and
+    `activations`, a pattern `shapes`, the name of a formula `use`, the `source` of the formula and an `example`. If
+    `covers`, the ops inside a module are not counted in addition to its row. `values` are the arguments whose values
+    the cost depends on.
 
     A row with only `activations` counts no FLOPs: its cost has activations, and the status IGNORED.
     """
@@ -89,9 +91,10 @@ def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
     """
     label = default_label(name)
     if isinstance(node.value, str):
-        if node.value not in SHORT_FORMS:
+        kind = OLD_WORDS.get(node.value, node.value)
+        if kind not in SHORT_FORMS:
             raise node.error(f"{name}: {node.form} is neither {', '.join(SHORT_FORMS)} nor a mapping{_near(node)}")
-        return Row(name, node.value, node.file, node.line, label)
+        return Row(name, kind, node.file, node.line, label)
     fields = node.fields(name)
     for key, field in fields.items():
         if key not in keys:

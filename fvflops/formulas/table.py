@@ -6,16 +6,16 @@
     opaque: false               # true: composite ops and functions are counted as a whole, not by the ops inside
     constants: {exp: 8}         # names for expressions; entries here take precedence
     floating_point_only: false  # true: integer arithmetic is zero-FLOP, except matrix products
-    omit_inherited: false       # true: ops that the extended table counts are omitted here
+    ignore_inherited: false     # true: ops that the extended table counts are ignored here
     registered_formulas: true   # use formulas registered with torch.utils.flop_counter for ops without a row, see below
-    free: [aten::view]          # short for `aten::view: free`
-    omitted: [aten::add]
+    zero_flop: [aten::view]     # short for `aten::view: zero_flop`
+    ignored: [aten::add]
     families:                   # rows for several ops
       - {flops: numel(out)*exp, ops: [aten::exp, aten::exp2], example: "2 3 = 48"}
     ops:
       aten::mm: {shapes: "m k, k n", macs: m*k*n, activations: numel(out), example: "4 5, 5 6 = 120"}
       aten::convolution: {use: convolution, label: conv, source: "..."}
-      aten::conv2d: decompose   # count the ops inside; free and omitted are written in the same form
+      aten::conv2d: decompose   # count the ops inside; zero_flop and ignored are written in the same form
       prim::PythonOp.Swish: {flops: 4*numel(out)}
     modules:                    # counted instead of the ops inside; with `covers: false` in addition to them
       torch.nn.LSTM: {macs: "numel(input) * hidden_size"}
@@ -25,7 +25,7 @@ function and a module have `input`, `input_1` ... instead of arguments, a module
 parameters by name. See `fvflops.formulas.language.expression`, `pattern` and `example`.
 
 An op without a row is unsupported, unless the program registered a formula with torch's `register_flop_formula` and the
-table has `registered_formulas`. That is the default, except for tables with `opaque` or `omit_inherited`: these
+table has `registered_formulas`. That is the default, except for tables with `opaque` or `ignore_inherited`: these
 reproduce tools that do not use registered formulas.
 """
 
@@ -50,7 +50,12 @@ from fvflops.trace.signature import packet_of
 from fvflops.units import format_quantity
 
 # Kind of a row → its name in text.
-_KINDS = {"counted": "counted", "free": "zero-FLOP", "omitted": "ignored", "decompose": "counted by the ops inside"}
+_KINDS = {
+    "counted": "counted",
+    "zero_flop": "zero-FLOP",
+    "ignored": "ignored",
+    "decompose": "counted by the ops inside",
+}
 FUNCTION_PREFIX = "prim::PythonOp."
 
 
@@ -67,7 +72,7 @@ class FormulaTable:
     >>> from fvflops.formulas import load_table
     >>> table = load_table("default")
     >>> table.row("aten::relu_").kind, table.row("mylib::scan")
-    ('free', None)
+    ('zero_flop', None)
     """
 
     name: str

@@ -99,11 +99,11 @@ class RecordedLoop:
         if steps != self._mean[0]:
             per_step = self.recording.per_step()
             self._mean = steps, dict(zip(LOGGED, (per_step.flops.mean, per_step.macs.mean), strict=True))
-            if per_step.unknown and not self._warned:
+            if per_step.unsupported and not self._warned:
                 self._warned = True
                 ops = [
                     f"{printable_short(op)} ({format_quantity(calls, 'call')})"
-                    for op, calls in per_step.unknown.items()
+                    for op, calls in per_step.unsupported.items()
                 ]
                 _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED[0], ", ".join(ops))
         return self._mean[1]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FILE = "flops_budget.yaml"
 _OPTIONS = ("file", "name", "table", "tolerance")
 _MARKER = (
-    "flops_budget(flops=, macs=, activations=, parameters=, memory=, unknown=, tolerance=, table=, file=, name=): "
+    "flops_budget(flops=, macs=, activations=, parameters=, memory=, unsupported=, tolerance=, table=, file=, name=): "
     "limits for the model that the test passes to the fixture flops_budget"
 )
 _USED = pytest.StashKey[bool]()
@@ -118,7 +118,8 @@ class FlopsBudget:
         from fvflops.units import parse_share
 
         tolerance = parse_share(str(options.get("tolerance", "0")))
-        return Budget(name, {metric: make_limit(metric, limit, tolerance) for metric, limit in limits.items()})
+        made = [make_limit(metric, limit, tolerance) for metric, limit in limits.items()]
+        return Budget(name, {limit.metric: limit for limit in made})
 
     def _read_budget(self, name: str, file: str, update: bool) -> Budget | None:
         from fvflops import paths

@@ -21,7 +21,7 @@ _COLUMNS = (
     text_column("source"),
     text_column("example"),
 )
-_STATUSES = {"free": "zero-FLOP", "omitted": "ignored", "decompose": "decomposed"}
+_STATUSES = {"zero_flop": "zero-FLOP", "decompose": "decomposed"}
 
 
 def rows_report(table: FormulaTable) -> Document:

@@ -1,9 +1,9 @@
 """JSON of a summary: complete and exact; `parse` reads it.
 
-Schema 1, an object of these keys. A *name* is a module's or a parameter's dotted path, "" being the model; a *heading*
+Schema 2, an object of these keys. A *name* is a module's or a parameter's dotted path, "" being the model; a *heading*
 is "parameters", "flops", "activations" or a phase. A count is an integer, or the number that a handle returned.
 
-- `format`: "fvflops.summary". `schema`: 1; a change that old readers would misread raises it, a new key does not.
+- `format`: "fvflops.summary". `schema`: 2; a change that old readers would misread raises it, a new key does not.
 - `about`: an object of strings: `model`, `inputs`, `table` (the convention) with its `multiply_add` (FLOPs per
   multiply-add) and `description`, the versions `fvflops`, `torch` and `python`, and how the model was run; where there
   are any, `random` and `data_dependent`: the locations where Python read a random draw or a value of the data,
@@ -12,15 +12,14 @@ is "parameters", "flops", "activations" or a phase. A count is an integer, or th
 - `operators`: heading → operator → count of the whole model.
 - `by_both`: heading → module's name → operator → count.
 - `uncalled`: heading → names of the modules in which no op ran.
-- `ledger`: "counted", "free" (zero-FLOP), "omitted" (ignored by the convention) or "unknown" (unsupported) → op →
-  calls. The counts lack the last two.
-- `unknown_elements`: unsupported op → elements of its outputs.
-- `unknown_places`: unsupported op → module, and source line where known → calls; may be missing.
+- `ledger`: "counted", "zero_flop", "ignored" or "unsupported" → op → calls. The counts lack the last two.
+- `unsupported_elements`: unsupported op → elements of its outputs.
+- `unsupported_locations`: unsupported op → module, and source line where known → calls; may be missing.
 - `modules`: a list of the modules, a shared one under each name, a parent before its children, each with `name`,
   `canonical` (the first name of a shared module), `class_name`, `classes`, `extra_repr`, `has_forward`, `parameters`,
   `buffers`, `attributes` and `children` (pairs of attribute and name).
 
-Readers ignore keys that they do not know, and refuse a newer schema.
+Readers ignore keys that they do not know, and refuse a newer schema. In schema 1 the words of `OLD_WORDS` are used.
 """
 
 from __future__ import annotations
@@ -34,8 +33,16 @@ from fvflops.text import parse_json
 from fvflops.trace import ModuleTree, Summary
 from fvflops.views.summary_rows import check_not_collapsed, check_view
 
-SCHEMA = 1
+SCHEMA = 2
 _FORMAT = "fvflops.summary"
+# Keys of schema 1 and of its ledger, and those that replaced them.
+OLD_WORDS = {
+    "free": "zero_flop",
+    "omitted": "ignored",
+    "unknown": "unsupported",
+    "unknown_elements": "unsupported_elements",
+    "unknown_places": "unsupported_locations",
+}
 
 
 class SummaryError(ValueError):
@@ -59,8 +66,8 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
             "by_both": {heading: _copy_tables(modules) for heading, modules in summary.by_both.items()},
             "uncalled": {heading: sorted(modules) for heading, modules in summary.uncalled.items()},
             "ledger": _copy_tables(summary.ledger),
-            "unknown_elements": dict(summary.unknown_elements),
-            "unknown_places": _copy_tables(summary.unknown_places),
+            "unsupported_elements": dict(summary.unsupported_elements),
+            "unsupported_locations": _copy_tables(summary.unsupported_locations),
             "modules": summary.modules.encode(),
         },
         allow_nan=False,
@@ -87,6 +94,9 @@ def parse(text: str) -> Summary:
         raise SummaryError(
             f"this summary has schema {schema!r}, but this version of fvflops reads up to {SCHEMA}: update fvflops"
         )
+    if schema == 1:
+        record = _rename(record)
+        record["ledger"] = _rename(_read_object(_require(record, "ledger"), "ledger"))
     return Summary(
         modules=_read_modules(_require(record, "modules")),
         columns=_read_tables(_require(record, "columns"), "columns"),
@@ -100,10 +110,14 @@ def parse(text: str) -> Summary:
             for heading, modules in _read_object(_require(record, "uncalled"), "uncalled").items()
         },
         ledger=_read_tables(_require(record, "ledger"), "ledger"),
-        unknown_elements=_read_counts(_require(record, "unknown_elements"), "unknown_elements"),
-        unknown_places=_read_tables(record.get("unknown_places", {}), "unknown_places"),
+        unsupported_elements=_read_counts(_require(record, "unsupported_elements"), "unsupported_elements"),
+        unsupported_locations=_read_tables(record.get("unsupported_locations", {}), "unsupported_locations"),
         about=_read_about(_require(record, "about")),
     )
+
+
+def _rename(record: dict[str, Any]) -> dict[str, Any]:
+    return {OLD_WORDS.get(key, key): value for key, value in record.items()}
 
 
 def _to_integer(value: Any) -> int:

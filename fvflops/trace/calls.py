@@ -16,8 +16,8 @@ class OpCall(NamedTuple):
 
     `number` is its index among all op calls. `name` is unique among the calls of the op, `op` is without overload,
     `target` with it. `module` is the canonical name of the owning module. `inputs` and `outputs` are its tensors, such
-    as "float32[2, 3]". `flops` is None where unsupported. `status` is "counted", "free" (zero-FLOP), "omitted" (ignored
-    by the convention), "unknown" (unsupported) or "covered" (counted as part of a module or function around it). That
+    as "float32[2, 3]". `flops` is None where unsupported. `status` is "counted", "zero_flop", "ignored" (ignored
+    by the convention), "unsupported" or "covered" (counted as part of a module or function around it). That
     module or function has a record of its own before those of its ops, with its class as `op` and without time and
     memory. Times are in ns, memory in bytes, both None where not measured. `macs` are multiply-adds, `activations`
     output elements that the table counts, `nbytes` bytes read and written; None where unknown. `parameters` are the
@@ -62,7 +62,7 @@ class OpCall(NamedTuple):
 class LineCount(NamedTuple):
     """Sum over the op calls of one source line, "" for calls from outside the model's code.
 
-    `unknown` is the number of unsupported calls. `nbytes` are bytes read and written.
+    `unsupported` is the number of unsupported calls. `nbytes` are bytes read and written.
     """
 
     line: str
@@ -71,7 +71,7 @@ class LineCount(NamedTuple):
     macs: int
     activations: int | None
     nbytes: int
-    unknown: int
+    unsupported: int
 
     def __repr__(self) -> str:
         return record_repr(self)
@@ -82,7 +82,7 @@ class ModuleCall(NamedTuple):
 
     `number` is its index among all module calls, `depth` the number of enclosing calls. `module` is the module's
     canonical name, `inputs` and `outputs` are tensors, such as "float32[2, 3]". `parameters` are the elements of its
-    parameters, submodules included, `ops` the op calls inside it, `unknown` those of them that are unsupported. `flops`
+    parameters, submodules included, `ops` the op calls inside it, `unsupported` the number of unsupported ones. `flops`
     are in the table's convention, `nbytes` bytes read and written.
     """
 
@@ -99,7 +99,7 @@ class ModuleCall(NamedTuple):
     macs: int
     activations: int | None
     nbytes: int
-    unknown: int
+    unsupported: int
 
     def __repr__(self) -> str:
         return record_repr(self)

@@ -21,9 +21,9 @@ class Status(str, Enum):
     """
 
     COUNTED = "counted"
-    ZERO_FLOP = "free"
-    IGNORED = "omitted"
-    UNSUPPORTED = "unknown"
+    ZERO_FLOP = "zero_flop"
+    IGNORED = "ignored"
+    UNSUPPORTED = "unsupported"
 
 
 _STATUS_NAMES = {
@@ -191,7 +191,7 @@ class Counts:
                 ledger[entry.status][entry.op] += entry.calls
         return ledger
 
-    def unknown_elements(self) -> Counter[str]:
+    def unsupported_elements(self) -> Counter[str]:
         """Return op → output elements of all calls, for the unsupported ops."""
         elements: Counter[str] = Counter()
         for entry in self.entries:

@@ -19,8 +19,8 @@ class Summary:
     `columns` maps a heading ("parameters", "flops", "activations" ...) to module (or parameter) name → count, headings
     in the order in which they are shown. `operators` maps a heading to label → count, `by_both` a heading to module
     name → label → count. `uncalled` maps a heading to the modules in which no op ran. `ledger` maps a status
-    ("counted", "free", "omitted", "unknown") to op → calls, `unknown_elements` an unsupported op to its output
-    elements, and `unknown_places` one to module and source line → calls. `about` names the model, the table, its
+    ("counted", "zero_flop", "ignored", "unsupported") to op → calls, `unsupported_elements` an op to its output
+    elements, and `unsupported_locations` one to module and source line → calls. `about` names the model, the table, its
     multiply_add, the inputs and the versions. `labels` maps a module whose row represents several, as made by
     `fvflops.reports.terminal.collapse`, to the text shown instead of its name.
 
@@ -35,8 +35,8 @@ class Summary:
     by_both: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     uncalled: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    unknown_elements: Mapping[str, int] = field(default_factory=dict)
-    unknown_places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unsupported_elements: Mapping[str, int] = field(default_factory=dict)
+    unsupported_locations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 

@@ -47,7 +47,7 @@ class Span(NamedTuple):
     `stack` is its stack of frames; a backward op has that of the module whose forward created it, which is not being
     called at that time. `depth` is the number of open spans around it on its thread. `start` and `duration` are in
     nanoseconds, None without a timed run. `flops`, `macs`, `nbytes` and `memory` include children; `memory` is the
-    bytes allocated and not freed; `unknown` is the number of unsupported ops in it. An op has the allocated bytes
+    bytes allocated and not freed; `unsupported` is the number of unsupported ops in it. An op has the allocated bytes
     before and after it, and where measured the peak during it.
     """
 
@@ -63,7 +63,7 @@ class Span(NamedTuple):
     macs: int = 0
     nbytes: int = 0
     memory: int = 0
-    unknown: int = 0
+    unsupported: int = 0
     raised: bool = False
     memory_before: int | None = None
     memory_after: int | None = None

@@ -40,14 +40,14 @@ class Cell(NamedTuple):
 class Measure:
     """A counted or measured quantity: its title, its unit ("", "B" or "ns") and its value in each cell.
 
-    `unknown` is the number of unsupported op calls in a cell, which `values` lack. `note` describes what is counted.
+    `unsupported` is the number of such op calls in a cell, which `values` lack. `note` describes what is counted.
     """
 
     title: str
     values: Mapping[Cell, int]
     unit: str = ""
     note: str = ""
-    unknown: Mapping[Cell, int] = field(default_factory=dict)
+    unsupported: Mapping[Cell, int] = field(default_factory=dict)
 
     def total(self) -> int:
         """Return the sum over all cells.
@@ -63,16 +63,16 @@ class Breakdown:
     """One analysed model in several measures, by module, phase and operator.
 
     `measures` maps a key ("flops", "macs", "activations", "parameters", "bytes", "calls", "time" ...) to its measure,
-    in the order in which they are shown. `ledger`, `unknown_elements`, `unknown_places` and `about` are those of a
-    Summary. `name` is the model as the user named it, such as "timm:resnet50", "" for its class. `timeline` has the
+    in the order in which they are shown. `ledger`, `unsupported_elements`, `unsupported_locations` and `about` are a
+    Summary's. `name` is the model as the user named it, such as "timm:resnet50", "" for its class. `timeline` has the
     calls of a timed run, `memory` the memory after each op, `peaks` those of the device whose roofline is of interest.
     """
 
     modules: ModuleTree
     measures: Mapping[str, Measure]
     ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    unknown_elements: Mapping[str, int] = field(default_factory=dict)
-    unknown_places: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unsupported_elements: Mapping[str, int] = field(default_factory=dict)
+    unsupported_locations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     timeline: Timeline | None = None
@@ -106,7 +106,9 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
     measures = {}
     if counts.metric not in METRICS:
         note = "counted by the handles of this analysis"
-        measures[counts.metric] = Measure("Count", _sum_cells(counts, _value), note=note, unknown=_unknown(counts, {}))
+        measures[counts.metric] = Measure(
+            "Count", _sum_cells(counts, _value), note=note, unsupported=_count_unsupported(counts, {})
+        )
     for name in counted.names():
         measures[name] = _measure(METRICS[name], counted[name], labels)
     measures["calls"] = Measure("Op calls", _sum_cells(counts, lambda entry: entry.calls), note="calls of operators")
@@ -116,8 +118,8 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
         modules=trace.modules,
         measures=measures,
         ledger={status.value: dict(calls) for status, calls in counts.ledger().items()},
-        unknown_elements=dict(counts.unknown_elements()),
-        unknown_places=find_unsupported_locations(trace, counts),
+        unsupported_elements=dict(counts.unsupported_elements()),
+        unsupported_locations=find_unsupported_locations(trace, counts),
         about={"fvflops": __version__, **describe_run(run)},
     )
 
@@ -141,7 +143,7 @@ def _measure(metric: Metric, counts: Counts, labels: Mapping[str, str]) -> Measu
         _sum_cells(counts, _value, labels),
         unit=metric.unit,
         note=metric.note,
-        unknown=_unknown(counts, labels),
+        unsupported=_count_unsupported(counts, labels),
     )
 
 
@@ -149,7 +151,7 @@ def _value(entry: Entry) -> int:
     return entry.value
 
 
-def _unknown(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
+def _count_unsupported(counts: Counts, labels: Mapping[str, str]) -> dict[Cell, int]:
     return _sum_cells(counts, lambda entry: entry.calls if entry.status is Status.UNSUPPORTED else 0, labels)
 
 

@@ -11,8 +11,8 @@ from fvflops.views.frame import Cell, Table
 CALL_VIEWS: Mapping[str, str] = {"op": "a call of an op", "call": "a call of a module", "line": "a line of source"}
 _OP = "number name op target module phase inputs outputs dtype status flops macs activations bytes parameters after"
 _MEASURED = ("duration_ns", "memory_before", "memory_after", "memory_peak")
-_LINE = "line calls flops macs activations bytes unknown"
-_MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unknown"
+_LINE = "line calls flops macs activations bytes unsupported"
+_MODULE = "number module class phase depth inputs outputs parameters ops flops macs activations bytes unsupported"
 # View → its columns, without those of measurements.
 CALL_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "op": tuple(_OP.split()),

@@ -33,8 +33,8 @@ def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
         },
         uncalled={heading: frozenset(find_uncalled(run.trace, run.ancestors)) for heading, run in runs.items()},
         ledger={status.value: dict(calls) for status, calls in first.counts.ledger().items()},
-        unknown_elements=dict(first.counts.unknown_elements()),
-        unknown_places=find_unsupported_locations(first.trace, first.counts),
+        unsupported_elements=dict(first.counts.unsupported_elements()),
+        unsupported_locations=find_unsupported_locations(first.trace, first.counts),
         about={"fvflops": __version__, **describe_run(first)},
     )
 

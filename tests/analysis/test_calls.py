@@ -182,7 +182,7 @@ def test_calls_of_a_saved_trace_in_all_formats(by, tmp_path):
     assert list(rows[0]) == list(columns) and len(rows) == len(columns["flops"])
     assert [row["flops"] for row in rows] == ["" if count is None else str(count) for count in columns["flops"]]
     record = json.loads(write_document(report, "json"))
-    assert (record["format"], record["schema"]) == ("fvflops.calls", 1) and record["about"]["table"] == "default"
+    assert (record["format"], record["schema"]) == ("fvflops.calls", 2) and record["about"]["table"] == "default"
     assert [row["flops"] for row in record["rows"]] == columns["flops"] and list(record["rows"][0]) == list(columns)
     shown = len(rows) + (by == "op")
     lines = write_document(report, "markdown").split("\n")

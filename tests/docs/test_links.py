@@ -24,9 +24,9 @@ def test_the_start_page_links_every_guide_and_concept():
 def test_what_counts_as_a_link():
     assert links("[a](b.md) and\n![c](d.svg)\n```\n[no](link.md)\n```\n") == ["b.md", "d.svg"]
     assert target("docs/faq.md", "https://pytorch.org/x") is None
-    address = "https://github.com/someone/fvflops/blob/main/docs/guides/gpu.md#a-heading"
-    assert target("README.md", address) == target("docs/faq.md", "guides/gpu.md#a-heading")
-    site = "https://fvflops.github.io/fvflops/guides/gpu/#a-heading"
+    address = "https://github.com/someone/fvflops/blob/main/docs/reference/gpu.md#a-heading"
+    assert target("README.md", address) == target("docs/faq.md", "reference/gpu.md#a-heading")
+    site = "https://fvflops.github.io/fvflops/reference/gpu/#a-heading"
     assert target("README.md", site) == target("README.md", address)
     assert target("README.md", "https://fvflops.github.io/fvflops/") == (ROOT / "docs" / "index.md", "")
     assert target("docs/faq.md", "#a") == (ROOT / "docs" / "faq.md", "a")

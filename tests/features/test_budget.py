@@ -110,7 +110,7 @@ models:
   b:
     table: exact
     tolerance: 0.5
-    unknown: 0
+    unsupported: 0
     modules: {layer1: 1K}
 """
     budgets = parse_budgets(text, "budget.yaml")
@@ -119,7 +119,7 @@ models:
         "macs": Limit("macs", 600, True, Fraction(1, 100)),
         "memory": Limit("memory", 1024, False, Fraction(1, 20)),
     }
-    assert budgets["b"].limits["unknown"].tolerance == Fraction(1, 2)
+    assert budgets["b"].limits["unsupported"].tolerance == Fraction(1, 2)
     assert (budgets["b"].table, budgets["b"].modules) == ("exact", {"layer1": 1000})
 
 
@@ -177,7 +177,7 @@ def test_limits_passed_by_a_program_are_checked():
 
 
 def test_a_model_within_its_budget_passes(folder, capsys):
-    (folder / "budget.yaml").write_text("models: {net: {flops: 144, parameters: {exact: 58}, unknown: 0}}")
+    (folder / "budget.yaml").write_text("models: {net: {flops: 144, parameters: {exact: 58}, unsupported: 0}}")
     assert check() == 0
     assert "net is within its budget (convention default)." in capsys.readouterr().out
 
@@ -227,10 +227,20 @@ def test_a_value_below_an_exact_limit_fails(folder, capsys):
 
 
 def test_unsupported_ops_exceed_a_budget_of_zero(folder, capsys):
-    (folder / "budget.yaml").write_text("models: {net: {unknown: 0}}")
+    (folder / "budget.yaml").write_text("models: {net: {unsupported: 0}}")
     assert check(model="net.py:scan") == 1
     output = capsys.readouterr().out
     assert "Unsupported, so not counted: fvflops_check::scan (2 calls)." in output
+
+
+def test_the_key_of_older_files_is_read_and_rewritten(folder, capsys):
+    (folder / "budget.yaml").write_text("models:\n  net:\n    unknown: 5\n")
+    assert load_budgets("budget.yaml")["net"].limits.keys() == {"unsupported"}
+    assert check("--update") == 0
+    assert (folder / "budget.yaml").read_text().startswith("models:\n  net:\n    unknown: 0\n")
+    assert make_limit("unknown", 0).metric == "unsupported"
+    with pytest.raises(TableError, match="unknown is an older name of unsupported, which net has too"):
+        parse_budgets("models: {net: {unknown: 0, unsupported: 0}}", "budget.yaml")
 
 
 def test_numbers_that_round_to_the_same_text_are_written_in_full(folder, capsys):
@@ -244,7 +254,7 @@ def test_a_saved_trace_is_checked_without_memory(folder, capsys):
     (folder / "net.json").write_text(FlopCountAnalysis(model, torch.ones(3, 4)).trace().to_json())
     assert check("--update", model="net.json") == 0
     limits = load_budgets("budget.yaml")["net"].limits
-    assert {metric: limit.value for metric, limit in limits.items()} == {**NARROW, "bytes": BYTES, "unknown": 0}
+    assert {metric: limit.value for metric, limit in limits.items()} == {**NARROW, "bytes": BYTES, "unsupported": 0}
     (folder / "budget.yaml").write_text("models: {net: {memory: 1M}}")
     assert check(model="net.json") == 2
     assert "predicted from a model, not from a saved run" in capsys.readouterr().err
@@ -287,7 +297,14 @@ def test_every_format_writes_the_verdict(format, folder, capsys):
         out = capsys.readouterr().out
         written = check_report(format, out, "budget_update" if arguments else "budget")
     if format == "csv":
-        assert [row["metric"] for row in written] == ["activations", "bytes", "flops", "macs", "parameters", "unknown"]
+        assert [row["metric"] for row in written] == [
+            "activations",
+            "bytes",
+            "flops",
+            "macs",
+            "parameters",
+            "unsupported",
+        ]
         assert [(row["budget"], row["actual"]) for row in written][2:4] == [("144", "288")] * 2
     elif format == "json":
         assert written["modules"] == [
@@ -417,7 +434,7 @@ def net(width=8):
 
 X = torch.ones(3, 4)
 
-@pytest.mark.flops_budget(flops=144, parameters={"exact": 58}, unknown=0)
+@pytest.mark.flops_budget(flops=144, parameters={"exact": 58}, unsupported=0)
 def test_within(flops_budget):
     verdict = flops_budget(net(), X)
     assert verdict.results[0].value == 144

@@ -337,7 +337,7 @@ def test_unsupported_ops_are_reported():
     library.impl("scan", lambda x: x.clone(), "CompositeExplicitAutograd")
     difference = fvflops.diff(lambda x: x + 1, lambda x: torch.ops.fvflops_diff.scan(x) + 1, X)
     assert "Unsupported after, so not counted: fvflops_diff::scan (1 call)." in str(difference)
-    assert [operator.status for operator in difference.by_operator()] == ["unknown"]
+    assert [operator.status for operator in difference.by_operator()] == ["unsupported"]
     assert re.search(r"\nscan +unsupported +0 +0 +0 +[+]1\n", str(difference))
 
 

@@ -285,7 +285,7 @@ def test_what_stands_out_takes_twice_its_share_and_more_than_a_trifle():
     assert outlier(ProfileRow(total_ns=100, flops=50), whole) == "slow"
     assert outlier(ProfileRow(total_ns=49, flops=0), whole) == ""  # less than 5 % of the total
     assert outlier(ProfileRow(total_ns=50, flops=100), whole) == "fast"
-    assert outlier(ProfileRow(total_ns=900, flops=10, unknown=1), whole) == ""  # who knows how much it does
+    assert outlier(ProfileRow(total_ns=900, flops=10, unsupported=1), whole) == ""  # who knows how much it does
     assert outlier(ProfileRow(total_ns=900), ProfileRow(total_ns=1000)) == ""
 
 
@@ -309,7 +309,7 @@ def test_unknown_flops_are_told_and_not_taken_for_zero():
     assert "Unsupported by exact, so not counted in FLOPs: fvflops_report::scan (1 call)." in profile.table()
     [linear, unknown] = profile.op_calls()
     assert (linear.flops, linear.status) == (544, "counted")
-    assert (unknown.flops, unknown.status, unknown.duration_ns) == (None, "unknown", 1000)
+    assert (unknown.flops, unknown.status, unknown.duration_ns) == (None, "unsupported", 1000)
     row = next(line for line in profile.op_table().splitlines() if "scan.default" in line)
     assert row.split()[-4:] == ["unsupported", "unsupported", "1", "µs"]
     assert "Unsupported by exact, so not counted: fvflops_report::scan (1 call)." in profile.op_table()

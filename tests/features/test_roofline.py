@@ -165,7 +165,7 @@ def test_what_is_unknown_is_told():
 
     trace = record_call(lambda x: scan(x).t().reshape(-1), (torch.ones(8, 4),), execution="real")
     drawn = roofline(trace, device=SLOW)
-    assert drawn.unknown == {"fvflops_roofline::scan": 1} and not drawn.unknown_traffic
+    assert drawn.unsupported == {"fvflops_roofline::scan": 1} and not drawn.unknown_traffic
     assert drawn.by_operator()["scan"] == Load(1, 0, 256, 256 / 1e9)
     text = write_document(roofline_report(drawn))
     assert "Unsupported by exact, so not in FLOPs: fvflops_roofline::scan (1 call)." in text

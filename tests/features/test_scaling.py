@@ -337,7 +337,7 @@ def test_an_unknown_op_is_told():
 
     scan.register_fake(lambda x: torch.empty_like(x))
     cost = fvflops.cost_of(lambda x: scan(x), linear, vary={"batch": (1, 8)})
-    assert cost.unknown == {"fvflops_scaling::scan": 1} and cost(batch=3) == 0
+    assert cost.unsupported == {"fvflops_scaling::scan": 1} and cost(batch=3) == 0
 
 
 def test_axes_are_read():
@@ -473,7 +473,7 @@ def test_the_json_report_holds_exact_coefficients(capsys):
         capsys, "zoo:resnet50", "--input", "1,3,size,size", *sizes[:2], "--format", "json", "--device", "meta"
     )
     record = json.loads(out)
-    assert code == 0 and record["format"] == "fvflops.scaling" and record["schema"] == 1
+    assert code == 0 and record["format"] == "fvflops.scaling" and record["schema"] == 2
     assert record["holds_on"] == [{"name": "size", "first": 32, "last": 448, "step": 32}]
     terms = {tuple(term["exponents"].values()): Fraction(term["coefficient"]) for term in record["polynomial"]["terms"]}
     assert terms == {(2,): 81_901, (0,): 2_048_000}
@@ -545,7 +545,7 @@ def test_every_format_writes_a_generation(format):
         prompt=8,
         new=3,
         prefill=CostExpression("flops", axis[:1], prefill, axis[:1], {(8,): 112}),
-        decode=CostExpression("flops", axis[1:], decode, axis[1:], {(8,): 32}, unknown={"mylib::scan": 2}),
+        decode=CostExpression("flops", axis[1:], decode, axis[1:], {(8,): 32}, unsupported={"mylib::scan": 2}),
         polynomial=None,
         total=112 + 32 + 36,
         counted_up_to=8,

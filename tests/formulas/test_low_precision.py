@@ -277,9 +277,9 @@ def test_a_spiking_neuron_costs_what_its_arithmetic_does(name, at):
     call = Call(f"{name}::forward", {"x": spec, "reset": at}, (spec,), constants=load_table("exact").constants)
     row = load_table("exact").row(f"{name}::forward")
     assert cost_of_call(row, call).flops == 3 * written
-    assert load_table("default").row(f"{name}::forward").kind == "omitted"
+    assert load_table("default").row(f"{name}::forward").kind == "ignored"
     if name in BACK:
-        assert load_table("default").row(f"{name}::backward").kind == "omitted"
+        assert load_table("default").row(f"{name}::backward").kind == "ignored"
 
 
 def over(number, z):

@@ -259,8 +259,8 @@ def test_a_convention_that_follows_a_tool_without_formulas_asks_for_none(name):
         ("extends: default\nregistered_formulas: false", False),
         ("extends: fvcore", False),
         ("extends: fvcore\nregistered_formulas: true", True),
-        ("extends: default\nomit_inherited: true", False),
-        ("extends: default\nomit_inherited: true\nregistered_formulas: true", True),
+        ("extends: default\nignore_inherited: true", False),
+        ("extends: default\nignore_inherited: true\nregistered_formulas: true", True),
         ("description: nothing\nopaque: true", False),
     ],
 )

@@ -26,12 +26,20 @@ MISTAKES = {
     "near key of a table": ("\nmultiply_ad: 1", 2, "did you mean 'multiply_add'"),
     "unknown key of a row": ("ops:\n  aten::mm: {mac: 1}", 2, "aten::mm: unknown key 'mac': did you mean 'macs'"),
     "comma outside quotes": ("ops:\n  aten::mm: {macs: max(1, 2)}", 2, "in quotes"),
-    "unknown op": ("free:\n- aten::view\n- aten::veiw", 3, "torch has no op aten::veiw: did you mean aten::view"),
-    "unknown op of a row": ("ops:\n\n  aten::addm: free", 3, "torch has no op aten::addm: did you mean aten::addm"),
-    "unknown overload": ("ops:\n  aten::add.Tenser: free", 2, "did you mean aten::add.Tensor"),
-    "unknown prims op": ("ops:\n  prims::ad: free", 2, "torch has no op prims::ad"),
-    "an op without namespace": ("ops:\n  linear: free", 2, "'linear' is not an op name: .* did you mean aten::linear"),
-    "an op as torch prints it": ("ops:\n  torch.ops.aten.mm: free", 2, "did you mean aten::mm"),
+    "unknown op": ("zero_flop:\n- aten::view\n- aten::veiw", 3, "torch has no op aten::veiw: did you mean aten::view"),
+    "unknown op of a row": (
+        "ops:\n\n  aten::addm: zero_flop",
+        3,
+        "torch has no op aten::addm: did you mean aten::addm",
+    ),
+    "unknown overload": ("ops:\n  aten::add.Tenser: zero_flop", 2, "did you mean aten::add.Tensor"),
+    "unknown prims op": ("ops:\n  prims::ad: zero_flop", 2, "torch has no op prims::ad"),
+    "an op without namespace": (
+        "ops:\n  linear: zero_flop",
+        2,
+        "'linear' is not an op name: .* did you mean aten::linear",
+    ),
+    "an op as torch prints it": ("ops:\n  torch.ops.aten.mm: zero_flop", 2, "did you mean aten::mm"),
     "unknown argument": (
         "ops:\n  aten::mm:\n    shapes: m k, k n\n    macs: numel(mat3)",
         4,
@@ -47,7 +55,7 @@ MISTAKES = {
     "unknown formula": ("ops:\n  aten::mm: {use: convolutoin}", 2, "unknown formula convolutoin: did you mean conv"),
     "use beside macs": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "use defines the macs, so omit macs"),
     "no cost": ("ops:\n  aten::mm: {label: product}", 2, "aten::mm has no cost"),
-    "bad short form": ("ops:\n  aten::mm: fre", 2, "the string 'fre' is neither .*did you mean free"),
+    "bad short form": ("ops:\n  aten::mm: zero_flo", 2, "the string 'zero_flo' is neither .*did you mean zero_flop"),
     "empty row": ("ops:\n  aten::mm:\n", 2, "empty is neither"),
     "bad pattern": ("ops:\n  aten::mm: {shapes: 'm-k, k', macs: m}", 2, "'m-k'"),
     "too many tensors": (
@@ -92,9 +100,9 @@ MISTAKES = {
         2,
         "did you mean torch.nn.LSTM",
     ),
-    "a near namespace": ("free: [atn::mm]", 1, "torch has no op atn::mm, .* did you mean aten::mm"),
+    "a near namespace": ("zero_flop: [atn::mm]", 1, "torch has no op atn::mm, .* did you mean aten::mm"),
     "a namespace in capitals": ("ops:\n  Aten::mm: {macs: 1}", 2, "did you mean aten::mm"),
-    "a near namespace of a library": ("free: ['torchvison::nmz']", 1, "did you mean torchvision::nmz"),
+    "a near namespace of a library": ("zero_flop: ['torchvison::nmz']", 1, "did you mean torchvision::nmz"),
     "an empty label": ("ops:\n  aten::mm: {macs: 1, label: ''}", 2, "label of aten::mm is empty"),
     "a label of two lines": (
         'ops:\n  aten::mm: {macs: 1, label: "a\\nb"}',
@@ -117,18 +125,26 @@ MISTAKES = {
     ),
     "an example with a power": ("ops:\n  aten::mm: {macs: 1, example: '4 5, 5 6 = 1²'}", 2, "does not end in"),
     "a row that is never reached": (
-        "extends: fvcore\nops:\n  aten::conv2d.padding: free",
+        "extends: fvcore\nops:\n  aten::conv2d.padding: zero_flop",
         3,
         r"never used: fvflops://fvcore.yaml:\d+ decomposes aten::conv2d",
     ),
-    "the same op twice": ("free: [aten::mm]\nops:\n  aten::mm: free", 3, "aten::mm is defined twice, first on line 1"),
-    "the same key twice": ("ops:\n  aten::mm: free\n  aten::bmm: free\n  aten::mm: omitted", 4, "first on line 2"),
+    "the same op twice": (
+        "zero_flop: [aten::mm]\nops:\n  aten::mm: zero_flop",
+        3,
+        "aten::mm is defined twice, first on line 1",
+    ),
+    "the same key twice": (
+        "ops:\n  aten::mm: zero_flop\n  aten::bmm: zero_flop\n  aten::mm: ignored",
+        4,
+        "first on line 2",
+    ),
     "multiply_add of 0": ("multiply_add: 0", 1, "multiply_add is '0'"),
     "multiply_add of 1.5": ("\nmultiply_add: 1.5", 2, "multiply_add is '1.5'"),
     "multiply_add of a list": ("multiply_add: [1]", 1, "multiply_add is a list, not a string"),
-    "a newer schema": ("new_key: 1\nschema: 3", 2, "has schema 3, but .* reads up to 2: update fvflops"),
-    "a much newer schema": (f"schema: {'9' * 400}", 1, "reads up to 2: update fvflops"),
-    "a schema that is no number": ("schema: one", 1, "schema is 'one': write an integer from 1 to 2, or omit it"),
+    "a newer schema": ("new_key: 1\nschema: 4", 2, "has schema 4, but .* reads up to 3: update fvflops"),
+    "a much newer schema": (f"schema: {'9' * 400}", 1, "reads up to 3: update fvflops"),
+    "a schema that is no number": ("schema: one", 1, "schema is 'one': write an integer from 1 to 3, or omit it"),
     "a schema of 0": ("schema: 0", 1, "schema is '0'"),
     "opaque of yes": ("opaque: yes", 1, "write true or false"),
     "a constant that is no number": ("constants: {exp: many}", 1, "the constant exp is 'many': write an integer"),
@@ -152,17 +168,17 @@ MISTAKES = {
     "covers of maybe": ("modules:\n  torch.nn.LSTM: {macs: 1, covers: maybe}", 2, "write true or false"),
     "macs beside a formula": ("ops:\n  aten::mm: {use: matmul, macs: 1}", 2, "use defines the macs"),
     "a description that is a mapping": ("description: {a: b}", 1, "description is a mapping"),
-    "free that is a text": ("free: aten::view", 1, "free is the string 'aten::view', not a list"),
-    "free that holds a list": ("free:\n- [aten::view]", 2, "an op of free is a list"),
+    "zero_flop that is a text": ("zero_flop: aten::view", 1, "zero_flop is the string 'aten::view', not a list"),
+    "zero_flop that holds a list": ("zero_flop:\n- [aten::view]", 2, "an op of zero_flop is a list"),
     "ops that are a list": ("ops:\n- aten::view", 1, "ops is a list, not a mapping"),
     "macs that are a list": ("ops:\n  aten::mm: {macs: [1]}", 2, "macs of aten::mm is a list"),
     "a table that is a list": ("- a", 1, "a table is a list"),
     "an empty file": ("", 1, "has 0"),
     "two documents": ("a: 1\n---\nb: 2", 1, "has 2"),
     "no YAML": ("ops:\n  aten::mm: {macs: 1", 3, "this is not YAML"),
-    "a tab": ("ops:\n\taten::mm: free", 2, "this is not YAML"),
+    "a tab": ("ops:\n\taten::mm: zero_flop", 2, "this is not YAML"),
     "an anchor": ("ops:\n  aten::mm: &row {macs: 1}", 2, "&row: anchors and aliases"),
-    "an alias": ("free: []\nops:\n  aten::mm: *row", 3, r"\*row: anchors and aliases|undefined alias"),
+    "an alias": ("zero_flop: []\nops:\n  aten::mm: *row", 3, r"\*row: anchors and aliases|undefined alias"),
     "a merge": ("ops:\n  aten::mm: {macs: 1}\n  <<: {macs: 1}", 3, "'<<' is not an op name"),
     "a Python tag": (
         "description: !!python/object/apply:os.system ['true']",
@@ -181,7 +197,7 @@ MISTAKES = {
         2,
         "has 'in', a Python keyword",
     ),
-    "an overload as torch prints it": ("free: [aten::mm.default]", 1, "did you mean aten::mm"),
+    "an overload as torch prints it": ("zero_flop: [aten::mm.default]", 1, "did you mean aten::mm"),
     "extends nothing": ("\nextends: fvcor", 2, "does not exist: did you mean 'fvcore'"),
     "extends a list": ("extends: [default]", 1, "extends is a list"),
 }
@@ -193,6 +209,17 @@ def test_a_mistake_is_told_with_file_and_line(load, tmp_path, name):
     with pytest.raises(TableError, match=message) as caught:
         load(text)
     assert str(caught.value).startswith(f"{tmp_path / 'mine.yaml'}:{line}: ")
+
+
+def test_the_words_of_older_tables_are_read(load):
+    old = load("omit_inherited: true\nextends: default\nfree: [aten::mm]\nomitted: [aten::bmm]\nops:\n  aten::mv: free")
+    rows = "zero_flop: [aten::mm]\nignored: [aten::bmm]\nops:\n  aten::mv: zero_flop"
+    assert (
+        old.rows == load(f"ignore_inherited: true\nextends: default\n{rows}").rows
+        and old.row("aten::bmm").kind == "ignored"
+    )
+    with pytest.raises(TableError, match="free is an older name of zero_flop, which this table has too"):
+        load("free: [aten::mm]\nzero_flop: [aten::bmm]")
 
 
 def test_a_table_may_say_its_schema(load):
@@ -259,9 +286,9 @@ def test_a_cycle_of_extends_is_told_with_its_steps(tmp_path):
 
 def test_a_long_chain_of_extends_is_cut(tmp_path):
     for index in range(40):
-        (tmp_path / f"{index}.yaml").write_text(f"extends: {index + 1}.yaml\nfree: [aten::mm]")
-    (tmp_path / "40.yaml").write_text("free: [aten::mm]")
-    assert load_table(str(tmp_path / "25.yaml")).row("aten::mm").kind == "free"
+        (tmp_path / f"{index}.yaml").write_text(f"extends: {index + 1}.yaml\nzero_flop: [aten::mm]")
+    (tmp_path / "40.yaml").write_text("zero_flop: [aten::mm]")
+    assert load_table(str(tmp_path / "25.yaml")).row("aten::mm").kind == "zero_flop"
     with pytest.raises(TableError, match=r"39.yaml:1: extends: a chain of more than 16 tables"):
         load_table(str(tmp_path / "24.yaml"))
 
@@ -277,9 +304,9 @@ def test_an_empty_name_and_names_that_no_file_can_have():
 
 
 def test_a_mistake_in_the_extended_file_names_that_file(tmp_path):
-    (tmp_path / "base.yaml").write_text("\nfree: aten::mm")
+    (tmp_path / "base.yaml").write_text("\nzero_flop: aten::mm")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml")
-    with pytest.raises(TableError, match=r"base.yaml:2: free is"):
+    with pytest.raises(TableError, match=r"base.yaml:2: zero_flop is"):
         load_table(str(tmp_path / "mine.yaml"))
 
 

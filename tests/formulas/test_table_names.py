@@ -17,7 +17,7 @@ def load(tmp_path):
 
 def test_what_may_be_loaded_later_is_not_refused(load):
     table = load(
-        "free: [mylib::scan, fusion::mm, torchvision::later]\nmodules:\n  mine.Net: {macs: 1}\n  Net: {macs: 1}\n"
+        "zero_flop: [mylib::scan, fusion::mm, torchvision::later]\nmodules:\n  mine.Net: {macs: 1}\n  Net: {macs: 1}\n"
         "  __main__.Net: {macs: 1}\n  torch.LSTM: {macs: 1}"
     )
     assert len(table.modules) == 4
@@ -39,7 +39,7 @@ def test_a_class_in_a_submodule_that_is_not_imported_yet(load, tmp_path, monkeyp
 
 def test_a_namespace_that_arrives_is_known_from_then_on(load):
     with pytest.raises(TableError, match="did you mean aten::"):
-        load("free: [atenn::arrived]")
+        load("zero_flop: [atenn::arrived]")
     with torch.library._scoped_library("atenn", "DEF") as library:
         library.define("arrived(Tensor x) -> Tensor")
         assert load("ops:\n  atenn::arrived: {flops: numel(x)}").row("atenn::arrived").flops == "numel(x)"
@@ -59,13 +59,13 @@ def test_a_class_of_the_programs_own(load):
 
 LONG = "x" * 900_000
 LONG_MISTAKES = {
-    "a list": f"free: {LONG}",
+    "a list": f"zero_flop: {LONG}",
     "a mapping": f"ops: {LONG}",
     "a row": f"ops:\n  aten::mm: {LONG}",
-    "an op": f"free: [{LONG}]",
+    "an op": f"zero_flop: [{LONG}]",
     "a key": f"? {LONG}\n: 1",
     "a key of a row": f"ops:\n  aten::mm:\n    ? {LONG}\n    : 1",
-    "an op of a row": f"ops:\n  ? {LONG}\n  : free",
+    "an op of a row": f"ops:\n  ? {LONG}\n  : zero_flop",
     "a module": f"modules:\n  ? {LONG}\n  : {{macs: 1}}",
     "a tag": f"description: !{LONG} 1",
     "an anchor": f"description: &{LONG} 1",

@@ -229,7 +229,7 @@ def costs_of(step: Trace, prefix: str = "") -> tuple[Counter, Counter, Counter]:
     optimizer: Counter = Counter()
     own: Counter = Counter()
     for entry in FlopCountAnalysis.from_trace(step, table="exact").counts().entries:
-        assert entry.status.value in ("counted", "free")
+        assert entry.status.value in ("counted", "zero_flop")
         if entry.phase == "optimizer":
             optimizer[entry.op] += entry.value
         elif entry.scope:

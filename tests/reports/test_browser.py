@@ -37,8 +37,10 @@ def test_page_shows_the_model(show):
     assert column(page, "operator-table", 0) == ["linear", "mm", "add", "scan"]
     assert column(page, "operator-table", 1) == ["55.0%", "40.0%", "5.0%", "unsupported"]
     assert column(page, "operator-table", 2) == ["550", "400", "50", "unsupported"]
-    assert page.inner_text(".status.unknown .big") == "2 calls" and "4.1 K output" in page.inner_text(".status.unknown")
-    assert page.inner_text(".status.free .big") == "3 calls"
+    assert page.inner_text(".status.unsupported .big") == "2 calls" and "4.1 K output" in page.inner_text(
+        ".status.unsupported"
+    )
+    assert page.inner_text(".status.zero_flop .big") == "3 calls"
     assert "lower bounds" in page.inner_text("#ledger-hint")
 
 

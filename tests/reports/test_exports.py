@@ -489,12 +489,12 @@ class Ignorant:
 def test_what_is_unknown_is_told_and_not_taken_for_zero() -> None:
     timeline = build_timeline(FlopCountAnalysis(Net(), torch.ones(2, 8)).trace(), Ignorant())
     file = read_chrome(export("chrome-trace", timeline))
-    assert file["otherData"]["unknown"] == "aten::linear × 2, aten::relu × 1"
+    assert file["otherData"]["unsupported"] == "aten::linear × 2, aten::relu × 1"
     ops = [event["args"] for event in file["traceEvents"] if event.get("cat", "").startswith("op")]
-    assert all("FLOPs" not in args and args["status"] == "unknown" for args in ops)
+    assert all("FLOPs" not in args and args["status"] == "unsupported" for args in ops)
     modules = [event["args"] for event in file["traceEvents"] if event.get("cat", "").startswith("module")]
     assert [args["unsupported op calls"] for args in modules] == [3, 2, 1, 1, 1]
-    assert json.loads(export("speedscope", timeline))["fvflops"]["unknown"] == "aten::linear × 2, aten::relu × 1"
+    assert json.loads(export("speedscope", timeline))["fvflops"]["unsupported"] == "aten::linear × 2, aten::relu × 1"
 
 
 class Elements(Ignorant):

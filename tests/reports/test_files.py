@@ -202,7 +202,9 @@ def test_all_six_formats_of_a_saved_summary(net, by):
 def test_the_ledger_names_few_that_are_left_out_and_all_that_are_unknown():
     omitted = {f"aten::op{index}": 10 - index for index in range(8)}
     unknown = {f"mylib::op{index}": 1 for index in range(8)}
-    text = op_coverage.render(replace(NET, ledger={"omitted": omitted, "unknown": unknown}, unknown_elements={}))
+    text = op_coverage.render(
+        replace(NET, ledger={"ignored": omitted, "unsupported": unknown}, unsupported_elements={})
+    )
     lines = text.splitlines()
     assert lines[2].endswith("aten::op3 (7 calls), aten::op4 (6 calls), and 3 more ops.")
     assert [f"mylib::op{index} (1 call)" in lines[3] for index in range(8)] == [True] * 8

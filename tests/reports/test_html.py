@@ -19,6 +19,7 @@ from fvflops.cli import main
 from fvflops.counting.timing import read_times
 from fvflops.reports import REPORTS
 from fvflops.reports.html import render_comparison
+from fvflops.reports.terminal.op_coverage import TERMS
 from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, read_breakdown
 from fvflops.views.run_views import MemoryCurve
 from fvflops.zoo import build
@@ -79,14 +80,19 @@ def test_data_hold_every_cell():
         at = record.get("rows", range(len(cells)))
         values = {cells[row]: int(value) for row, value in zip(at, record["values"], strict=True) if value}
         assert values == net.measures[record["key"]].values
-    assert data["measures"][0]["unknown"] == [[cells.index(Cell("encoder.attn", "forward", "scan")), 2]]
+    assert data["measures"][0]["unsupported"] == [[cells.index(Cell("encoder.attn", "forward", "scan")), 2]]
     assert data["measures"][2]["values"] == [str(2**60 + 1)], "a number that JavaScript cannot hold is text"
-    assert data["ledger"]["unknown"] == [["mylib::scan", 2]] and data["about"]["table"] == "default"
+    assert data["ledger"]["unsupported"] == [["mylib::scan", 2]] and data["about"]["table"] == "default"
 
 
 def test_page_is_one_small_file_that_asks_for_nothing():
     page = render(break_count_down())
     assert len(page) < 105_000
+    link = f'<a class="hint" href="{TERMS}">'
+    assert (
+        page.count(link) == 1 and page.count('href="#h-ledger"') == 3
+    )  # from each table to the coverage, on to the docs
+    page = page.replace(link, "")
     assert not re.search(r"""(src|href)=["'](?!#)""", page) and "http://" not in page
     assert "https://" not in page and "innerHTML" not in page and "import(" not in page
     for tag in ("script", "style"):
@@ -171,9 +177,9 @@ def test_ops_without_a_formula_are_unknown_and_not_nothing():
 
     analysis = FlopCountAnalysis(model, torch.ones(3), table="fvcore").unsupported_ops_warnings(False)
     data = read_data(analysis.to_html())
-    unknown = dict(data["ledger"]["unknown"])
+    unknown = dict(data["ledger"]["unsupported"])
     assert sum(unknown.values()) >= 1
-    assert sum(calls for _, calls in data["measures"][0]["unknown"]) == sum(unknown.values())
+    assert sum(calls for _, calls in data["measures"][0]["unsupported"]) == sum(unknown.values())
     assert "unsupported, so not counted" in analysis._repr_html_()
 
 

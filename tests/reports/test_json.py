@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops.reports import REPORTS
-from fvflops.reports.json import SCHEMA, SummaryError, parse
+from fvflops.reports.json import OLD_WORDS, SCHEMA, SummaryError, parse
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, Summary, Symbol, TensorSpec
 
 LINEAR = ModuleInfo("fc", "fc", "Linear", parameters=(ParameterInfo("fc.weight", TensorSpec((3, 2)), 0, True),))
@@ -21,8 +21,13 @@ NET = Summary(
     operators={"flops": {"linear": 12}},
     by_both={"flops": {"": {"linear": 12}, "fc": {"linear": 12}}},
     uncalled={"flops": frozenset()},
-    ledger={"counted": {"aten::linear": 1}, "free": {}, "omitted": {"aten::sigmoid": 1}, "unknown": {"mylib::scan": 2}},
-    unknown_elements={"mylib::scan": 4096},
+    ledger={
+        "counted": {"aten::linear": 1},
+        "zero_flop": {},
+        "ignored": {"aten::sigmoid": 1},
+        "unsupported": {"mylib::scan": 2},
+    },
+    unsupported_elements={"mylib::scan": 4096},
     about={"table": "default", "multiply_add": "1"},
 )
 
@@ -46,7 +51,7 @@ def make_summaries(draw) -> Summary:
         by_both=draw(st.dictionaries(st.text(max_size=5), TABLE, max_size=2)),
         uncalled=draw(st.dictionaries(st.text(max_size=5), st.frozensets(st.text(max_size=5)), max_size=2)),
         ledger=draw(TABLE),
-        unknown_elements=draw(COUNTS),
+        unsupported_elements=draw(COUNTS),
         about=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)),
     )
 
@@ -65,6 +70,15 @@ def test_every_report_reads_the_same_after_json():
     assert again == NET
     assert all(render(again) == render(NET) for render in REPORTS.values() if render.source == "summary")
     assert again != replace(NET, about={}), "the comparison sees a difference"
+
+
+def test_the_words_of_schema_1_are_read():
+    record = json.loads(REPORTS["json"](NET))
+    old = {new: old for old, new in OLD_WORDS.items()}
+    record = {old.get(key, key): value for key, value in record.items()} | {"schema": 1}
+    record["ledger"] = {old.get(key, key): value for key, value in record["ledger"].items()}
+    assert record["ledger"].keys() == {"counted", "free", "omitted", "unknown"} and "unknown_elements" in record
+    assert parse(json.dumps(record)) == NET
 
 
 def test_json_takes_the_numbers_of_numpy():
@@ -98,7 +112,7 @@ def test_damaged_json_is_refused_or_read_but_never_crashes(data):
         ({"schema": True}, "has schema True"),
         ({"columns": []}, "columns is .* instead of an object"),
         ({"columns": {"flops": {"fc": "1"}}}, "columns, 'flops', 'fc' is '1' instead of a number"),
-        ({"ledger": {"free": {"aten::t": True}}}, "ledger, 'free', 'aten::t' is True"),
+        ({"ledger": {"zero_flop": {"aten::t": True}}}, "ledger, 'zero_flop', 'aten::t' is True"),
         ({"uncalled": {"flops": [1]}}, "uncalled, 'flops' is .* instead of a list of strings"),
         ({"about": {"model": 3}}, "about is"),
         ({"modules": []}, "the root is missing"),

@@ -95,8 +95,8 @@ def name_everything(name: str) -> Summary:
         columns={"flops": {"": 5, name: 5}},
         operators={"flops": {name: 5}},
         by_both={"flops": {"": {name: 5}, name: {name: 5}}},
-        ledger={"omitted": {name: 1}, "unknown": {name: 1}},
-        unknown_elements={name: 1},
+        ledger={"ignored": {name: 1}, "unsupported": {name: 1}},
+        unsupported_elements={name: 1},
         about={"table": name, "model": name},
     )
 
@@ -223,7 +223,7 @@ def test_latex_shows_any_name_as_text(name):
 
 def test_latex_says_what_is_missing_only_where_something_is():
     assert "not counted" not in REPORTS["latex"](summarise_net())
-    unknown = replace(summarise_net(), ledger={"unknown": {"mylib::scan": 2}})
+    unknown = replace(summarise_net(), ledger={"unsupported": {"mylib::scan": 2}})
     assert r"{\footnotesize Unsupported, so not counted: mylib::scan.}" in REPORTS["latex"](unknown)
     assert "% Unsupported, so not counted: mylib::scan (2 calls)." in REPORTS["latex"](unknown)
 
@@ -423,7 +423,7 @@ def test_a_new_key_is_passed_over_and_a_newer_schema_is_refused():
     record = json.loads(REPORTS["json"](summary))
     assert json_report.parse(json.dumps({**record, "colour": "red"})) == summary
     newer = json.dumps({**record, "schema": json_report.SCHEMA + 1})
-    with pytest.raises(json_report.SummaryError, match="reads up to 1: update fvflops"):
+    with pytest.raises(json_report.SummaryError, match="reads up to 2: update fvflops"):
         json_report.parse(newer)
 
 

@@ -107,7 +107,9 @@ def test_colours_are_those_of_the_page_by_class():
 
 
 def test_the_unknown_is_told_and_nothing_counted_can_be_drawn():
-    texts = read_texts(icicle.draw_icicle(make_breakdown(["a"], {Cell("a"): 3}, unknown={Cell("a", "", "sort"): 2})))
+    texts = read_texts(
+        icicle.draw_icicle(make_breakdown(["a"], {Cell("a"): 3}, unsupported={Cell("a", "", "sort"): 2}))
+    )
     assert "FLOPs of Net: ≥ 3" in texts and any("2 calls of unsupported operators" in text for text in texts)
     assert read_boxes(icicle.draw_icicle(make_breakdown(["a"], {}))) == {("", 0): (0, 1)}
 

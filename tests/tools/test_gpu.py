@@ -64,7 +64,7 @@ def test_the_page_says_what_was_measured_and_what_failed():
             "state": entry({}, [{"share": 0, "error": "stopped after 240 s"}]),
         }
     )
-    assert "# On a GPU" in page and "## Strides" not in page
+    assert "# Measured on a GPU" in page and "## Strides" not in page
     assert '| m, forward | `device="cuda"` | macs 3, real 2 |' in " ".join(page.split())
     assert "shape execution: no" in page
     assert "1.2500" in page and "(-2.0%)" in page and "(+50.0%)" in page

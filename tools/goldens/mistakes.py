@@ -159,8 +159,8 @@ _TABLES = {
     "unknown key of a row": "ops:\n  aten::mm: {mac: 1}",
     "comma outside quotes": "ops:\n  aten::mm: {macs: max(1, 2)}",
     "unknown op in free": "free:\n- aten::view\n- aten::veiw",
-    "unknown op of a row": "ops:\n\n  aten::addm: free",
-    "unknown overload": "ops:\n  aten::add.Tenser: free",
+    "unknown op of a row": "ops:\n\n  aten::addm: zero_flop",
+    "unknown overload": "ops:\n  aten::add.Tenser: zero_flop",
     "an op without namespace": "ops:\n  linear: free",
     "an op as torch prints it": "ops:\n  torch.ops.aten.mm: free",
     "unknown argument": "ops:\n  aten::mm:\n    shapes: m k, k n\n    macs: numel(mat3)",
@@ -190,7 +190,7 @@ _TABLES = {
     "not YAML": "ops: {",
     "a key twice": "multiply_add: 1\nmultiply_add: 2",
     "a pattern that does not fit": "ops:\n  aten::linear: {shapes: 'm k', macs: m}",
-    "an anchor": "ops: &a {aten::mm: free}\nfree: *a",
+    "an anchor": "ops: &a {aten::mm: zero_flop}\nfree: *a",
     "a tag": "ops: !!python/object:os.system {}",
 }
 

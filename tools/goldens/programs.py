@@ -14,7 +14,7 @@ from goldens import inner
 from goldens.jobs import Folder, Job, captured
 
 _TABLES = ("default", "exact", "fvcore")
-_CLASSES = ("unknown", "omitted", "decomposed", "counted")
+_CLASSES = ("unsupported", "ignored", "decomposed", "counted")
 # Some twenty classifiers of torchvision: resnet18 to resnet152, vgg, vit, shufflenet, squeezenet, mobilenet_v2.
 _SWEPT = "[mrsv][eghiqo]*[0-9]"
 # Columns of a sweep that are not the same in each run.

@@ -18,15 +18,15 @@ _WAYS = {
 }
 _SHORT = {"shapes": "CUDA", "asked": '`device="cuda"`', "without": "CUDA hidden"}
 _COUNTED = {
-    "models": "models of the tests: forward, forward and backward, forward in bfloat16",
-    "kernels": "attention, recurrence, normalisation, convolution, linear algebra and other ops: forward and backward",
-    "steps": "training steps with an optimizer: default, foreach, for-loop and fused",
+    "models": "models: forward, training, bfloat16",
+    "kernels": "ops: forward, training",
+    "steps": "optimizers",
 }
 
 
 def write_page(results: Mapping[str, Any]) -> str:
     """Return the page; a section that was not measured, or failed, says so."""
-    parts = ["# On a GPU", "", *_introduce(results)]
+    parts = ["# Measured on a GPU", "", *_introduce(results)]
     for title, names, write in _PARTS:
         if not any(name in results for name in names):
             continue
@@ -44,14 +44,9 @@ def _introduce(results: Mapping[str, Any]) -> list[str]:
         return ["Measured by `tools/gpu.py`."]
     driver = str(machine["driver, clock, power"]).split(", ")
     return [
-        f"Measured by `tools/gpu.py --page docs/guides/gpu.md` on {machine['day']} on one {machine['device']}"
-        f" ({machine['multiprocessors']} multiprocessors, {machine['memory'] / 1e9:.0f} GB, driver {driver[0]}), with"
-        f" torch {machine['torch in full']}, cuDNN {machine['cudnn']}, Triton {machine['triton']}, Python"
-        f" {machine['python']}, torchvision {machine['torchvision']}, timm {machine['timm']} and transformers"
-        f" {machine['transformers']}. `pytest -m gpu` runs the tests that need a device.",
-        "",
-        "In *real execution* a model runs with real tensors; in *shape execution* its Python code runs without",
-        'kernels, on tensors that have shapes but no values. "CUDA hidden" is a process that sees no GPU.',
+        f"One {machine['device']}, driver {driver[0]}, torch {machine['torch in full']}, cuDNN {machine['cudnn']},"
+        f" Triton {machine['triton']}, measured on {machine['day']} by `tools/gpu.py --page docs/reference/gpu.md`,"
+        " which writes every case to `build/gpu.json`. Terms: [shape and real execution](../concepts/execution.md).",
     ]
 
 
@@ -68,24 +63,19 @@ def _write_counts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
                 continue
             kinds = [_kind(item) for item in compared.values()]
             rows.append([what, text, len(kinds), *(kinds.count(kind) for kind in ("equal", "ops", "numbers", "error"))])
-            apart += [(name, way, case, item) for case, item in compared.items() if _kind(item) != "equal"]
+            apart += [(way, case, item) for case, item in compared.items() if _kind(item) in ("numbers", "error")]
     headers = ("what", "shape execution on", "cases", "equal", "other zero-FLOP ops", "other counts", "failed")
     lines = [
-        "Each case is recorded on the device in real execution, and counted in shape execution. Equal: the same op",
-        "calls with the same arguments and results, and so equal FLOPs, MACs and `exact` FLOPs. Other zero-FLOP ops:",
-        "cases that differ in these alone. Other counts: cases with other FLOPs, MACs or unsupported ops. The second",
-        'table lists the differences, shape execution first, real execution after "real"; long ones are cut. In it',
-        '`exact` is the convention, "training" the forward and backward pass, and "CUDA" tensors on CUDA.',
+        "Cases recorded on the device in real execution, and counted in shape execution. Equal: the same op calls with",
+        "the same arguments and results. Other zero-FLOP ops: cases that differ in these alone.",
         "",
         *_table(headers, rows),
     ]
     texts: dict[tuple[str, str], list[str]] = {}
-    for _, way, case, item in apart:
+    for way, case, item in apart:
         texts.setdefault((case, "; ".join(item)[:_LONGEST].replace("|", "/").replace("\n", " ")), []).append(way)
-    return lines + _table(
-        ("case", "shape execution on", "difference"),
-        [(case, ", ".join(_SHORT[way] for way in ways), text) for (case, text), ways in texts.items()],
-    )
+    differing = [(case, ", ".join(_SHORT[way] for way in ways), text) for (case, text), ways in texts.items()]
+    return lines + (_table(("other counts, or failed", "shape execution on", "difference"), differing) if apart else [])
 
 
 def _compare(name: str, way: str, results: Mapping[str, Any]) -> Iterable[tuple[str, list[str]]]:
@@ -149,8 +139,8 @@ def _write_memory(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[
 
 
 def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    profiles, rows, ops = found["profiles"], [], []
-    for name, item in profiles.items():
+    rows = []
+    for name, item in found["profiles"].items():
         if "share of FLOPs on events" in item:
             rows.append(
                 (
@@ -162,10 +152,6 @@ def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
                     f"{item['share of FLOPs on events']:.1%}",
                 )
             )
-        elif "ops ms" in item:
-            kernels = profiles.get(name.replace("ProfileAnalysis", "forward"), {}).get("device ms a step", 0.0)
-            figures = (item["plain ms"], item["root ms"], item["ops ms"], kernels)
-            ops.append((name.removesuffix(", ProfileAnalysis"), *(f"{figure:.2f}" for figure in figures)))
     return [
         "`profile_kernels`: the kernels of three runs, those that no op launched, the share of their time that is",
         "attributed to a module, and the share of the FLOPs on events.",
@@ -173,10 +159,6 @@ def _write_profiles(found: Mapping[str, Any], results: Mapping[str, Any]) -> lis
         *_table(
             ("run", "kernel ms per run", "kernels", "without an op", "time with a module", "FLOPs on events"), rows
         ),
-        "`ProfileAnalysis`, forward, in ms: the model without instrumentation (CUDA events, launch overhead included),",
-        "its root module and the sum of its ops as profiled, and the sum of torch.profiler's kernel times.",
-        "",
-        *_table(("model", "not profiled", "root module", "sum of ops", "kernels"), ops),
     ]
 
 
@@ -253,15 +235,15 @@ def _write_loops(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[s
 
 def _write_state(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
     state = found["state"]
-    rows = []
-    for name, item in state.items():
-        if isinstance(item, dict) and "left" in item and "taken" in item:
-            rows.append((name, ", ".join(item["left"]) or "nothing", f"{item['taken']:,}"))
-    interrupted = state.get("interrupted", {})
-    lines = _table(("analysis", "state left behind", "device bytes allocated"), rows)
-    if interrupted:
-        left = len(interrupted["left"])
-        lines += [f"{interrupted['interrupted']} counts were interrupted by Ctrl-C: {left} left state behind.", ""]
+    analyses = {name: item for name, item in state.items() if isinstance(item, dict) and "taken" in item}
+    left = [(name, ", ".join(item["left"]), f"{item['taken']:,}") for name, item in analyses.items() if item["left"]]
+    most = max((item["taken"] for item in analyses.values()), default=0)
+    lines = _table(("analysis", "state left behind", "device bytes allocated"), left) if left else []
+    if analyses and not left:
+        lines = [f"{len(analyses)} analyses, those that raise too, leave no state behind and at most {most:,} bytes."]
+    if interrupted := state.get("interrupted", {}):
+        changed = len(interrupted["left"])
+        lines += [f"{interrupted['interrupted']} counts were interrupted by Ctrl-C: {changed} left state behind."]
     context = state.get("a CUDA context after counts on the CPU, and by device='cuda'")
     if context == ["False", "False"]:
         lines += ['Counts on the CPU create no CUDA context, also with `device="cuda"`.']
@@ -279,14 +261,10 @@ def _write_outside(found: Mapping[str, Any], results: Mapping[str, Any]) -> list
 
 def _write_layouts(found: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
     layouts = found["layouts"]
-    rows = [(name, text[:_LONGEST]) for name, text in sorted(layouts.get("apart", {}).items())]
     return [
         f"Of {layouts['agreed'] + layouts['differ']:,} samples of torch's OpInfo database (float32 and bfloat16;"
         f" contiguous, transposed and channels_last), {layouts['agreed']:,} have the same shapes, strides and dtypes",
-        "in shape execution as on the device. The first difference of each other op, in shape and in real execution",
-        "(shape, strides, dtype, device):",
-        "",
-        *_table(("op", "difference"), rows),
+        f"in shape execution as on the device. The others are of {', '.join(sorted(layouts.get('apart', {})))}.",
     ]
 
 

@@ -174,11 +174,11 @@ def _analyse(arguments: argparse.Namespace) -> FlopCountAnalysis:
 def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
     if not flops.trace().calls:
         raise ValueError("no op was called, so that nothing was counted (--strict)")
-    unknown = flops.counts().ledger()[Status.UNSUPPORTED]
-    if unknown:
+    unsupported = flops.counts().ledger()[Status.UNSUPPORTED]
+    if unsupported:
         locations = find_unsupported_locations(flops.trace(), flops.counts())
         listed = ", ".join(
-            f"{op} ×{calls} (in {format_locations(locations[op])})" for op, calls in unknown.most_common()
+            f"{op} ×{calls} (in {format_locations(locations[op])})" for op, calls in unsupported.most_common()
         )
         raise ValueError(f"table {table!r} has no formula for {listed} (--strict)")
     if masks := describe_unknown_masks(flops.trace(), load_table(table)):

@@ -106,5 +106,5 @@ def _compare(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Flops
 # The values of `OTHER_KEYS`.
 _OTHER_VALUES: Mapping[str, Callable[[FlopCountAnalysis], int]] = {
     "memory": lambda analysis: predict_memory(analysis).peak,
-    "unknown": lambda analysis: len(analysis.counts().ledger()[Status.UNSUPPORTED]),
+    "unsupported": lambda analysis: len(analysis.counts().ledger()[Status.UNSUPPORTED]),
 }

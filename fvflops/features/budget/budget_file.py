@@ -7,7 +7,7 @@ models:
     flops: 8.2G                  # at most this: an integer, or K, M, G, T, P, Ki, Mi ... as suffix
     parameters: {exact: 25557032}
     memory: {max: 180MiB, tolerance: 5%}
-    unknown: 0                   # ops without a formula
+    unsupported: 0               # ops without a formula
     modules: {layer1: 1.3G}      # not limits: recorded by --update, to find what grew
     operators: {conv: 8.1G}
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
-from fvflops.features.budget.model import Budget, Limit, budget_keys
+from fvflops.features.budget.model import OLD_KEYS, Budget, Limit, budget_keys
 from fvflops.formulas.loading import require_table_name
 from fvflops.formulas.yaml_document import Node, parse_document, read_document
 from fvflops.text import suggest, truncate
@@ -78,6 +78,7 @@ def make_limit(metric: str, value: object, tolerance: Fraction = Fraction(0)) ->
     >>> make_limit("flops", {"exact": "1.2G"})
     Limit(metric='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
     """
+    metric = OLD_KEYS.get(metric, metric)
     if metric not in budget_keys():
         hint = suggest(metric, budget_keys()) or f": there are {', '.join(budget_keys())}"
         raise ValueError(f"unknown metric {truncate(metric)!r}{hint}")
@@ -142,7 +143,7 @@ def _read_table(fields: dict[str, Node]) -> str | None:
 
 
 def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) -> Budget:
-    fields = node.fields(f"the budget of {truncate(name)}", (*budget_keys(), *_SETTINGS))
+    fields = _fields_of_budget(name, node)
     if "tolerance" in fields:
         tolerance = _read(fields["tolerance"], "tolerance", parse_share)
     table = _read_table(fields) or table
@@ -156,6 +157,17 @@ def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) 
         for kind in _RECORDED_KEYS
     ]
     return Budget(name, limits, table, *recorded)
+
+
+def _fields_of_budget(name: str, node: Node) -> dict[str, Node]:
+    """Return the fields of a model's budget; a key of an older file has its present name."""
+    fields = node.fields(f"the budget of {truncate(name)}", (*budget_keys(), *_SETTINGS, *OLD_KEYS))
+    for old, new in OLD_KEYS.items():
+        if old in fields and new in fields:
+            raise fields[old].error(
+                f"{old} is an older name of {new}, which {truncate(name)} has too: write {new} alone"
+            )
+    return {OLD_KEYS.get(key, key): value for key, value in fields.items()}
 
 
 def _read_limit(metric: str, node: Node, tolerance: Fraction) -> Limit:
@@ -182,7 +194,8 @@ def _rewrite(
     text: str, file: str, name: str, values: Mapping[str, int], recorded: Mapping[str, Mapping[str, int]]
 ) -> Update:
     lines = text.split("\n")
-    fields = parse_document(text, file).fields("a budget file")["models"].fields("models")[name].fields(name)
+    models = parse_document(text, file).fields("a budget file")["models"].fields("models")
+    fields = _fields_of_budget(name, models[name])
     changes: list[tuple[str, str | None, str]] = []
     for metric in (metric for metric in values if metric in fields):
         changes += _rewrite_limit(lines, fields[metric], name, metric, values[metric])
@@ -198,7 +211,7 @@ def _rewrite(
         end = _last_line(Node(file, first.line, fields)) + sum(
             len(recorded[kind]) - (_last_line(fields[kind]) - line) for line, kind in blocks
         )
-        if not lines[first.line - 1].strip().startswith(tuple(fields)):
+        if not lines[first.line - 1].strip().startswith((*fields, *OLD_KEYS)):
             raise first.error(f"{', '.join(added)} cannot be added here: write each metric of {name} on its own line")
         lines[end:end] = [line for kind in added for line in _write_block(kind, recorded[kind], indent)]
         changes += [(kind, None, f"{len(recorded[kind])} recorded") for kind in added]
@@ -209,7 +222,8 @@ def _rewrite_limit(
     lines: list[str], node: Node, name: str, metric: str, value: int
 ) -> list[tuple[str, str | None, str]]:
     """Write a value into the line of its limit; return the change, [] if the limit has that value."""
-    key = metric
+    named = "|".join([metric, *(old for old, new in OLD_KEYS.items() if new == metric)])
+    key = f"(?:{named})"
     if not isinstance(node.value, str):
         key = "exact" if "exact" in node.fields(metric) else "max"
         node = node.fields(metric)[key]
@@ -218,7 +232,7 @@ def _rewrite_limit(
         return []
     line = lines[node.line - 1]
     # Several metrics on one line may each have a max or exact: search from this metric's name.
-    metric_at = re.search(rf"\b{metric}[\"']?\s*:", line) if key != metric else None
+    metric_at = re.search(rf"\b(?:{named})[\"']?\s*:", line) if key in _LIMIT_KEYS else None
     start = metric_at.start() if metric_at else 0
     rest, count = re.subn(rf"(\b{key}[\"']?\s*:\s*[\"']?){re.escape(old)}", rf"\g<1>{new}", line[start:], count=1)
     if not count:

@@ -12,7 +12,8 @@ from fvflops.reports.display import Displayed
 from fvflops.text import record_repr, short_repr
 
 # Keys besides the metrics: the predicted peak memory in bytes, and the number of unsupported ops.
-OTHER_KEYS = ("memory", "unknown")
+OTHER_KEYS = ("memory", "unsupported")
+OLD_KEYS = {"unknown": "unsupported"}  # of older files
 
 
 def budget_keys() -> tuple[str, ...]:
@@ -82,7 +83,7 @@ class BudgetReport(Displayed):
     """The result of checking a model against its budget.
 
     `modules` and `operators` are those whose FLOPs changed since the budget recorded them, the largest increase first;
-    a module's FLOPs include its submodules'. `unknown` maps each unsupported op to its number of calls, and
+    a module's FLOPs include its submodules'. `unsupported` maps each unsupported op to its number of calls, and
     `about` is the Trace's.
     """
 
@@ -93,7 +94,7 @@ class BudgetReport(Displayed):
     results: tuple[CheckResult, ...]
     modules: tuple[FlopsChange, ...] = ()
     operators: tuple[FlopsChange, ...] = ()
-    unknown: Mapping[str, int] = field(default_factory=dict)
+    unsupported: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:

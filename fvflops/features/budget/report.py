@@ -47,8 +47,8 @@ def budget_report(report: BudgetReport) -> Document:
     parts: list[Part] = [_list_results(report.results)]
     if not report.passed:
         parts += [_list_increases(report.modules, "module"), _list_increases(report.operators, "operator")]
-    if report.unknown:
-        parts.append(f"Unsupported, so not counted: {list_ops(report.unknown)}.")
+    if report.unsupported:
+        parts.append(f"Unsupported, so not counted: {list_ops(report.unsupported)}.")
     parts.append(Items("", list(list_run_notes(report.about, plain_name))))
     return Document("budget", _write_title(report), parts, main="limits", data=_encode(report))
 
@@ -116,7 +116,9 @@ def _list_values(result: CheckResult) -> tuple[Value, ...]:
 
 
 def _name_metric(key: str) -> str:
-    return METRICS[key].title if key in METRICS else {"memory": "Peak memory", "unknown": "Unsupported"}.get(key, key)
+    return (
+        METRICS[key].title if key in METRICS else {"memory": "Peak memory", "unsupported": "Unsupported"}.get(key, key)
+    )
 
 
 def _list_increases(changes: Sequence[FlopsChange], noun: str) -> Table:
@@ -160,6 +162,6 @@ def _encode(report: BudgetReport) -> dict[str, Any]:
         ],
         "modules": [change._asdict() for change in report.modules],
         "operators": [change._asdict() for change in report.operators],
-        "unknown": dict(report.unknown),
+        "unsupported": dict(report.unsupported),
         **reads_of(RunInfo.read(report.about)),
     }

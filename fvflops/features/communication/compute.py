@@ -99,7 +99,7 @@ def read_communication(trace: Trace) -> Communication:
     the input of one rank. With ring algorithms one rank of n sends 2(n-1)/n of the payload for an all-reduce, and
     (n-1)/n for an all-gather, a reduce-scatter and an all-to-all. Broadcast, reduce, gather and scatter count the
     payload once, but 0 for a group of one rank; send and receive count it once, and a barrier 0. Unsupported ops of
-    torch's communication namespaces are in `unknown`.
+    torch's communication namespaces are in `unsupported`.
 
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> inputs = (TensorSpec((6,)),), ProcessGroupSpec("0", 4).symbol()
@@ -109,7 +109,7 @@ def read_communication(trace: Trace) -> Communication:
     Volume(calls=2, payload=48, wire=72)
     """
     scopes = trace.scopes()
-    unknown: Counter[str] = Counter()
+    unsupported: Counter[str] = Counter()
     cache: dict[int, CollectiveCall | None] = {}  # by index of signature
     transfers = []
     for (index, stack, phase), calls in trace.calls.items():
@@ -121,14 +121,14 @@ def read_communication(trace: Trace) -> Communication:
             cache[index] = collective_of(signature)
         traffic = cache[index]
         if traffic is None:
-            unknown[packet] += calls
+            unsupported[packet] += calls
             continue
         wire = None if traffic.wire is None else traffic.wire * calls
         volume = Volume(calls, traffic.payload * calls, wire)
         transfers.append(
             Transfer(traffic.collective, packet, traffic.group, traffic.dtype, scopes[stack], phase, volume)
         )
-    return Communication(tuple(transfers), unknown)
+    return Communication(tuple(transfers), unsupported)
 
 
 def is_communication(packet: str) -> bool:

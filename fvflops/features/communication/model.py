@@ -66,7 +66,7 @@ class CollectiveKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Communication(Displayed):
-    """The transfers of one rank, and their sums; `unknown` maps each unsupported communication op to its calls.
+    """The transfers of one rank, and their sums; `unsupported` maps each unsupported communication op to its calls.
 
     >>> op, group = "c10d::allreduce_", ProcessGroupSpec("0", 2)
     >>> transfer = Transfer("all_reduce", op, group, "float32", ("", "fc"), "backward", Volume(1, 8, 8))
@@ -77,7 +77,7 @@ class Communication(Displayed):
     _report = "fvflops.features.communication.report:communication_report"
 
     transfers: tuple[Transfer, ...]
-    unknown: Mapping[str, int] = field(default_factory=Counter)
+    unsupported: Mapping[str, int] = field(default_factory=Counter)
 
     def __repr__(self) -> str:
         total = self.total()

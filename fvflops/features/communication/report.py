@@ -36,9 +36,9 @@ def communication_parts(communication: Communication) -> list[Part]:
     rows = [(*key, *volume) for key, volume in communication.by_collective_and_group().items()]
     total = ("total", None, None, None, *communication.total())
     parts: list[Part] = [Table("communication", _COLUMNS, rows, total=total, noun="collective")]
-    if communication.unknown:
-        parts.append(f"Unsupported, so not in the bytes: {list_ops(communication.unknown)}.")
-    return parts if rows or communication.unknown else [*parts, "No communication."]
+    if communication.unsupported:
+        parts.append(f"Unsupported, so not in the bytes: {list_ops(communication.unsupported)}.")
+    return parts if rows or communication.unsupported else [*parts, "No communication."]
 
 
 def communication_report(communication: Communication) -> Document:

@@ -12,7 +12,7 @@ from fvflops.units import format_short
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConventionTotal:
-    """The count by one convention: multiply_add * macs + flops in total; `unknown` are the unsupported ops.
+    """The count by one convention: multiply_add * macs + flops in total; `unsupported` are the unsupported ops.
 
     `ignored_work` is the share of the model's arithmetic, as `exact` counts it, that the convention ignores, as text:
     "all", or "86 %"; "" up to a half.
@@ -23,7 +23,7 @@ class ConventionTotal:
     multiply_add: int
     macs: int
     flops: int
-    unknown: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
     ignored_work: str = ""
 
     def __repr__(self) -> str:

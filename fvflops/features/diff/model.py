@@ -64,8 +64,8 @@ class Change(NamedTuple):
 class OperatorChange:
     """An operator, by its label, with its costs before and after.
 
-    `status` is the least certain one among its calls, in the order "counted", "free" (zero-FLOP), "omitted" (ignored by
-    the convention) and "unknown" (unsupported).
+    `status` is the least certain one among its calls, in the order "counted", "zero_flop", "ignored" (ignored by
+    the convention) and "unsupported".
     """
 
     label: str
@@ -127,7 +127,7 @@ class Side(NamedTuple):
 
     name: str
     inputs: str = ""
-    unknown: Mapping[str, int] = {}
+    unsupported: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ _MAX_NAMES = 6  # in one sentence
 _ARROW = " → "
 _HEADINGS = {**{measure: METRICS[measure].short for measure in MEASURES}, "calls": "Calls"}
 # Value of a Status → its text in reports.
-_STATUSES = {"free": "zero-FLOP", "omitted": "ignored", "unknown": "unsupported"}
+_STATUSES = {"zero_flop": "zero-FLOP", "ignored": "ignored", "unsupported": "unsupported"}
 _USUAL_STATUSES = ("counted", "zero-FLOP")  # the column of statuses is hidden if there are no others
 
 
@@ -245,14 +245,14 @@ def _write_sentences(difference: ModelDifference) -> list[str]:
     with_parent = sum(module.parent_renamed for module in modules if module.kind == "renamed")
     if with_parent:
         sentences.append(f"Renamed with their parents: {format_quantity(with_parent, 'module')}.")
-    if any(operator.status == "omitted" for operator in difference.by_operator()):
+    if any(operator.status == "ignored" for operator in difference.by_operator()):
         sentences.append(
             f"Ignored: arithmetic that the convention {plain_name(difference.table)} does not count; exact does."
         )
     sentences.append(_describe_unchanged(difference))
     for label, side in (("before", difference.before), ("after", difference.after)):
-        if side.unknown:
-            sentences.append(f"Unsupported {label}, so not counted: {list_ops(side.unknown)}.")
+        if side.unsupported:
+            sentences.append(f"Unsupported {label}, so not counted: {list_ops(side.unsupported)}.")
         sentences += [f"{label.capitalize()}: {note}." for note in side.notes]
     return sentences
 
@@ -305,7 +305,7 @@ def _encode_change(change: Change) -> dict[str, Any]:
 
 
 def _encode_side(side: Side) -> dict[str, Any]:
-    return {"name": side.name, "inputs": side.inputs, "unknown": dict(side.unknown), "notes": list(side.notes)}
+    return {"name": side.name, "inputs": side.inputs, "unsupported": dict(side.unsupported), "notes": list(side.notes)}
 
 
 def _encode_operator(operator: OperatorChange) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
 
 def _is_zero_flop(name: str, table: FormulaTable) -> bool:
     row = table.row(name)
-    return row is not None and row.kind == "free"
+    return row is not None and row.kind == "zero_flop"
 
 
 def list_calls(calls: Iterable[tuple[str, int]]) -> str:

@@ -110,12 +110,12 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
         "macs": flops.macs(),
         "flops": flops.total(),
         "flops_by_phase": {phase: sum(labels.values()) for phase, labels in flops.by_phase().items()},
-        "unknown_ops": dict(flops.counts().ledger()[Status.UNSUPPORTED]),
+        "unsupported_ops": dict(flops.counts().ledger()[Status.UNSUPPORTED]),
         "communication": [
             {**key._asdict(), **volume._asdict()} for key, volume in communication.by_collective_and_group().items()
         ],
         "communication_by_phase": {phase: volume._asdict() for phase, volume in communication.by_phase().items()},
-        "unknown_communication": dict(communication.unknown),
+        "unsupported_communication": dict(communication.unsupported),
         **reads_of(plan.trace.info),
         "derived": list(plan.derived),
         "left_out": list(plan.left_out),

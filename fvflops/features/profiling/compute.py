@@ -43,9 +43,16 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     walk.run()
     sums = _Sums(walk)
     for entry in counts.entries:
-        unknown = entry.calls if entry.status is Status.UNSUPPORTED else 0
+        unsupported = entry.calls if entry.status is Status.UNSUPPORTED else 0
         hardware_flops = 2 * entry.macs + entry.flops
-        sums.add(entry.scope, entry.phase, entry.op, flops=entry.value, hardware_flops=hardware_flops, unknown=unknown)
+        sums.add(
+            entry.scope,
+            entry.phase,
+            entry.op,
+            flops=entry.value,
+            hardware_flops=hardware_flops,
+            unsupported=unsupported,
+        )
     unknown_traffic = _add_bytes(trace, sums, walk)
     if roofline is not None:
         for bounded in roofline.entries:
@@ -57,7 +64,7 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
         columns,
         outside_ns=walk.outside_ns,
         peaks="" if roofline is None else roofline.device,
-        unknown=dict(counts.ledger()[Status.UNSUPPORTED]),
+        unsupported=dict(counts.ledger()[Status.UNSUPPORTED]),
         unknown_traffic=dict(unknown_traffic),
         without_peak={} if roofline is None else dict(roofline.without_peak),
         about=trace.about,

@@ -24,7 +24,7 @@ class ProfileRow:
 
     `flops` are those of the convention; `hardware_flops` have a MAC as 2 in every convention, as the peaks of devices
     do, and FLOP/s and FLOP/byte are of these. `self_ns` excludes submodules. `read` and `written` are memory traffic
-    without cache reuse or fusion, `least_seconds` the least time by a device's roofline. `unknown` is the number of
+    without cache reuse or fusion, `least_seconds` the least time by a device's roofline. `unsupported` is the number of
     calls of unsupported ops, `unknown_traffic` that of ops with unknown traffic. `before` and `after` are the memory
     allocated before the first and after the last call, `retained` the bytes that the calls allocated and did not free,
     `peak` the most allocated during them; None where memory was not measured.
@@ -39,7 +39,7 @@ class ProfileRow:
     self_ns: int = 0
     flops: int = 0
     hardware_flops: int = 0
-    unknown: int = 0
+    unsupported: int = 0
     read: int = 0
     written: int = 0
     unknown_traffic: int = 0
@@ -97,7 +97,17 @@ def sum_rows(rows: Iterable[ProfileRow]) -> ProfileRow:
     )
 
 
-_COUNTS = ("calls", "total_ns", "self_ns", "flops", "hardware_flops", "unknown", "read", "written", "unknown_traffic")
+_COUNTS = (
+    "calls",
+    "total_ns",
+    "self_ns",
+    "flops",
+    "hardware_flops",
+    "unsupported",
+    "read",
+    "written",
+    "unknown_traffic",
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,7 +116,7 @@ class Profile(Displayed):
 
     `by_module` is phase → a module's canonical name → its row, with all that ran inside its calls; the root's is all of
     the phase, `outside_ns` of which ran outside all module calls. `by_operator` is phase → op → row. `columns` is which
-    of "time" and "memory" were measured. `peaks` names the device of the roofline, "" for none. `unknown` is
+    of "time" and "memory" were measured. `peaks` names the device of the roofline, "" for none. `unsupported` is
     unsupported op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype without a peak
     on the device → FLOPs. `about` describes the run and the table.
     """
@@ -119,7 +129,7 @@ class Profile(Displayed):
     columns: tuple[str, ...] = ("time",)
     outside_ns: int = 0
     peaks: str = ""
-    unknown: Mapping[str, int] = field(default_factory=dict)
+    unsupported: Mapping[str, int] = field(default_factory=dict)
     unknown_traffic: Mapping[str, int] = field(default_factory=dict)
     without_peak: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
@@ -168,7 +178,7 @@ def outlier(row: ProfileRow, total: ProfileRow) -> str:
     >>> [outlier(ProfileRow(total_ns=ns, flops=flops), total) for ns, flops in ((30, 10), (30, 40), (3, 1), (10, 40))]
     ['slow', '', '', 'fast']
     """
-    if row.unknown or not total.total_ns or not total.flops:
+    if row.unsupported or not total.total_ns or not total.flops:
         return ""
     time, flops = row.total_ns / total.total_ns, row.flops / total.flops
     if time >= FACTOR * flops and time - flops >= EXCESS:
@@ -182,7 +192,7 @@ def time_flop_ratio(row: ProfileRow, total: ProfileRow) -> float | None:
     >>> time_flop_ratio(ProfileRow(total_ns=30, flops=10), ProfileRow(total_ns=100, flops=100))
     3.0
     """
-    if row.unknown or not total.total_ns or not total.flops:
+    if row.unsupported or not total.total_ns or not total.flops:
         return None
     if not row.flops:
         return math.inf if row.total_ns else None

@@ -130,8 +130,8 @@ def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_Repo
         if phase is None and len(measured.phases) > 1:
             columns += [_phase_column(measured, by, name) for name in measured.phases]
     columns.append(_ReportColumn(number_column("flops", "FLOPs"), lambda item: item.row.flops))
-    if measured.unknown:
-        columns.append(_ReportColumn(number_column("unsupported", form=_calls), lambda item: item.row.unknown))
+    if measured.unsupported:
+        columns.append(_ReportColumn(number_column("unsupported", form=_calls), lambda item: item.row.unsupported))
     if timed:
         columns.append(_ReportColumn(number_column("rate", "FLOP/s"), lambda item: item.row.flops_per_second))
         columns.append(_ReportColumn(_MISMATCH, lambda item: _compare(item.row, item.total), in_total=False))
@@ -291,9 +291,9 @@ def _explain_modules(measured: Profile, phases: Sequence[str]) -> Iterator[str]:
 
 def _list_gaps(measured: Profile) -> Iterator[str]:
     """Yield a sentence for each kind of work that is missing from the totals."""
-    if measured.unknown:
+    if measured.unsupported:
         table = plain_name(measured.about.get("table", "?"))
-        yield f"Unsupported by {table}, so not counted in FLOPs: {_list(measured.unknown)}."
+        yield f"Unsupported by {table}, so not counted in FLOPs: {_list(measured.unsupported)}."
     if measured.unknown_traffic:
         yield f"Unknown memory traffic, so not in bytes: {_list(measured.unknown_traffic)}."
     if measured.without_peak:

@@ -66,7 +66,7 @@ def roofline(
         formula_table.name,
         trace.modules,
         entries,
-        unknown=counts.ledger()[Status.UNSUPPORTED],
+        unsupported=counts.ledger()[Status.UNSUPPORTED],
         unknown_traffic=count(trace, traffic_model, "bytes").ledger()[Status.UNSUPPORTED],
         without_peak=timer.without_peak,
         multiply_add=formula_table.multiply_add,

@@ -80,8 +80,8 @@ class Roofline(Displayed):
 
     `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention, which counts
     `convention_flops` with `multiply_add` for a MAC; all other FLOPs here have 2, as peaks do.
-    `unknown` is unsupported op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype
-    without a peak on the device → FLOPs. The times do not include these.
+    `unsupported` is op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype without a
+    peak on the device → FLOPs. The times do not include these.
 
     >>> from fvflops.trace import ModuleInfo
     >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "fc")})
@@ -99,7 +99,7 @@ class Roofline(Displayed):
     table: str
     modules: ModuleTree
     entries: tuple[Bounded, ...]
-    unknown: Mapping[str, int] = field(default_factory=Counter)
+    unsupported: Mapping[str, int] = field(default_factory=Counter)
     unknown_traffic: Mapping[str, int] = field(default_factory=Counter)
     without_peak: Mapping[str, int] = field(default_factory=Counter)
     multiply_add: int = 2

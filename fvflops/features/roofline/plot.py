@@ -285,8 +285,8 @@ def _write_texts(figure: Any, axes: Any, roofline: Roofline, total: Load) -> Non
         f"memory bandwidth {_format_rate(roofline.bandwidth, 'B')}",
     ]
     facts.append(f"convention {roofline.table}")
-    if roofline.unknown:
-        facts.append(f"{format_quantity(sum(roofline.unknown.values()), 'call')} of unsupported ops not counted")
+    if roofline.unsupported:
+        facts.append(f"{format_quantity(sum(roofline.unsupported.values()), 'call')} of unsupported ops not counted")
     if roofline.without_peak:
         facts.append(f"no peak for {', '.join(roofline.without_peak)}")
     for text, size, top, weight, name in (

@@ -125,8 +125,8 @@ def _describe_total(total: Load) -> str:
 
 def _list_gaps(roofline: Roofline) -> Iterator[str]:
     """Yield a sentence for each kind of work that is missing from the totals."""
-    if roofline.unknown:
-        yield f"Unsupported by {roofline.table}, so not in FLOPs: {_list(roofline.unknown, _calls)}."
+    if roofline.unsupported:
+        yield f"Unsupported by {roofline.table}, so not in FLOPs: {_list(roofline.unsupported, _calls)}."
     if roofline.unknown_traffic:
         yield f"Unknown memory traffic, so not in bytes: {_list(roofline.unknown_traffic, _calls)}."
     if roofline.without_peak:

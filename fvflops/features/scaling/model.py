@@ -99,7 +99,7 @@ class CostExpression:
     `axes` are the sizes that were varied, and `polynomial` is the count for all sizes in `domain`: the axes, or their
     sizes above a minimum, or their multiples of a step; None where there is no polynomial. It was fitted to the counts
     at `fitted` and verified at `held_out`; `without` names the sizes in which there is none. `counted` is sizes →
-    count. `unknown` is unsupported op → calls, which the counts lack; `about` describes the runs, as in a Trace.
+    count. `unsupported` is unsupported op → calls, which the counts lack; `about` describes the runs, as in a Trace.
 
     Called with sizes, it returns the count there, or the polynomial's value; sizes outside of `axes`, and unknown
     costs, raise ScalingError. Two are equal if their polynomials and domains are equal or, without polynomials, their
@@ -119,7 +119,7 @@ class CostExpression:
     fitted: tuple[Sizes, ...] = ()
     held_out: tuple[Sizes, ...] = ()
     without: tuple[str, ...] = ()
-    unknown: Mapping[str, int] = field(default_factory=dict)
+    unsupported: Mapping[str, int] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, CostExpression] = field(default_factory=dict)
     operators: Mapping[str, CostExpression] = field(default_factory=dict)

@@ -218,7 +218,9 @@ def _evenly_spaced(steps: Sequence[int]) -> Sequence[int]:
 
 
 def _list_notes(cost: CostExpression) -> list[str]:
-    unsupported = [f"Unsupported, so not counted: {list_ops(cost.unknown)} in each run."] if cost.unknown else []
+    unsupported = (
+        [f"Unsupported, so not counted: {list_ops(cost.unsupported)} in each run."] if cost.unsupported else []
+    )
     return [*unsupported, *list_run_notes(cost.about, plain_name)]
 
 
@@ -234,7 +236,7 @@ def _encode(cost: CostExpression) -> dict[str, Any]:
         ],
         "modules": {name: _encode_polynomial(item.polynomial, cost.symbols) for name, item in cost.modules.items()},
         "operators": {name: _encode_polynomial(item.polynomial, cost.symbols) for name, item in cost.operators.items()},
-        "unknown": dict(cost.unknown),
+        "unsupported": dict(cost.unsupported),
         **reads_of(RunInfo.read(cost.about)),
     }
 

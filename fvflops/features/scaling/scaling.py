@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     total: int
     modules: Mapping[str, int]
     operators: Mapping[str, int]
-    unknown: Mapping[str, int]
+    unsupported: Mapping[str, int]
     about: Mapping[str, str] = MappingProxyType({})
 
 
@@ -132,12 +132,12 @@ def describe_costs(
     count(tuple(axis.first for axis in axes))
     count(tuple(axis.last for axis in axes))
     fit = find_fit(axes, count, totals)
-    unknown: Counter[str] = Counter()
+    unsupported: Counter[str] = Counter()
     about: dict[str, str] = {}
     for counts in samples.values():
-        unknown |= Counter(counts.unknown)
+        unsupported |= Counter(counts.unsupported)
         about |= counts.about
-    return _Expressions(metric, axes, fit, unknown, about).of_model(
+    return _Expressions(metric, axes, fit, unsupported, about).of_model(
         totals,
         modules={key: value.modules for key, value in samples.items()},
         operators={key: value.operators for key, value in samples.items()},
@@ -148,12 +148,12 @@ class _Expressions:
     """Build the costs of a model and its parts from the counts; parts with equal counts share one expression."""
 
     def __init__(
-        self, metric: str, axes: tuple[Axis, ...], fit: Fit, unknown: Mapping[str, int], about: Mapping[str, str]
+        self, metric: str, axes: tuple[Axis, ...], fit: Fit, unsupported: Mapping[str, int], about: Mapping[str, str]
     ) -> None:
         self._metric = metric
         self._axes = axes
         self._fit = fit
-        self._unknown = unknown
+        self._unsupported = unsupported
         self._about = about
         self._by_counts: dict[tuple[int, ...], CostExpression] = {}
 
@@ -191,7 +191,7 @@ class _Expressions:
             fitted=fit.fitted,
             held_out=fit.held_out,
             without=fit.without,
-            unknown=self._unknown,
+            unsupported=self._unsupported,
             about=self._about,
             **parts,
         )

@@ -38,8 +38,11 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
         "flops": number_column("flops", "FLOPs", form=format_thousands),
         "activations": number_column("activations", "acts", form=format_thousands),
         "bytes": number_column("bytes"),
-        "unknown": number_column(
-            "unknown", "unsupported ops", form=str, only_for="" if any(call.unknown for call in calls) else "data"
+        "unsupported": number_column(
+            "unsupported",
+            "unsupported ops",
+            form=str,
+            only_for="" if any(call.unsupported for call in calls) else "data",
         ),
     }
     return Table("calls", [columns.get(key, data_column(key)) for key in headings], rows, noun="call")

@@ -21,7 +21,7 @@ SORTS: Mapping[str, str] = {
     "peak": "memory_peak",
     "name": "name",
 }
-_STATUS = {"free": "zero-FLOP", "omitted": "ignored", "unknown": "unsupported"}
+_STATUS = {"zero_flop": "zero-FLOP", "ignored": "ignored", "unsupported": "unsupported"}
 
 
 def op_call_table(
@@ -89,7 +89,7 @@ def op_call_notes(calls: Sequence[OpCall], *, ignored: Mapping[str, int], conven
     unsupported = Counter(call.op for call in calls if call.flops is None)
     if unsupported:
         notes.append(f"Unsupported by {convention}, so not counted: {_list_counts(unsupported)}.")
-    if any(call.status == "omitted" for call in calls):
+    if any(call.status == "ignored" for call in calls):
         notes.append(f"ignored: arithmetic that the convention {convention} does not count.")
     if any(call.status == "covered" for call in calls):
         notes.append("covered: counted in the row of the enclosing module or function.")

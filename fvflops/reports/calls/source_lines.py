@@ -34,8 +34,11 @@ def line_table(lines: Sequence[LineCount]) -> Table:
         "share": number_column("share", form=lambda flops: format_percent(flops, total), only_for="people"),
         "activations": number_column("activations", "acts", form=format_thousands),
         "bytes": number_column("bytes"),
-        "unknown": number_column(
-            "unknown", "unsupported ops", form=str, only_for="" if any(line.unknown for line in lines) else "data"
+        "unsupported": number_column(
+            "unsupported",
+            "unsupported ops",
+            form=str,
+            only_for="" if any(line.unsupported for line in lines) else "data",
         ),
     }
     after_flops = headings.index("flops") + 1

@@ -154,8 +154,8 @@ class _SliceWriter:
                 counts["FLOP/s"] = round(span.flops * 1_000_000_000 / span.duration)
         if "bytes" in self._timeline.weights and (callee.frame is not None or callee.nbytes is not None):
             counts["bytes"] = span.nbytes
-        if callee.frame is not None and span.unknown:
-            counts["unsupported op calls"] = span.unknown
+        if callee.frame is not None and span.unsupported:
+            counts["unsupported op calls"] = span.unsupported
         if span.memory:
             counts["bytes allocated and kept"] = span.memory
         if span.raised:

@@ -138,7 +138,7 @@ def _describe(node: _Node, total: int) -> Iterator[str]:
     if unsupported:
         yield f"unsupported: {', '.join(unsupported)}"
     if node.flops or not unsupported:
-        ignored = not node.flops and any(call.status == "omitted" for call in node.calls)
+        ignored = not node.flops and any(call.status == "ignored" for call in node.calls)
         yield "ignored by this convention" if ignored else _format_flops(node.flops, total)
 
 

@@ -10,7 +10,10 @@ from fvflops.reports.names import printable
 from fvflops.reports.pictures.svg_chart import svg_chart
 from fvflops.reports.pictures.svg_gantt import svg_gantt
 from fvflops.reports.pictures.svg_scatter import svg_scatter
+from fvflops.reports.terminal.op_coverage import TERMS
 
+_STATUSES = ("ignored", "unsupported")
+_LINK = f'<p><a href="{TERMS}">What ignored, zero-FLOP and unsupported mean</a></p>'
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -64,7 +67,9 @@ def write(document: Document, *, width: int | None = None) -> str:
     >>> "<td>72</td>" in write(Document("plan", "Net", [table]))
     True
     """
-    body = "\n".join(map(_write_part, document.parts))
+    body = "\n".join(map(_write_part, document.parts)).replace(f"<li>Terms: {_escape(TERMS)}</li>", "")
+    if any(status in body.lower() for status in _STATUSES):
+        body += f"\n{_LINK}"
     return _PAGE.format(title=_escape(document.title or document.kind), body=body)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Scatter, Table, Value
 
-SCHEMA = 1
+SCHEMA = 2  # since 2 "zero_flop", "ignored" and "unsupported", before "free", "omitted" and "unknown"
 _POINTS = 1000  # of a chart, each with the largest total of its part
 
 

@@ -25,7 +25,7 @@ from fvflops.trace.module_tree import modules_above
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 
 FORMAT = "fvflops.report"
-SCHEMA = 2  # since 2 a column of `modules`, `rows` and `measures` may be packed
+SCHEMA = 3  # since 2 a column of `modules`, `rows` and `measures` may be packed, since 3 words are those of `Status`
 # JavaScript's numbers are exact up to here; larger ones are written as strings, which the page reads as BigInt.
 _MAX_EXACT = 2**53
 _PACKED = frozenset({"parent", "name", "class", "about", "module", "phase", "operator", "rows", "values"})
@@ -107,7 +107,7 @@ def make_record(breakdown: Breakdown) -> dict[str, Any]:
     strings: dict[str, int] = {}
     modules = _write_modules(breakdown, strings)
     cells = dict.fromkeys(
-        cell for measure in breakdown.measures.values() for cell in (*measure.values, *measure.unknown)
+        cell for measure in breakdown.measures.values() for cell in (*measure.values, *measure.unsupported)
     )
     phases = [phase for phase in ("", *PHASES) if any(cell.phase == phase for cell in cells)]
     operators = {name: index for index, name in enumerate(dict.fromkeys(cell.operator for cell in cells))}
@@ -129,10 +129,12 @@ def make_record(breakdown: Breakdown) -> dict[str, Any]:
             status: sorted(((printable(op), calls) for op, calls in ops.items()), key=lambda item: -item[1])
             for status, ops in breakdown.ledger.items()
         },
-        "unknown_elements": {printable(op): _write_number(count) for op, count in breakdown.unknown_elements.items()},
-        "unknown_places": {
+        "unsupported_elements": {
+            printable(op): _write_number(count) for op, count in breakdown.unsupported_elements.items()
+        },
+        "unsupported_locations": {
             printable(op): [printable(location) for location in locations]
-            for op, locations in breakdown.unknown_places.items()
+            for op, locations in breakdown.unsupported_locations.items()
         },
         "strings": list(strings),
         **_write_run(breakdown, modules["index"]),
@@ -181,8 +183,10 @@ def _write_measure(key: str, measure: Measure, cells: Iterable[Cell]) -> dict[st
         record |= {"rows": filled, "values": [values[index] for index in filled]}
     else:
         record["values"] = values
-    unknown = [[index, measure.unknown[cell]] for index, cell in enumerate(cells) if cell in measure.unknown]
-    return {**record, "unknown": unknown}
+    unsupported = [
+        [index, measure.unsupported[cell]] for index, cell in enumerate(cells) if cell in measure.unsupported
+    ]
+    return {**record, "unsupported": unsupported}
 
 
 def _write_number(count: Any) -> Any:

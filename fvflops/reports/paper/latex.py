@@ -78,7 +78,7 @@ def _write_operators(summary: Summary, by: str, depth: int | None, sort: str | N
 
 
 def _note_unsupported(summary: Summary, width: int) -> list[str]:
-    unsupported = [op for op, calls in summary.ledger.get("unknown", {}).items() if calls]
+    unsupported = [op for op, calls in summary.ledger.get("unsupported", {}).items() if calls]
     if not unsupported:
         return []
     listed = ", ".join(escape_latex(op) for op in sorted(unsupported))

@@ -92,7 +92,7 @@ class _Layout:
         self.measure = measure
         self.by_name: dict[str, ModuleInfo] = {module.name: module for module in breakdown.modules.modules()}
         self.total = sum_measures(measure.values)
-        self.unknown = sum_measures(measure.unknown)
+        self.unsupported = sum_measures(measure.unsupported)
         self.children: dict[str, list[str]] = {}
         self._self_values: Counter[str] = Counter()
         for cell, value in measure.values.items():
@@ -150,7 +150,7 @@ class _Layout:
         return [name for name, _ in sums.most_common()]
 
     def format_total(self, name: str) -> str:
-        return ("≥ " if self.unknown[name] else "") + format_value(self.measure, self.total[name])
+        return ("≥ " if self.unsupported[name] else "") + format_value(self.measure, self.total[name])
 
 
 def _draw_box(axes: Any, layout: _Layout, box: Box, paints: colours.Groups) -> None:
@@ -269,10 +269,10 @@ def _write_line(figure: Any, x: float, y: float, text: str, name: str) -> None:
 
 
 def _note_unsupported(measure: Measure) -> list[str]:
-    if not measure.unknown:
+    if not measure.unsupported:
         return []
     calls: Counter[str] = Counter()
-    for cell, number in measure.unknown.items():
+    for cell, number in measure.unsupported.items():
         calls[cell.operator] += number
     listed = ", ".join(f"{name} ×{number}" for name, number in calls.most_common(5))
     return [f"≥: {format_quantity(calls.total(), 'call')} of unsupported operators not counted: {listed}"]

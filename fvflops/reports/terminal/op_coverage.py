@@ -10,6 +10,7 @@ from fvflops.trace import Summary
 from fvflops.trace.run_notes import list_run_notes
 from fvflops.units import format_quantity, format_thousands
 
+TERMS = "https://fvflops.github.io/fvflops/concepts/terms/#op-calls"
 _MAX_IGNORED = 5  # ignored ops that are named; unsupported ones are all named
 
 # Key of `about` → sentence on ops whose formula the program registered in torch.utils.flop_counter, and how its result
@@ -26,8 +27,8 @@ def render(summary: Summary) -> str:
     >>> from fvflops.trace import ModuleInfo, ModuleTree
     >>> print(render(Summary(
     ...     ModuleTree({"": ModuleInfo("", "", "Net")}), {},
-    ...     ledger={"counted": {"aten::mm": 3}, "omitted": {"aten::sigmoid": 1}, "unknown": {"mylib::scan": 2}},
-    ...     unknown_elements={"mylib::scan": 4096}, unknown_places={"mylib::scan": {"'mixer'": 2}},
+    ...     ledger={"counted": {"aten::mm": 3}, "ignored": {"aten::sigmoid": 1}, "unsupported": {"mylib::scan": 2}},
+    ...     unsupported_elements={"mylib::scan": 4096}, unsupported_locations={"mylib::scan": {"'mixer'": 2}},
     ...     about={"table": "default", "multiply_add": "1"})))
     Convention: default (1 FLOP per multiply-add).
     6 op calls: 3 counted, 0 zero-FLOP, 1 ignored by this convention, 2 unsupported.
@@ -60,7 +61,7 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
     if not any(summary.ledger.values()):
         return sentences
     sentences.append(Note(_count_calls(summary.ledger)))
-    ignored = _sort_by_calls(summary.ledger.get("omitted", {}))
+    ignored = _sort_by_calls(summary.ledger.get("ignored", {}))
     if ignored:
         named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in ignored[:_MAX_IGNORED]]
         more = len(ignored) - _MAX_IGNORED
@@ -84,11 +85,16 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
     if "unknown_masks" in summary.about:
         masks = escape(summary.about["unknown_masks"])
         sentences.append(Note(f"Mask unknown, counted as dense: {masks}.", "assumed"))
-    unsupported = _sort_by_calls(summary.ledger.get("unknown", {}))
+    unsupported = _sort_by_calls(summary.ledger.get("unsupported", {}))
     if unsupported:
         named = [f"{escape(op)} ({_describe_unsupported(summary, op, calls, escape)})" for op, calls in unsupported]
         sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
+
+
+def terms_note(summary: Summary) -> list[str]:
+    """Return where the words ignored, zero-FLOP and unsupported are explained, if the notes name such ops."""
+    return [f"Terms: {TERMS}"] if summary.ledger.get("ignored") or summary.ledger.get("unsupported") else []
 
 
 def describe_ignored(share: str, by: str) -> str:
@@ -111,7 +117,7 @@ def _explain_multiply_add(summary: Summary) -> str:
 def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
     calls = {status: sum(ops.values()) for status, ops in ledger.items()}
     counted, zero_flop, ignored, unsupported = (
-        calls.get(name, 0) for name in ("counted", "free", "omitted", "unknown")
+        calls.get(name, 0) for name in ("counted", "zero_flop", "ignored", "unsupported")
     )
     return (
         f"{format_quantity(sum(calls.values()), 'op call')}: {format_thousands(counted)} counted, "
@@ -126,9 +132,9 @@ def _sort_by_calls(ops: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _describe_unsupported(summary: Summary, op: str, calls: int, escape: Callable[[str], str]) -> str:
     text = format_quantity(calls, "call")
-    if op in summary.unknown_elements:
-        text += ", " + format_quantity(summary.unknown_elements[op], "output element")
-    locations = summary.unknown_places.get(op)
+    if op in summary.unsupported_elements:
+        text += ", " + format_quantity(summary.unsupported_elements[op], "output element")
+    locations = summary.unsupported_locations.get(op)
     if locations:
         text += f"; in {format_locations(locations, escape=escape)}"
     return text

@@ -120,7 +120,7 @@ def render(
     paint: Paint = _paint if colour else lambda text, code: text
     table_notes = [*map(Note, [*grid.notes, *hidden_columns_note(_list_hidden(grid, layout), width)])]
     blocks = [_draw(grid, layout, _UNICODE if to_printable is printable else _ASCII, paint)]
-    for notes in (table_notes, op_coverage.list_notes(summary)):
+    for notes in (table_notes, [*op_coverage.list_notes(summary), *map(Note, op_coverage.terms_note(summary))]):
         if notes:
             blocks.append("\n".join(_write(to_printable(note.text), note.tone, width, paint) for note in notes))
     return "\n\n".join(blocks)

@@ -49,7 +49,7 @@ def test_unseen_work_is_reported_with_its_module_and_line(kind, execution):
     assert module == "'scan'"
     path, _, line = source.partition(":")
     assert path == "tests/support/models/unseen_work.py" and line.isdecimal()
-    assert analysis.counts().unknown_elements()[op] == 32
+    assert analysis.counts().unsupported_elements()[op] == 32
     assert Trace.from_json(trace.to_json()) == trace
 
 
@@ -94,7 +94,7 @@ def test_the_command_line_names_unseen_work_and_strict_fails(kind, tmp_path, mon
 def test_every_report_names_unseen_work():
     analysis = analyse(Net(KINDS["from_numpy"].compute))
     summary = summarise(analysis)
-    assert summary.unknown_places["unseen::from_numpy"]
+    assert summary.unsupported_locations["unseen::from_numpy"]
     assert "unseen::from_numpy" in analysis.to_html()
     for name in ("markdown", "json", "latex"):
         assert "unseen::from_numpy" in REPORTS[name](summary), name

@@ -201,7 +201,7 @@ def test_communication_belongs_to_modules_and_phases(runs):
     modules = communication.by_module()
     assert modules[""] == communication.total() == _sum(communication.by_phase().values())
     assert modules["layers.0.mlp.down_proj"] == Volume(1, FLOAT * HIDDEN, FLOAT * HIDDEN)
-    assert communication.by_axis().keys() == {"0"} and not communication.unknown
+    assert communication.by_axis().keys() == {"0"} and not communication.unsupported
 
 
 def _sum(volumes):
@@ -471,7 +471,7 @@ COLLECTIVES = {
 def test_a_collective_carries_its_payload(name):
     function, volume = COLLECTIVES[name]
     communication = communicate(function)
-    assert communication.by_collective() == {name.partition(" ")[0]: volume} and not communication.unknown
+    assert communication.by_collective() == {name.partition(" ")[0]: volume} and not communication.unsupported
     assert [item.group for item in communication.transfers] == [ProcessGroupSpec("0", 4, "", 0, 1)]
 
 
@@ -507,7 +507,7 @@ def test_an_op_without_a_rule_is_unsupported():
             Trace(trace.modules, (), ((),), (signature,), (), {(0, 0, "forward"): 3}, {}, about=trace.about)
         )
 
-    assert of("symm_mem::fused", TensorSpec((2,))).unknown == Counter({"symm_mem::fused": 3})
+    assert of("symm_mem::fused", TensorSpec((2,))).unsupported == Counter({"symm_mem::fused": 3})
     without_group = of("_c10d_functional::all_reduce", TensorSpec((2,)), Symbol("object", "ScriptObject"))
     assert (
         without_group.total() == Volume(3, 24, None)
@@ -527,7 +527,7 @@ def test_the_command_line_plans(capsys):
     assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", "--dtype", "bfloat16", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["parameters"] * 2 == record["parameter_bytes"] == PARAMETERS
-    assert {item["dtype"] for item in record["communication"]} == {"bfloat16"} and record["unknown_ops"] == {}
+    assert {item["dtype"] for item in record["communication"]} == {"bfloat16"} and record["unsupported_ops"] == {}
 
 
 @pytest.mark.parametrize("format", list(FORMATS))

@@ -62,8 +62,8 @@ RECORD = """{schema: 1, title: 'net', strings: ['', 'a', 'b', 'c', 'd', 'Net', '
     phases: ['forward'], operators: ['mm'],
     modules: {parent: [-1, 0, 0, 0, 0], name: [0, 1, 2, 3, 4], class: [5, 6, 6, 6, 6], about: [0, 0, 0, 0, 0]},
     rows: {module: [1, 2, 3, 4], phase: [0, 0, 0, 0], operator: [0, 0, 0, 0]},
-    measures: [{key: 'flops', title: 'FLOPs', unit: '', note: '', values: [7, 7, 7, LAST], unknown: UNKNOWN},
-               {key: 'time', title: 'Time', unit: 'ns', note: '', values: [1, 2, 3, 4], unknown: []}]}"""
+    measures: [{key: 'flops', title: 'FLOPs', unit: '', note: '', values: [7, 7, 7, LAST], unsupported: UNKNOWN},
+               {key: 'time', title: 'Time', unit: 'ns', note: '', values: [1, 2, 3, 4], unsupported: []}]}"""
 
 
 def labels(evaluate: Any, last: str = "7", unknown: str = "[]") -> list[str]:

@@ -51,18 +51,18 @@ def break_net_down() -> Breakdown:
     return Breakdown(
         ModuleTree(places),
         {
-            "flops": Measure("FLOPs", flops, unknown={Cell("encoder.attn", "forward", "scan"): 2}),
+            "flops": Measure("FLOPs", flops, unsupported={Cell("encoder.attn", "forward", "scan"): 2}),
             "parameters": Measure("Parameters", parameters),
             "bytes": Measure("Bytes", {Cell("head", "forward", "linear"): 2**60 + 1}, unit="B"),
             "time": Measure("Time", time, unit="ns"),
         },
         ledger={
             "counted": {"aten::mm": 2, "aten::linear": 2, "aten::add": 1},
-            "free": {"aten::view": 3},
-            "omitted": {},
-            "unknown": {"mylib::scan": 2},
+            "zero_flop": {"aten::view": 3},
+            "ignored": {},
+            "unsupported": {"mylib::scan": 2},
         },
-        unknown_elements={"mylib::scan": 4096},
+        unsupported_elements={"mylib::scan": 4096},
         about={"model": "Net", "table": "default", "multiply_add": "1", "torch": "2"},
     )
 
@@ -79,8 +79,8 @@ def break_hostile_down() -> Breakdown:
     return Breakdown(
         tree,
         {"flops": Measure("FLOPs", cells), "calls": Measure("Op calls", cells)},
-        ledger={"unknown": dict.fromkeys(HOSTILE, 1)},
-        unknown_elements=dict.fromkeys(HOSTILE, 1),
+        ledger={"unsupported": dict.fromkeys(HOSTILE, 1)},
+        unsupported_elements=dict.fromkeys(HOSTILE, 1),
         about={name: name for name in HOSTILE},
     )
 

@@ -9,6 +9,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+from fvflops.reports.formats.json import SCHEMA
 from fvflops.reports.text.display_width import display_width
 
 WIDTH = 80  # cells of a line where the output is no terminal
@@ -63,7 +64,7 @@ def _check_csv(text: str, kind: str) -> list[dict[str, str]]:
 
 def _check_json(text: str, kind: str) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(text)
-    assert (record["format"], record["schema"]) == (f"fvflops.{kind}", 1)
+    assert (record["format"], record["schema"]) == (f"fvflops.{kind}", SCHEMA)
     return record
 
 

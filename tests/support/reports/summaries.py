@@ -159,11 +159,11 @@ NET = Summary(
     uncalled={"flops": frozenset({"aux"}), "activations": frozenset({"aux"})},
     ledger={
         "counted": {"aten::linear": 2, "aten::gelu": 1},
-        "free": {"aten::view": 3},
-        "omitted": {"aten::sigmoid": 2, "aten::add.Tensor": 4},
-        "unknown": {"mylib::scan": 2},
+        "zero_flop": {"aten::view": 3},
+        "ignored": {"aten::sigmoid": 2, "aten::add.Tensor": 4},
+        "unsupported": {"mylib::scan": 2},
     },
-    unknown_elements={"mylib::scan": 4096},
+    unsupported_elements={"mylib::scan": 4096},
     about={"model": "Net", "table": "default", "multiply_add": "1"},
 )
 
@@ -174,7 +174,7 @@ def name_everything(name: str) -> Summary:
         columns={"flops": {"": 5, name: 5}},
         operators={"flops": {name: 5}},
         by_both={"flops": {"": {name: 5}, name: {name: 5}}},
-        ledger={"omitted": {name: 1}, "unknown": {name: 1}},
-        unknown_elements={name: 1},
+        ledger={"ignored": {name: 1}, "unsupported": {name: 1}},
+        unsupported_elements={name: 1},
         about={"table": name},
     )

@@ -2,7 +2,7 @@
 import { isolate, make } from "../base/elements.js";
 import { percent, plural, short } from "../base/numbers.js";
 import { ModuleNodes } from "../data/module_nodes.js";
-import { formatValue, isRate, measureOf, moduleValue, titleOf, unknownOf, valueOf, view, widthKey } from "../data/view.js";
+import { formatValue, isRate, measureOf, moduleValue, titleOf, unsupportedOf, valueOf, view, widthKey } from "../data/view.js";
 import { paint } from "./colours.js";
 import { fits, isRotated, layOut, layOutRows } from "./layout.js";
 import { hideTip, showTip } from "./tip.js";
@@ -158,7 +158,7 @@ export class Icicle {
     const share = percent(valueOf(report, widthKey(), node.members), moduleValue(report, widthKey(), 0));
     const lines = [name, `${report.classOf(node.first) || "no class"}${node.count > 1 ? ` × ${node.count}` : ""}`, `${titleOf(view.measure)} ${formatValue(report, view.measure, node.members)} · ${share} of the model`];
     if (node.count > 1 && !isRate()) lines.push(`${short(valueOf(report, widthKey(), node.members) / node.count, measureOf(report).unit)} each`);
-    if (unknownOf(report, widthKey(), node.members)) lines.push(`${plural(unknownOf(report, widthKey(), node.members), "unsupported op call")}: a lower bound`);
+    if (unsupportedOf(report, widthKey(), node.members)) lines.push(`${plural(unsupportedOf(report, widthKey(), node.members), "unsupported op call")}: a lower bound`);
     return lines;
   }
 

@@ -16,8 +16,8 @@ export function findEqual(report, other = () => "") {
   for (let row = 0; row < module.length; row++) {
     let text = `${phase[row]} ${operator[row]}`;
     let counted = false;
-    for (const { values, unknown } of measures) {
-      const calls = unknown.size ? unknown.get(row) || 0 : 0;
+    for (const { values, unsupported } of measures) {
+      const calls = unsupported.size ? unsupported.get(row) || 0 : 0;
       text += calls ? ` ${values[row]}+${calls}` : ` ${values[row]}`;
       counted ||= values[row] !== 0 || calls;
     }

@@ -10,9 +10,19 @@ export function readFile(content) {
   } catch (error) {
     throw new Error("it is not a complete report of fvflops");
   }
-  if (record?.format === "fvflops.summary") return new Report(readSummary(record));
+  if (record?.format === "fvflops.summary") return new Report(readSummary(renewWords(record)));
   if (record?.format !== "fvflops.report") throw new Error("it is not a report of fvflops: make one with --format html or json");
-  return new Report(record);
+  return new Report(renewWords(record));
+}
+
+// Words of older files, and those that replaced them.
+const OLD_WORDS = { free: "zero_flop", omitted: "ignored", unknown: "unsupported", unknown_elements: "unsupported_elements", unknown_places: "unsupported_locations" };
+
+const rename = (object) => Object.fromEntries(Object.entries(object).map(([key, value]) => [OLD_WORDS[key] || key, value]));
+
+function renewWords(record) {
+  const { ledger = {}, measures, ...others } = rename(record);
+  return { ...others, ledger: rename(ledger), ...(measures && { measures: measures.map(rename) }) };
 }
 
 /** Escape unprintable characters as Python does, as in the names of a page. */
@@ -26,7 +36,7 @@ export function escapeUnprintable(text) {
 }
 
 /** Convert a summary (--format json), which has modules but neither phases nor operators, to the data of a page. */
-export function readSummary({ schema, about, columns, modules: moduleInfos, ledger, unknown_elements, unknown_places = {} }) {
+export function readSummary({ schema, about, columns, modules: moduleInfos, ledger, unsupported_elements, unsupported_locations = {} }) {
   const strings = [];
   const indexes = new Map();
   const intern = (text) => {
@@ -50,9 +60,9 @@ export function readSummary({ schema, about, columns, modules: moduleInfos, ledg
   const measures = Object.entries(columns).map(([key, counts]) => {
     const values = names.map((name) => counts[name] || 0);
     names.forEach((name, i) => i && (values[modules.parent[i]] -= counts[name] || 0));
-    return { key, title: key, unit: "", note: "", values, unknown: [] };
+    return { key, title: key, unit: "", note: "", values, unsupported: [] };
   });
   const rows = { module: names.map((_, i) => i), phase: names.map(() => 0), operator: names.map(() => 0) };
-  const locations = Object.fromEntries(Object.entries(unknown_places).map(([op, calls]) => [op, Object.keys(calls).map(escapeUnprintable)]));
-  return { schema, about, modules, phases: [""], operators: [""], rows, measures, ledger, unknown_elements, unknown_places: locations, strings };
+  const locations = Object.fromEntries(Object.entries(unsupported_locations).map(([op, calls]) => [op, Object.keys(calls).map(escapeUnprintable)]));
+  return { schema, about, modules, phases: [""], operators: [""], rows, measures, ledger, unsupported_elements, unsupported_locations: locations, strings };
 }

@@ -1,7 +1,7 @@
 // The data of a report: modules, and the values of each measure by module, phase and operator.
 import { unpack } from "./packed.js";
 
-const SCHEMA = 2;
+const SCHEMA = 3;
 
 const unpackAll = (columns) => Object.fromEntries(Object.entries(columns).map(([key, column]) => [key, unpack(column)]));
 
@@ -30,7 +30,7 @@ export class Report {
     this.totalsCache = new Map();
   }
 
-  readMeasure({ key, title, unit, note, rows, values, unknown }) {
+  readMeasure({ key, title, unit, note, rows, values, unsupported }) {
     const dense = new Float64Array(this.rows.module.length);
     const exact = new Map(); // row → digits, for values beyond the exact integers of Number
     const filled = rows && unpack(rows);
@@ -39,7 +39,7 @@ export class Report {
       dense[row] = Number(value);
       if (typeof value === "string") exact.set(row, value);
     });
-    return { key, title, unit: key === "parameters" ? key : unit, note, values: dense, exact, unknown: new Map(unknown) };
+    return { key, title, unit: key === "parameters" ? key : unit, note, values: dense, exact, unsupported: new Map(unsupported) };
   }
 
   /** Return whether a row has the selected phase and operator; a row without a phase always does. */
@@ -65,20 +65,20 @@ export class Report {
 
   sumModules(measure, isSelected) {
     const own = new Float64Array(this.size);
-    const unknown = new Float64Array(this.size);
+    const unsupported = new Float64Array(this.size);
     if (measure) {
       const { module } = this.rows;
       measure.values.forEach((value, row) => {
         if (value && isSelected(row)) own[module[row]] += value;
       });
-      for (const [row, calls] of measure.unknown) if (isSelected(row)) unknown[module[row]] += calls;
+      for (const [row, calls] of measure.unsupported) if (isSelected(row)) unsupported[module[row]] += calls;
     }
     const total = Float64Array.from(own);
     for (let i = this.size - 1; i > 0; i--) {
       total[this.parent[i]] += total[i];
-      unknown[this.parent[i]] += unknown[i];
+      unsupported[this.parent[i]] += unsupported[i];
     }
-    return { own, total, unknown };
+    return { own, total, unsupported };
   }
 
   /** Return the exact value of modules together, submodules included. */

@@ -37,14 +37,14 @@ export function valueOf(report, key, modules) {
 export const moduleValue = (report, key, module) => valueOf(report, key, [module]);
 
 /** Return the number of unsupported op calls in modules, which their value lacks. */
-export function unknownOf(report, key, modules) {
-  const { unknown } = report.totals(key === "rate" ? "flops" : key, view);
-  return modules.reduce((calls, module) => calls + unknown[module], 0);
+export function unsupportedOf(report, key, modules) {
+  const { unsupported } = report.totals(key === "rate" ? "flops" : key, view);
+  return modules.reduce((calls, module) => calls + unsupported[module], 0);
 }
 
 export function formatValue(report, key, modules) {
   const unit = key === "rate" ? "FLOP/s" : report.measures.get(key).unit;
-  return (unknownOf(report, key, modules) ? "≥ " : "") + short(valueOf(report, key, modules), unit);
+  return (unsupportedOf(report, key, modules) ? "≥ " : "") + short(valueOf(report, key, modules), unit);
 }
 
 export const formatModule = (report, key, module) => formatValue(report, key, [module]);

@@ -4,12 +4,12 @@ import { plural, short, thousands } from "../base/numbers.js";
 import { namesOf, reports } from "../data/view.js";
 
 export function drawLedger() {
-  const { ledger, unknown_elements: elements, unknown_places: locations = {} } = reports[0].record;
+  const { ledger, unsupported_elements: elements, unsupported_locations: locations = {} } = reports[0].record;
   const labels = {
     counted: ["counted", "by a formula of this convention"],
-    free: ["zero-FLOP", "views, copies, creation of tensors"],
-    omitted: ["ignored", "arithmetic that this convention does not count"],
-    unknown: ["unsupported", "no formula, so in no total"],
+    zero_flop: ["zero-FLOP", "views, copies, creation of tensors"],
+    ignored: ["ignored", "arithmetic that this convention does not count"],
+    unsupported: ["unsupported", "no formula, so in no total"],
   };
   const cards = Object.entries(labels).map(([status, [name, meaning]]) => {
     const ops = ledger[status] || [];
@@ -23,7 +23,7 @@ export function drawLedger() {
       ops.length
         ? make(
             "details",
-            { open: status === "unknown" || status === "omitted" || ops.length <= 6 },
+            { open: status === "unsupported" || status === "ignored" || ops.length <= 6 },
             make("summary", {}, plural(ops.length, "operator")),
             make("ul", {}, ...ops.map(([op, count]) => make("li", {}, isolate(op.slice(0, 300), { title: op }), make("span", { class: "digits" }, `× ${thousands(count)}`), op in elements ? make("span", { class: "warn" }, ` ${short(Number(elements[op]))} output elements`) : null, op in locations ? make("div", { class: "quiet" }, "in ", isolate(locations[op][0]), locations[op].length > 1 ? ` and ${plural(locations[op].length - 1, "more location")}` : "") : null))),
           )
@@ -31,11 +31,11 @@ export function drawLedger() {
     );
   });
   byId("ledger").replaceChildren(...cards);
-  const unknown = (ledger.unknown || []).length;
-  byId("ledger-hint").textContent = unknown
-    ? `${plural(unknown, "unsupported operator")}: the totals are lower bounds.`
+  const unsupported = (ledger.unsupported || []).length;
+  byId("ledger-hint").textContent = unsupported
+    ? `${plural(unsupported, "unsupported operator")}: the totals are lower bounds.`
     : "All operators that ran are supported by this convention.";
-  byId("ledger-hint").classList.toggle("warn", unknown > 0);
+  byId("ledger-hint").classList.toggle("warn", unsupported > 0);
 }
 
 export function drawAbout() {

@@ -1,7 +1,7 @@
 // The selected module in every measure, by operator and by phase.
 import { byId, isolate, make } from "../base/elements.js";
 import { percent, plural, short, thousands } from "../base/numbers.js";
-import { formatValue, keysOf, measureOf, moduleValue, titleOf, unknownOf, valueOf, view, widthKey } from "../data/view.js";
+import { formatValue, keysOf, measureOf, moduleValue, titleOf, unsupportedOf, valueOf, view, widthKey } from "../data/view.js";
 
 const OTHER = "others";
 
@@ -11,7 +11,7 @@ export function drawDetail(picture) {
   const key = widthKey();
   const path = selected.path || report.title;
   const about = report.aboutOf(selected.first);
-  const unknown = unknownOf(report, key, selected.members);
+  const unsupported = unsupportedOf(report, key, selected.members);
   const blocks = [
     make(
       "div",
@@ -19,7 +19,7 @@ export function drawDetail(picture) {
       make("h3", { title: path }, isolate(path)),
       make("p", { class: "quiet clip", title: about }, isolate(report.classOf(selected.first) || "no class"), about && selected.count === 1 ? isolate(`(${about})`) : null),
       selected.count > 1 ? make("p", { class: "quiet clip" }, `${plural(selected.count, "equal module")}, together. ${selected.run > 1 && selected.key !== picture.zoomed.key ? "Enter or a click opens them." : ""}`) : null,
-      unknown ? make("p", { class: "warn" }, `Lower bound: the ${titleOf(key)} of ${plural(unknown, "unsupported op call")} inside are not counted.`) : null,
+      unsupported ? make("p", { class: "warn" }, `Lower bound: the ${titleOf(key)} of ${plural(unsupported, "unsupported op call")} inside are not counted.`) : null,
       factTable(report, selected),
     ),
     bars(key === "parameters" ? "By name" : "By operator", report.shares(key, view, selected.members, "operator"), report),

@@ -12,7 +12,7 @@ export function drawTiles() {
 function drawTile(report, key, keys) {
   const chosen = key === view.measure;
   const note = key === "rate" ? "FLOPs per second of measured time" : report.measures.get(key).note;
-  const unknown = key === "rate" ? 0 : report.totals(key, view).unknown[0];
+  const unsupported = key === "rate" ? 0 : report.totals(key, view).unsupported[0];
   return make(
     "button",
     {
@@ -28,7 +28,7 @@ function drawTile(report, key, keys) {
     make("span", { class: "tile-title" }, titleOf(key)),
     make("span", { class: "tile-value" }, withoutUnit(formatModule(report, key, 0))),
     ...other(key),
-    make("span", { class: "tile-note" }, unknown ? `${plural(unknown, "op call")} unsupported` : note),
+    make("span", { class: "tile-note" }, unsupported ? `${plural(unsupported, "op call")} unsupported` : note),
   );
 }
 

@@ -1,7 +1,7 @@
 // The table of modules in every measure; equal modules are one row.
 import { byId } from "../base/elements.js";
 import { plural } from "../base/numbers.js";
-import { formatValue, keysOf, titleOf, unknownOf, valueOf, view, widthKey } from "../data/view.js";
+import { formatValue, keysOf, titleOf, unsupportedOf, valueOf, view, widthKey } from "../data/view.js";
 import { Table, shareColumn, text } from "./table.js";
 
 /** Return the table of the nodes of a report; `open` is called with the first module of the row that was clicked. */
@@ -28,7 +28,7 @@ function moduleColumns(report, at) {
   columns.push(
     shareColumn(
       (i) => valueOf(report, widthKey(), at(i).members),
-      (i) => unknownOf(report, widthKey(), at(i).members),
+      (i) => unsupportedOf(report, widthKey(), at(i).members),
     ),
   );
   for (const key of keysOf(report)) {
@@ -43,8 +43,8 @@ function moduleColumns(report, at) {
         cell.append(formatValue(report, key, members));
         cell.classList.toggle("zero", !valueOf(report, key, members));
         cell.classList.toggle("current", key === view.measure);
-        const unknown = key === "rate" ? 0 : unknownOf(report, key, members);
-        if (unknown) cell.title = `${plural(unknown, "unsupported op call")} inside`;
+        const unsupported = key === "rate" ? 0 : unsupportedOf(report, key, members);
+        if (unsupported) cell.title = `${plural(unsupported, "unsupported op call")} inside`;
       },
     });
   }

@@ -14,9 +14,9 @@ function sumOperators() {
     measure.values.forEach((value, row) => {
       if (value && report.rows.phase[row] !== noPhase && isSelected(row)) sum[report.rows.operator[row]] += value;
     });
-    const unknown = new Float64Array(report.operators.length);
-    for (const [row, calls] of measure.unknown) if (isSelected(row)) unknown[report.rows.operator[row]] += calls;
-    sums.set(key, { sum, unknown });
+    const unsupported = new Float64Array(report.operators.length);
+    for (const [row, calls] of measure.unsupported) if (isSelected(row)) unsupported[report.rows.operator[row]] += calls;
+    sums.set(key, { sum, unsupported });
   }
   return sums;
 }
@@ -39,7 +39,7 @@ export function operatorTable(open) {
       const noPhase = report.record.phases.indexOf("");
       const ran = new Set();
       report.rows.phase.forEach((phase, row) => phase !== noPhase && ran.add(report.rows.operator[row]));
-      return [...ran].filter((i) => [...sums.values()].some(({ sum, unknown }) => sum[i] || unknown[i]));
+      return [...ran].filter((i) => [...sums.values()].some(({ sum, unsupported }) => sum[i] || unsupported[i]));
     },
     columns: () => {
       sums = sumOperators();
@@ -47,7 +47,7 @@ export function operatorTable(open) {
         text("name", "Operator", (i) => report.operators[i] || "''"),
         shareColumn(
           (i) => sums.get(widthKey())?.sum[i] || 0,
-          (i) => sums.get(widthKey())?.unknown[i] || 0,
+          (i) => sums.get(widthKey())?.unsupported[i] || 0,
         ),
         ...keys().map((key) => ({
           key,
@@ -55,11 +55,11 @@ export function operatorTable(open) {
           number: true,
           value: (i) => value(key, i),
           write: (cell, i) => {
-            const unknown = sums.get(key === "rate" ? "flops" : key).unknown[i];
+            const unsupported = sums.get(key === "rate" ? "flops" : key).unsupported[i];
             const known = value(key, i);
-            cell.append(unknown && !known ? "unsupported" : (unknown ? "≥ " : "") + short(known, key === "rate" ? "FLOP/s" : report.measures.get(key).unit));
-            cell.classList.toggle("zero", !known && !unknown);
-            cell.classList.toggle("warn", Boolean(unknown));
+            cell.append(unsupported && !known ? "unsupported" : (unsupported ? "≥ " : "") + short(known, key === "rate" ? "FLOP/s" : report.measures.get(key).unit));
+            cell.classList.toggle("zero", !known && !unsupported);
+            cell.classList.toggle("warn", Boolean(unsupported));
             cell.classList.toggle("current", key === view.measure);
           },
         })),

@@ -109,7 +109,7 @@ export const text = (key, title, read) => ({
   },
 });
 
-export function shareColumn(value, unknown = () => 0) {
+export function shareColumn(value, unsupported = () => 0) {
   return {
     key: "share",
     title: `% of ${measureOf()?.title}`,
@@ -121,7 +121,7 @@ export function shareColumn(value, unknown = () => 0) {
       const share = total ? (100 * value(row)) / total : 0;
       cell.classList.add("sharecell");
       cell.style.setProperty("--share", `${Math.min(share, 100).toFixed(2)}%`);
-      cell.append(unknown(row) && !value(row) ? "unsupported" : percent(value(row), total));
+      cell.append(unsupported(row) && !value(row) ? "unsupported" : percent(value(row), total));
     },
   };
 }
