@@ -178,11 +178,11 @@ def _make_step(
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):
-            # As in a program's loop, both stay alive until reassigned: during the backward pass and the step.
+            # As in a trainer, the result is freed when its loss is computed, and the loss after the backward pass.
             with forward():
-                result = model(*args, **kwargs)
-                scalar = loss_of(result, loss)
+                scalar = loss_of(model(*args, **kwargs), loss)
             scalar.backward()
+            del scalar
     with model_runs():
         for optimizer in instances:
             optimizer.step()

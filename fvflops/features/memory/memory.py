@@ -54,11 +54,11 @@ def predict_memory(
     `granularity` bytes: by default 512 on CUDA, as torch.cuda.max_memory_allocated counts, and 1 elsewhere. Not
     included: up to 1 MiB that CUDA's allocator may leave unsplit of each block over 1 MiB, and cuBLAS' workspace.
 
-    A training step is one of many: the optimizer's state exists from its start, and the last step's result until the
-    program has the next one; with `first_step` the optimizer creates its state. Gradients are assumed to be freed
-    between steps (`zero_grad()`). `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an
-    unknown workspace are in `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not
-    channels_last.
+    A training step is one of many: the optimizer's state exists from its start; with `first_step` the optimizer creates
+    it. As in trainers, gradients are freed between steps (`zero_grad()`), and the model's result when its loss is
+    computed: a loop that keeps it in a variable has it until the next forward pass ends, which a recording shows.
+    `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an unknown workspace are in
+    `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not channels_last.
 
     Of a model whose control flow follows random draws the largest of three runs is predicted: with the current draws,
     with all draws almost lowest, and with all almost highest. Its Trace's `about` has the three peaks.

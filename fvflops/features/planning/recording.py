@@ -248,7 +248,6 @@ class _ActionRecorder:
         self._recorded: dict[tuple[Any, ...], _Step] = {}
         self._forwarded: list[list[_Graph]] = [[] for _ in stages]  # without a backward pass
         self._half_done: list[list[_Graph]] = [[] for _ in stages]  # without the weights' gradients
-        self._done: list[_Graph | None] = [None for _ in stages]
         self._last_states: dict[int, _State] = {}
         session.resume()
         self._inputs = [session.in_shapes((stage.args, dict(stage.kwargs))) for stage in stages]
@@ -361,18 +360,15 @@ class _ActionRecorder:
     def _run_forward(self, index: int) -> _Graph:
         stage = self._stages[index]
         args, kwargs = self._inputs[index]
-        # As in a program's loop, result and loss stay alive until reassigned: in the backward pass, and without pp in
-        # the next forward pass.
-        graph = self._done[index] or _Graph()
-        self._done[index] = None
+        graph = _Graph()
         if stage.received is not None:
             graph.inputs = [self._receive(stage)]
             kwargs = {**kwargs, stage.hidden_argument: graph.inputs[0]}
         with self._recipe.around_forward():
-            graph.result = stage.module(*args, **kwargs)
-            graph.output = (
-                first_differentiable(graph.result) if stage.loss is None else loss_of(graph.result, stage.loss)
-            )
+            result = stage.module(*args, **kwargs)
+            graph.output = first_differentiable(result) if stage.loss is None else loss_of(result, stage.loss)
+        # A pipeline's stage keeps the result until its backward pass; a trainer frees it when its loss is computed.
+        graph.result = result if self._recipe.pipelined else None
         return graph
 
     def _receive(self, stage: StageModule) -> torch.Tensor:
@@ -399,8 +395,6 @@ class _ActionRecorder:
             graph.output.backward()
         else:
             torch.autograd.backward(graph.output, self._receive_gradient(graph.output))
-        if kind == "backward" and not self._recipe.pipelined:
-            self._done[index] = graph
 
     def _receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
         with self._paused():
