@@ -77,7 +77,7 @@ LINES: dict[str, Sequence[str]] = {
         f"table {name}": (f"count {MODEL} --table {name}",)
         for name in ("exact", "fvcore", "torch", "deepspeed", "ptflops", "thop", "calflops", "torchinfo", "torch_flops")
     },
-    "training": (f"count {MODEL} --backward --train --device meta",),
+    "training": (f"count {MODEL} --backward --train --build-on meta",),
     "timelines": (f"count {MODEL} --trace t.json --speedscope s.json --flamegraph f.txt --save-trace trace.json.gz",),
     "several models": (f"count {MODEL} zoo:llama_tiny --columns parameters,flops,memory,unsupported",),
     "file": ("count toy.py:build",),

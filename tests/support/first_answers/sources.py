@@ -95,25 +95,25 @@ FILES: dict[str, tuple[str, Callable[[str], None], str]] = {
     "weights": ("x.pt", _write_weights, "count x.pt --input 2,4,9"),
     "trace": ("x.json", _write_trace, "count x.json --convention exact"),
     "no model": ("x.json", _write_folder, "count x.json"),
-    "hugging face folder": ("llama", _write_folder, "count hf:llama --device meta --seq 8"),
+    "hugging face folder": ("llama", _write_folder, "count hf:llama --build-on meta --seq 8"),
     "hugging face folder, training": (
         "llama",
         _write_folder,
-        "count hf:llama --device meta --seq 8 --backward --train",
+        "count hf:llama --build-on meta --seq 8 --backward --train",
     ),
     "hugging face folder, memory": ("llama", _write_folder, "memory hf:llama --seq 8 --no-savings"),
     "missing factory": ("net.py", _write_source, "count net.py:nothing"),
     "missing file": ("x.pt", lambda path: None, "count x.pt"),
 }
 LIBRARIES: dict[str, Sequence[str]] = {
-    "zoo": ("count zoo:gpt2 --seq 16 --device meta",),
-    "torchvision": ("count torchvision:squeezenet1_1 --device meta",),
-    "timm": ("count timm:resnet10t --device meta",),
-    "transformers": ("count transformers:BertModel --arg num_hidden_layers=1 --seq 8 --device meta",),
+    "zoo": ("count zoo:gpt2 --seq 16 --build-on meta",),
+    "torchvision": ("count torchvision:squeezenet1_1 --build-on meta",),
+    "timm": ("count timm:resnet10t --build-on meta",),
+    "transformers": ("count transformers:BertModel --arg num_hidden_layers=1 --seq 8 --build-on meta",),
     "transformers, mixture": (
-        "count transformers:MixtralForCausalLM --arg num_hidden_layers=1 --seq 8 --device meta --train",
+        "count transformers:MixtralForCausalLM --arg num_hidden_layers=1 --seq 8 --build-on meta --train",
     ),
-    "diffusers": ("count diffusers:UNet2DModel --device meta",),
+    "diffusers": ("count diffusers:UNet2DModel --build-on meta",),
     "module": ("count torch.nn:Identity --input 2,3",),
     "factory with arguments": ("count torch.nn:Linear --arg in_features=4 --arg out_features=5 --input 2,4",),
 }
