@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 from fvflops import __version__
 from fvflops.cli.encoding import ascii_streams
-from fvflops.cli.outputs import check_outputs, choose_format
+from fvflops.cli.outputs import check_digits, check_outputs, choose_format
 from fvflops.cli.parser import Parser, write_usage
 from fvflops.cli.process import Terminated, streams_opened
 from fvflops.text import printable
+from fvflops.units import digits_shown
 
 # Command → its help text. The module of that name in `commands` has add_arguments() and run(); it is imported only for
 # its own command, so that `fvflops --help` does not import torch.
@@ -87,9 +88,10 @@ def _run(argv: Sequence[str]) -> int:
     arguments.argv = tuple(argv)
     try:
         choose_format(arguments)
+        check_digits(arguments)
         check_outputs(arguments)
         command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
-        with _fixed_draws():
+        with _fixed_draws(), digits_shown(getattr(arguments, "digits", None)):
             return int(command.run(arguments))
     except BrokenPipeError:
         raise

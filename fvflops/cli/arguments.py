@@ -357,6 +357,12 @@ def add_table(
     group.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
     default = "all" if top is None else str(top)
     group.add_argument("--top", type=parse_count, default=top, metavar="N", help=f"number of rows; default: {default}")
+    group.add_argument(
+        "--digits",
+        type=parse_count,
+        metavar="N",
+        help="significant digits in text, markdown and latex; default: 3, more where models would look equal",
+    )
 
 
 def add_output(parser: argparse._ActionsContainer) -> None:

@@ -28,6 +28,8 @@ _RARE = frozenset(
         "--guidance",
         "--execution",
         "--repeat",
+        "--digits",
+        "--name",
         "--trace",
         "--speedscope",
         "--flamegraph",
@@ -116,6 +118,8 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def _is_rare(self, action: argparse.Action) -> bool:
+        if not set(self.first).isdisjoint(action.option_strings):
+            return False
         return not _RARE.isdisjoint(action.option_strings) or not set(self.rare).isdisjoint(action.option_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
