@@ -49,12 +49,12 @@ def show(browser, tmp_path) -> Iterator[Any]:
     page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or wrong.append(request.url))
     page.set_default_timeout(15_000)
 
-    def open_page(shown: Breakdown | str) -> Any:
+    def open_page(shown: Breakdown | str, ready: str = ".cell") -> Any:
         path = tmp_path / "report.html"
         text = shown if isinstance(shown, str) else "".join(REPORTS["html"](shown))
         path.write_text(text, encoding="utf-8")
         page.goto(path.as_uri())
-        page.wait_for_selector(".cell")
+        page.wait_for_selector(ready)
         return page
 
     yield open_page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fvflops.cli import main
 from fvflops.reports import REPORTS
 from fvflops.trace import Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
@@ -211,3 +212,38 @@ def test_two_reports_are_compared(show, tmp_path):
     assert page.locator(".icicle").count() == 2
     page.click("#uncompare")
     assert page.locator(".icicle").count() == 1 and not page.is_visible("#comparison")
+
+
+def test_a_report_of_tables_is_sorted_searched_and_fits_a_phone(show, tmp_path):
+    assert main(["memory", "zoo:vit_b_16", "--depth", "3", "--output", str(tmp_path / "memory.html")]) == 0
+    page = show((tmp_path / "memory.html").read_text(), ready="#theme:visible")
+    modules = page.locator("table").filter(has=page.locator("td[data-name]"))
+
+    def shown(column):
+        rows = modules.locator("tbody tr:visible")
+        return [rows.nth(index).locator("td").nth(column).inner_text() for index in range(rows.count())]
+
+    names, values = (
+        shown(0),
+        modules.locator("tbody td:nth-child(2)").evaluate_all("cells => cells.map(c => c.dataset.value)"),
+    )
+    heading = modules.locator("th").nth(1)
+    heading.locator("button").click()
+    after = modules.locator("tbody td:nth-child(2)").evaluate_all("cells => cells.map(c => c.dataset.value)")
+    assert after == sorted(values, key=float, reverse=True) and heading.get_attribute("aria-sort") == "descending"
+    assert not any(name.startswith(" ") for name in shown(0)), "whole names, not indented"
+    heading.locator("button").click()
+    heading.locator("button").click()
+    assert shown(0) == names
+    page.keyboard.press("/")
+    page.keyboard.type("conv_")
+    assert [name.strip() for name in shown(0)] == ["conv_proj"]
+    page.locator("#search").fill("")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.locator("#theme").click()
+    page.locator("#theme").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    plot = page.locator(".plot svg:visible")
+    assert plot.count() == 1 and plot.bounding_box()["x"] + plot.bounding_box()["width"] <= 390

@@ -94,7 +94,7 @@ def test_every_format_writes_a_chart(format):
         assert set(chart["layers"]) == {"weights", "activations"} and max(chart["layers"]["activations"]) == 4000
         assert chart["sections"] == [["forward", 500], ["backward", 500]]
     elif format == "html":
-        assert written.count("<svg ") == 1 and "Memory &lt;of&gt; a run" in written
+        assert written.count("<svg ") == 2 and "Memory &lt;of&gt; a run" in written
     elif format != "csv":
         assert "w weights, a activations" in written
 

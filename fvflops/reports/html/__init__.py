@@ -61,18 +61,18 @@ def render_comparison(first: Breakdown, second: Breakdown) -> Iterator[str]:
 
 def _render_page(title: str, breakdowns: Sequence[Breakdown]) -> Iterator[str]:
     records = [make_record(breakdown) for breakdown in breakdowns]
-    style, script = _read("report.css"), join_scripts(views=tuple(_views_of(records[0])))
+    style, script = read_style("base.css") + read_style("report.css"), join_scripts(views=tuple(_views_of(records[0])))
     first, *others = map(_write_json, records)
     parts = {
         "title": escape(printable(title)[:200]),
-        "policy": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'",
+        "policy": f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'",
         "style": style,
         "script": script,
         "data": first,
         "other": "".join(f'<script type="application/json" id="data-other">{data}</script>\n' for data in others),
     }
     # One pass over the template: inserted text is not scanned for placeholders.
-    for index, piece in enumerate(_PLACEHOLDER.split(_read("template.html"))):
+    for index, piece in enumerate(_PLACEHOLDER.split(_read_template())):
         yield parts[piece] if index % 2 else piece
 
 
@@ -197,15 +197,19 @@ def _write_number(count: Any) -> Any:
 
 
 @cache
-def _read(name: str) -> str:
-    """Return the text of the page's template or, made short, of its style."""
-    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
-    return minify_style(text) if name.endswith(".css") else _INDENTATION.sub("", text)
+def read_style(name: str) -> str:
+    """Return a style of pages, made short: base.css is that of all, with the colours of both themes."""
+    return minify_style(files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
-def _digest(text: str) -> str:
+@cache
+def _read_template() -> str:
+    return _INDENTATION.sub("", files(__package__).joinpath("template.html").read_text(encoding="utf-8"))
+
+
+def digest(text: str) -> str:
     """Return the hash by which a content security policy permits exactly this script or style."""
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-__all__ = ["FORMAT", "SCHEMA", "make_record", "render", "render_comparison", "write_data"]
+__all__ = ["FORMAT", "SCHEMA", "digest", "make_record", "read_style", "render", "render_comparison", "write_data"]

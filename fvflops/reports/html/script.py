@@ -11,6 +11,7 @@ from importlib.resources import files
 from fvflops.reports.html.minify import minify_script
 
 ENTRY = "page/start.js"
+REPORT = "page/document.js"  # of a report of tables
 # Modules that nothing imports: each adds a view to the page, and is omitted from a page without data for it.
 VIEWS = {"timeline": "views/timeline.js", "memory": "views/memory.js", "roofline": "views/roofline.js"}
 _IMPORT = re.compile(r'^import \{ (.+) \} from "(.+)";\n', re.MULTILINE)

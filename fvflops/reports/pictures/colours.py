@@ -52,5 +52,5 @@ def adaptive(colour: str) -> str:
 @cache
 def _read_style() -> dict[str, tuple[str, str]]:
     """Return name → light and dark colour."""
-    style = files("fvflops.reports.html").joinpath("report.css").read_text(encoding="utf-8")
+    style = files("fvflops.reports.html").joinpath("base.css").read_text(encoding="utf-8")
     return {name: (light, dark) for name, light, dark in _COLOUR.findall(style)}

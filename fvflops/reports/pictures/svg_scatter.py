@@ -9,14 +9,15 @@ from html import escape
 from fvflops.reports.document import Point, Scatter
 from fvflops.reports.names import printable_short
 from fvflops.reports.pictures import colours
+from fvflops.reports.pictures.svg_chart import WIDTH
 
-_WIDTH, _HEIGHT = 900, 330
+_HEIGHT = 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 14, 66
 _TICKS = 5
 _MARGIN = 0.06  # of the span, on each side
 
 
-def svg_scatter(plot: Scatter) -> str:
+def svg_scatter(plot: Scatter, *, width: int = WIDTH) -> str:
     """Return a plot as an SVG element, whose colours follow the page's theme; each point's label is its tooltip.
 
     >>> picture = svg_scatter(Scatter("layouts", [Point(2, 8, "tp=2", True), Point(3, 9)], "time", "memory"))
@@ -24,10 +25,10 @@ def svg_scatter(plot: Scatter) -> str:
     (3, True, 1)
     """
     ink, quiet, line = (colours.adaptive(name) for name in ("ink", "quiet", "line"))
-    axes = _Axes(plot)
+    axes = _Axes(plot, width)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="{_escape(plot.title)}" style="max-width:{_WIDTH}px;fill:{ink};'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" role="img" '
+        f'aria-label="{_escape(plot.title)}" style="max-width:{width}px;fill:{ink};'
         'font:11px system-ui,sans-serif;font-variant-numeric:tabular-nums">'
     ]
     parts += [*axes.draw(line, quiet), *_draw_limit(plot, axes, quiet), *_draw_front(plot, axes, ink)]
@@ -46,13 +47,14 @@ def svg_scatter(plot: Scatter) -> str:
 
 
 class _Axes:
-    def __init__(self, plot: Scatter) -> None:
+    def __init__(self, plot: Scatter, width: int) -> None:
         self._plot = plot
+        self.width = width
         self._x, self._y = (_widen(*span) for span in plot.spans())
 
     def x(self, value: float) -> float:
         low, high = self._x
-        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - low) / (high - low), 1)
+        return round(_LEFT + (self.width - _LEFT - _RIGHT) * (value - low) / (high - low), 1)
 
     def y(self, value: float) -> float:
         low, high = self._y
@@ -62,13 +64,13 @@ class _Axes:
         plot, bottom = self._plot, _HEIGHT - _BOTTOM
         for value in choose_ticks(*self._y):
             y = self.y(value)
-            yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
+            yield f'<line x1="{_LEFT}" x2="{self.width - _RIGHT}" y1="{y}" y2="{y}" style="stroke:{line}"/>'
             position = f'x="{_LEFT - 6}" y="{round(y + 3.5, 1)}" text-anchor="end"'
             yield f'<text {position} style="fill:{quiet}">{_escape(plot.y_form(value))}</text>'
         for value in choose_ticks(*self._x):
             position = f'x="{self.x(value)}" y="{bottom + 16}" text-anchor="middle"'
             yield f'<text {position} style="fill:{quiet}">{_escape(plot.x_form(value))}</text>'
-        yield f'<text x="{(_LEFT + _WIDTH) // 2}" y="{bottom + 34}" text-anchor="middle">{_escape(plot.x)}</text>'
+        yield f'<text x="{(_LEFT + self.width) // 2}" y="{bottom + 34}" text-anchor="middle">{_escape(plot.x)}</text>'
         middle = (_TOP + bottom) // 2
         yield f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{_escape(plot.y)}</text>'
 
@@ -95,8 +97,8 @@ def _draw_limit(plot: Scatter, axes: _Axes, colour: str) -> Iterator[str]:
     if plot.limit is not None:
         y = axes.y(plot.limit[0])
         style = f'style="stroke:{colour}" stroke-dasharray="5 4"'
-        yield f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" {style}/>'
-        yield f'<text x="{_WIDTH - _RIGHT}" y="{y - 5}" text-anchor="end">{_escape(plot.limit[1])}</text>'
+        yield f'<line x1="{_LEFT}" x2="{axes.width - _RIGHT}" y1="{y}" y2="{y}" {style}/>'
+        yield f'<text x="{axes.width - _RIGHT}" y="{y - 5}" text-anchor="end">{_escape(plot.limit[1])}</text>'
 
 
 def _draw_front(plot: Scatter, axes: _Axes, colour: str) -> Iterator[str]:

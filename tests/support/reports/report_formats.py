@@ -13,7 +13,7 @@ from fvflops.reports.formats.json import SCHEMA
 from fvflops.reports.text.display_width import display_width
 
 WIDTH = 80  # cells of a line where the output is no terminal
-_VOID = {"meta"}
+_VOID = {"meta", "input"}
 
 
 class _Tags(HTMLParser):
