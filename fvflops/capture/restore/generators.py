@@ -68,16 +68,6 @@ def _numpy_random() -> Any:
 
 
 @contextmanager
-def python_draws_undone() -> Iterator[None]:
-    """Restore Python's generator at the end."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
-@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch's CPU while the context lasts.
 

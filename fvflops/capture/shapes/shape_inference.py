@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from fvflops.capture.lazy_values.ops import COUNTS, INDEPENDENT, base_name, is_s
 from fvflops.capture.recorder.signature import describe, describe_result, intern_signature, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.generators import python_draws_undone
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
@@ -53,9 +51,7 @@ class OpInference:
         rule = choose_rule(func, self._rules.replacement_for)
         cacheable = True
         try:
-            # torch's rules of collectives draw a number for each, which no kernel does.
-            with python_draws_undone() if op.communicates else nullcontext():
-                outcome = inference.run(rule, args, kwargs)
+            outcome = inference.run(rule, args, kwargs)
         except Exception as error:
             if interrupts.is_interrupt(error):
                 raise

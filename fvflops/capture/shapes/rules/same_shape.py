@@ -77,6 +77,7 @@ def padded_dense_to_jagged(
 
 
 RULES: dict[str, Callable[..., Any]] = {
+    "aten::_weight_norm_interface_backward": partial(like_argument, (1, 2)),  # torch 2.9 and older have none
     "aten::_add_relu.Scalar": partial(like_argument, (0,)),
     "_c10d_functional::_wrap_tensor_autograd": alias,
     "aten::_aminmax": aminmax,

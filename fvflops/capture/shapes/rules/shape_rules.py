@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.shapes import collectives
 from fvflops.capture.shapes.assumptions import assumption_for, can_be_assumed, check_assumptions, convert_value
 from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients, memory_formats, normalization, spectra
 from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
@@ -33,6 +34,7 @@ Rule = Callable[..., Any]
 # A rule has the op's signature, is called with tensors on the meta device, and returns the op's results.
 RULES: dict[str, Rule] = {
     **attention.RULES,
+    **collectives.RULES,
     **convolutions.RULES,
     **detection.RULES,
     **elementwise.RULES,
