@@ -152,7 +152,7 @@ def _build_from_factory(name: str, options: SourceOptions) -> BuiltModel:
 
 
 def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...], options: SourceOptions) -> LoadedModel:
-    """Return a model on the inputs that the options name, else on its own, else on those of its source."""
+    """Return a model with explicit inputs, else the model's, else the source's."""
     state: dict[str, Any] = {"is_program": built.is_program, "accepts": built.accepts}
     if specs:
         return LoadedModel(built.model, *make_arguments(specs, _device_of(built.model)), assumed=False, **state)
