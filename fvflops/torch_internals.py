@@ -7,8 +7,8 @@ torch is imported with the first name, and the module of a name (triton's wrappe
 name. `from ... import` binds the value, so that hot paths have no lookup.
 
 If torch no longer has a name, its use raises MissingInternal, which names the lost feature; everything else works. A
-function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. An `optional`
-name is then None: some supported versions of torch do not have it.
+function that should be wrapped is left alone. A name with a `fallback` is replaced by it, with a warning. Some
+supported versions of torch lack an `optional` name: it is then its fallback, or None, without a warning.
 
 `MINIMUM` is the oldest torch of each feature, and `refusal` the error on older ones.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -56,7 +56,7 @@ class Internal:
     lost: str = ""
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
-    fallback: Callable[..., Any] | None = None
+    fallback: Any = None
 
     @property
     def path(self) -> str:
@@ -90,10 +90,9 @@ class Internal:
                 return value
             parent = Internal(self.module, owner, self.lost).find()
         except MissingInternal as error:
-            if self.optional:
-                return None
-            if self.fallback is not None:
+            if self.fallback is not None and not self.optional:
                 warnings.warn(str(error), stacklevel=3)
+            if self.fallback is not None or self.optional:
                 return self.fallback
             missing = Missing(str(error))
             return (missing, attribute) if self.kind == "target" else missing
@@ -139,7 +138,6 @@ _FAKE = "counting of FakeTensors"
 _META_BUILDING = "building of models on the meta device"
 _TRACING = "graph tracing (make_fx, torch.func.linearize) in shape execution"
 _RESTORED = "restoration of torch's state after a run"
-_SAVED_HOOKS = "restoration of hooks for saved tensors that a run leaves behind"
 _SETTINGS = "restoration of this setting after a run"
 _MODES = "recording of op calls"
 _SCHEMAS = "list of torch's ops and their schemas"
@@ -148,7 +146,6 @@ _CUDA_SHAPES = "shape execution as on CUDA"
 _LAYOUTS = "memory layout of convolutions in shape execution"
 _ATTENTION_KERNELS = "choice of attention kernels in shape execution"
 _OVERHEAD = "measurement of profiling overhead"
-_UNSEEN = "detection of work outside the dispatcher"
 
 # Feature -> the oldest torch on which it is not refused; docs/reference/versions.md says what is tested.
 MINIMUM: Mapping[str, str] = {
@@ -191,13 +188,11 @@ INTERNALS: Mapping[str, Internal] = {
     "StopRecomputation": Internal("torch.utils.checkpoint", "_StopRecomputationError", _RECOMPUTE),
     "CheckpointBackward": Internal("torch.utils.checkpoint", "CheckpointFunction._backward_cls", _RECOMPUTE),
     "next_sequence_number": Internal("torch.autograd", "_get_sequence_nr", _BACKWARD_OWNERS, fallback=lambda: 0),
-    "current_autograd_node": Internal("torch._C", "_current_autograd_node", _NODES),
+    "current_autograd_node": Internal("torch._C", "_current_autograd_node", _NODES, fallback=lambda: None),
     "grad_switch": Internal("torch._C", "_set_grad_enabled", "detection of models that use autograd", "target"),
-    "TensorBase": Internal("torch._C", "TensorBase", "detection of models that use autograd"),
-    "StorageBase": Internal("torch._C", "StorageBase", _UNSEEN),
     # Optimizers
-    "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", _FOREACH),
-    "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", _FOREACH),
+    "foreach_types": Internal("torch.utils._foreach_utils", "_foreach_supported_types", _FOREACH, fallback=[]),
+    "optimizer_foreach_types": Internal("torch.optim.optimizer", "_foreach_supported_types", _FOREACH, fallback=[]),
     "foreach_copy": Internal("torch", "_foreach_copy_", "optimizers with master weights"),
     # Ops and their dispatch
     "OpOverload": Internal("torch._ops", "OpOverload", _MODES),
@@ -219,19 +214,21 @@ INTERNALS: Mapping[str, Internal] = {
     "dispatch_mode_stack": Internal("torch.utils._python_dispatch", "_get_current_dispatch_mode_stack", _MODES),
     "is_wrapper_subclass": Internal("torch.utils._python_dispatch", "is_traceable_wrapper_subclass", _MODES),
     "is_wrapper_subclass_type": Internal("torch.utils._python_dispatch", "is_traceable_wrapper_subclass_type", _MODES),
-    "push_dispatch_mode": Internal("torch.utils._python_dispatch", "_push_mode", _RESTORED),
+    "push_dispatch_mode": Internal("torch.utils._python_dispatch", "_push_mode", _MODES),
     "pop_dispatch_mode": Internal("torch.utils._python_dispatch", "_pop_mode", _RESTORED),
     "dispatch_stack_length": Internal("torch._C", "_len_torch_dispatch_stack", _MODES),
-    "pre_dispatch_stack_length": Internal("torch._ops", "_len_torch_dispatch_stack_pre_dispatch", _MODES),
-    "function_mode_stack": Internal("torch.overrides", "_get_current_function_mode_stack", _RESTORED),
+    "pre_dispatch_stack_length": Internal(
+        "torch._ops", "_len_torch_dispatch_stack_pre_dispatch", _RESTORED, fallback=lambda: 0
+    ),
+    "function_mode_stack": Internal("torch.overrides", "_get_current_function_mode_stack", _RESTORED, fallback=list),
     "function_stack_length": Internal("torch._C", "_len_torch_function_stack", _RESTORED),
     "pop_function_mode": Internal("torch._C", "_pop_torch_function_stack", _RESTORED),
     "push_function_mode": Internal("torch._C", "_push_on_torch_function_stack", _RESTORED),
-    "get_function_state": Internal("torch._C", "_get_torch_function_state", _RESTORED),
+    "get_function_state": Internal("torch._C", "_get_torch_function_state", _RESTORED, fallback=lambda: None),
     "set_function_state": Internal("torch._C", "_set_torch_function_state", _RESTORED),
     "disable_torch_function": Internal("torch._C", "DisableTorchFunction", _OVERHEAD),
-    "DispatchModeKey": Internal("torch._C", "_TorchDispatchModeKey", _FAKE),
-    "get_dispatch_mode": Internal("torch._C", "_get_dispatch_mode", _FAKE),
+    "DispatchModeKey": Internal("torch._C", "_TorchDispatchModeKey", _MODES),
+    "get_dispatch_mode": Internal("torch._C", "_get_dispatch_mode", _FAKE, fallback=lambda _: None),
     "set_dispatch_mode": Internal("torch._C", "_set_dispatch_mode", _TRACING),
     "unset_dispatch_mode": Internal("torch._C", "_unset_dispatch_mode", _TRACING),
     "pytree": Internal("torch.utils._pytree", "", "arguments and results in nested containers"),
@@ -241,25 +238,29 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "triton_kernel_wrap": Internal("torch._higher_order_ops.triton_kernel_wrap", "", _TRITON),
     "loaded_compiler": Internal("torch._dynamo", "", "detection of compiled code", "loaded"),
-    "optimizes_scripts": Internal("torch._C", "_get_graph_executor_optimize", _SCRIPT),
-    "set_script_optimization": Internal("torch._C", "_set_graph_executor_optimize", _SCRIPT),
+    "optimizes_scripts": Internal("torch._C", "_get_graph_executor_optimize", _SCRIPT, fallback=lambda: True),
+    "set_script_optimization": Internal("torch._C", "_set_graph_executor_optimize", _SCRIPT, fallback=bool),
     "nested_constant": Internal(
         "torch.nested._internal.nested_tensor", "_nt_view_dummy", _NESTED, "target", optional=True
     ),
     # torch.func
-    "is_functorch_wrapped": Internal("torch._C", "_functorch.is_functorch_wrapped_tensor", _FUNCTORCH),
+    "is_functorch_wrapped": Internal(
+        "torch._C", "_functorch.is_functorch_wrapped_tensor", _FUNCTORCH, fallback=lambda _: False
+    ),
     "is_batched": Internal("torch._C", "_functorch.is_batchedtensor", _FUNCTORCH),
     "unwrap_functorch": Internal("torch._C", "_functorch.get_unwrapped", _FUNCTORCH),
     "peek_interpreter": Internal("torch._C", "_functorch.peek_interpreter_stack", _FUNCTORCH),
-    "TransformType": Internal("torch._C", "_functorch.TransformType", _FUNCTORCH),
     "predispatch": Internal("torch._functorch.predispatch", "", "loading of programs of torch.export"),
-    "transform_depth": Internal("torch._C", "_functorch.get_dynamic_layer_stack_depth", _RESTORED),
-    "undo_transforms": Internal("torch._C", "_functorch.pop_dynamic_layer_stack_and_undo_to_depth", _RESTORED),
+    "transform_depth": Internal("torch._C", "_functorch.get_dynamic_layer_stack_depth", _RESTORED, fallback=lambda: 0),
+    "undo_vmap": Internal("torch._C", "_functorch._vmap_decrement_nesting", _RESTORED),
+    "undo_grad": Internal("torch._C", "_functorch._grad_decrement_nesting", _RESTORED),
+    "undo_jvp": Internal("torch._C", "_functorch._jvp_decrement_nesting", _RESTORED),
+    "undo_functionalize": Internal("torch._C", "_functorch._func_decrement_nesting", _RESTORED),
     # Tensors without values
-    "FakeTensor": Internal("torch._subclasses", "FakeTensor", _FAKE),
+    "FakeTensor": Internal("torch._subclasses", "FakeTensor", _FAKE, fallback=type("FakeTensor", (), {})),
     "FakeTensorMode": Internal("torch._subclasses", "FakeTensorMode", _FAKE),
     "DeviceContext": Internal("torch.utils._device", "DeviceContext", _META_BUILDING),
-    "device_constructors": Internal("torch.utils._device", "_device_constructors", _META_BUILDING),
+    "device_constructors": Internal("torch.utils._device", "_device_constructors", _META_BUILDING, fallback=set),
     "make_wrapper_subclass": Internal("torch", "Tensor._make_wrapper_subclass", _SHAPE_EXECUTION),
     "no_torch_function": Internal("torch._C", "_disabled_torch_function_impl", _SHAPE_EXECUTION),
     "refuse_data_pointer": Internal("torch._C", "_set_throw_on_mutable_data_ptr", _SHAPE_EXECUTION),
@@ -278,22 +279,24 @@ INTERNALS: Mapping[str, Internal] = {
     "amp_availability": Internal("torch.cuda.amp.common", "amp_definitely_not_available", _CUDA_SHAPES, "target"),
     "ops_of_dispatch_key": Internal("torch._C", "_dispatch_get_registrations_for_dispatch_key", _CUDA_SHAPES),
     "scoped_library": Internal("torch.library", "_scoped_library", _CUDA_SHAPES),
+    "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _CUDA_SHAPES),
     "ExcludeDispatchKeys": Internal("torch._C", "_ExcludeDispatchKeyGuard", _CUDA_SHAPES),
     "scaled_dot_product_attention": Internal("torch._C", "_nn.scaled_dot_product_attention", _CUDA_SHAPES),
     # State of this thread and of torch
-    "forward_ad_level": Internal("torch.autograd.forward_ad", "_current_level", _RESTORED, "reader"),
+    "forward_ad_level": Internal(
+        "torch.autograd.forward_ad", "_current_level", _RESTORED, "reader", fallback=lambda: -1
+    ),
     "top_saved_hooks": Internal(
-        "torch._C", "_autograd._top_saved_tensors_default_hooks", _SAVED_HOOKS, fallback=lambda _: None
+        "torch._C", "_autograd._top_saved_tensors_default_hooks", _RESTORED, optional=True, fallback=lambda _: None
     ),
     "pop_saved_hooks": Internal("torch._C", "_autograd._pop_saved_tensors_default_hooks", _RESTORED),
     "InferenceMode": Internal("torch._C", "_InferenceMode", _RESTORED),
     "ForceDispatchKeys": Internal("torch._C", "_ForceDispatchKeyGuard", _RESTORED),
-    "DispatchKeySet": Internal("torch._C", "DispatchKeySet", _RESTORED),
-    "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _RESTORED),
-    "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _RESTORED),
-    "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED),
+    "included_keys": Internal("torch._C", "_dispatch_tls_local_include_set", _MODES),
+    "excluded_keys": Internal("torch._C", "_dispatch_tls_local_exclude_set", _MODES),
+    "is_multithreading_enabled": Internal("torch._C", "_is_multithreading_enabled", _RESTORED, fallback=lambda: True),
     "set_multithreading": Internal("torch._C", "_set_multithreading_enabled", _RESTORED),
-    "is_view_replay_enabled": Internal("torch._C", "_is_view_replay_enabled", _RESTORED),
+    "is_view_replay_enabled": Internal("torch._C", "_is_view_replay_enabled", _RESTORED, fallback=lambda: False),
     "set_view_replay": Internal("torch._C", "_set_view_replay_enabled", _RESTORED),
     "get_precision": Internal("torch._C", "_get_fp32_precision_getter", _SETTINGS, optional=True),
     "set_precision": Internal("torch._C", "_set_fp32_precision_setter", _SETTINGS, optional=True),

@@ -6,10 +6,13 @@ The formats of fvcore and of DeepSpeed are reproduced exactly, so that tables ca
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import Context, Decimal
 from fractions import Fraction
 from numbers import Integral
+from typing import Any
 
 # (threshold, unit, suffix). Thresholds are a tenth of the unit, so 101 is 0.101K.
 _SIZES = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M"), (1e2, 1e3, "K"))
@@ -27,6 +30,8 @@ _SUFFIXES = {
 _NUMBER = re.compile(r"([0-9][0-9_,]{0,40})(\.[0-9]{1,20})?\s?([KMGTPE]i?)?B?")
 _SHARE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,12})?)(\s?%)?")
 
+_FEW = 3  # significant digits, unless others are asked for
+_DIGITS: ContextVar[int | None] = ContextVar("digits", default=None)
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -48,15 +53,48 @@ def format_size(count: float, *, digits: int = 3, hide_zero: bool = False) -> st
     return str(count) if isinstance(count, int) else f"{count:.{digits}f}".rstrip("0").rstrip(".")
 
 
+@contextmanager
+def digits_shown(digits: int | None) -> Iterator[None]:
+    """Write numbers with this many significant digits while the context lasts, None for three.
+
+    >>> with digits_shown(5):
+    ...     format_short(4_089_184_256), format_bytes(4_481_556_052), format_parameters(25_557_032)
+    ('4.0892G', '4.4816 GB', '25.557M')
+    """
+    token = _DIGITS.set(digits)
+    try:
+        yield
+    finally:
+        _DIGITS.reset(token)
+
+
 def format_short(count: float) -> str:
     """Return a count, or a mean, with three significant digits and the suffix K, M, G, T or P.
 
     >>> format_short(999), format_short(1024), format_short(32915099296), format_short(-12845056), format_short(0.25)
     ('999', '1.02K', '32.9G', '-12.8M', '0.25')
     """
-    rounded = float(f"{count:.3g}")
+    rounded = float(f"{count:.{_DIGITS.get() or _FEW}g}")
     unit, suffix = next(((unit, suffix) for _, unit, suffix in _SIZES if abs(rounded) >= unit), (1.0, ""))
     return f"{rounded / unit:.12g}{suffix}"
+
+
+def digits_apart(form: Callable[[Any], str], values: Iterable[Any], *, most: int = 8) -> int | None:
+    """Return the significant digits, `most` at most, with which different values have different texts.
+
+    None is the usual three, or those that `digits_shown` has set.
+
+    >>> digits_apart(format_short, [4_089_184_256, 4_090_104_256]), digits_apart(format_short, [61_706, 416_520])
+    (4, None)
+    """
+    different = set(values)
+    if _DIGITS.get() is not None or len(set(map(form, different))) == len(different):
+        return None
+    for digits in range(_FEW + 1, most):
+        with digits_shown(digits):
+            if len(set(map(form, different))) == len(different):
+                return digits
+    return most
 
 
 def format_bytes(count: float) -> str:
@@ -87,7 +125,10 @@ def format_parameters(count: float) -> str:
     >>> format_parameters(480), format_parameters(999_960)
     ('480', '1.0M')
     """
+    digits = _DIGITS.get()
     for unit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if digits is not None and abs(float(f"{count:.{digits}g}")) >= unit:
+            return f"{float(f'{count:.{digits}g}') / unit:.12g}{suffix}"
         if round(abs(count) / unit, 1) >= 1:
             return f"{count / unit:.1f}{suffix}"
     return format_short(count)
@@ -105,7 +146,8 @@ def format_in(count: float, power: int) -> str:
         return "0"
     is_integer = isinstance(count, Integral)
     number = Decimal(int(count) if is_integer else float(count)).scaleb(-power)
-    decimals = max(2 - Context(prec=3).plus(number).adjusted(), 0)
+    digits = _DIGITS.get() or _FEW
+    decimals = max(digits - 1 - Context(prec=digits).plus(number).adjusted(), 0)
     # An integer count has no digits below 1.
     return f"{number:,.{min(decimals, power) if is_integer else decimals}f}"
 

@@ -4,7 +4,10 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import re
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,7 @@ from fvflops.capture.restore import torch_state
 from fvflops.features.planning.layout import PlanError, fake_process_group
 from fvflops.torch_internals import ATTRIBUTES, INTERNALS, MINIMUM, Internal, Missing, MissingInternal, refusal
 from tests.support.checkout import ROOT
+from tests.support.processes import missing_names
 
 PACKAGE = ROOT / "fvflops"
 FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "torch_internals.py"]
@@ -92,13 +96,13 @@ def test_a_missing_name_says_what_is_lost(name: str) -> None:
     with pytest.raises(MissingInternal) as raised:
         gone.find()
     assert str(raised.value) == f"torch {torch.__version__} has no {gone.path}: no {internal.lost}"
-    if internal.fallback is not None:
+    if internal.fallback is not None and not internal.optional:
         with pytest.warns(UserWarning, match=f"no {internal.lost}"):
             assert gone.get() is internal.fallback
         return
     found = gone.get()
     if internal.optional:
-        assert found is None
+        assert found is internal.fallback
     elif internal.kind == "loaded":
         assert found() is None
     else:
@@ -122,6 +126,38 @@ def test_an_older_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_the_page_lists_the_minimum_of_each_feature() -> None:
     rows = re.findall(r"^\| ([a-z ]+) \| (2\.\d+) \|$", (ROOT / "docs/reference/versions.md").read_text(), re.MULTILINE)
     assert dict(rows) == MINIMUM
+
+
+CASES = frozenset(case.__name__ for case in missing_names.CASES)
+# What may stop without a name: all counts without those of the recording itself, else the feature that needs it.
+STOPPED = {
+    **dict.fromkeys(("TorchDispatchMode", "DispatchModeKey", "python_dispatch", "push_dispatch_mode"), CASES),
+    **dict.fromkeys(("dispatch_mode_stack", "included_keys", "excluded_keys", "is_wrapper_subclass"), CASES),
+    **dict.fromkeys(("OpOverload", "DispatchKey", "has_kernel", "has_kernel_for_key", "pytree"), CASES),
+    **dict.fromkeys(("make_wrapper_subclass", "no_torch_function"), CASES & {"count_step_shapes"}),
+    **dict.fromkeys(("refuse_data_pointer", "is_mkldnn_enabled"), CASES & {"count_step_shapes"}),
+    "below_autograd": CASES & {"count_shapes", "count_real"},
+}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("module_call", "function_mode_stack", "pytree"), id="three"),
+        pytest.param(tuple(INTERNALS), id="all", marks=pytest.mark.long),
+    ],
+)
+def test_a_count_without_a_name_is_equal_or_stops_in_one_line(names: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "tests.support.processes.missing_names", "", *names]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (_, complete), *rows = map(json.loads, told.splitlines())
+    assert [name for name, _ in rows] == list(names)
+    for name, counts in rows:
+        internal = INTERNALS[name]
+        message = f"MissingInternal: torch {torch.__version__} has no {internal.path}_gone: no {internal.lost}"
+        stopped = {case: count for case, count in counts.items() if count != complete[case]}
+        assert stopped.keys() <= STOPPED.get(name, frozenset()), name
+        assert set(stopped.values()) <= {message}
 
 
 def test_autocast_of_each_device_is_restored() -> None:

@@ -31,7 +31,8 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     callable that creates one from parameters (`torch.optim.AdamW`, a partial, a function), or a list of these; by
     default there is no optimizer step. `checkpoint` selects the modules whose activations are recomputed in the
     backward pass, by names, by classes, or by a function of name and module; `checkpoint_options` are those of
-    torch.utils.checkpoint (`use_reentrant` is False by default). `device` is the one whose kernels are recorded. The
+    torch.utils.checkpoint (`use_reentrant` is False by default). The forward pass and the loss run in torch.autocast to
+    the dtype `autocast`, if it is given. `device` is the one whose kernels are recorded. The
     model runs in its current mode (train or eval); model, inputs and optimizer are restored. A data-dependent step
     raises ExecutionError; `fvflops.record` counts a real one. `table`, `assume` and `warn` are those of
     FlopCountAnalysis.
@@ -56,6 +57,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
         checkpoint: Checkpointed = (),
         checkpoint_options: Mapping[str, Any] | None = None,
         micro_batches: int = 1,
+        autocast: torch.dtype | None = None,
         table: str | FormulaTable = "default",
         device: str | torch.device | None = None,
         assume: Mapping[str, Any] | None = None,
@@ -81,6 +83,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             "checkpoint": checkpoint,
             "checkpoint_options": checkpoint_options,
             "micro_batches": micro_batches,
+            "autocast": autocast,
             "table": self._table,
             "device": device,
             "assume": assume,
@@ -91,6 +94,11 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     def optimizers(self) -> tuple[OptimizerMaker, ...]:
         """The optimizers of the step, or what creates them."""
         return tuple(self._optimizers)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """All arguments but the model and the inputs."""
+        return self._options
 
     @property
     def checkpoint(self) -> Checkpointed:
@@ -138,6 +146,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
             checkpointed=self._options["checkpoint"],
             checkpoint_options=self._options["checkpoint_options"],
             micro_batches=self._options["micro_batches"],
+            autocast=self._options["autocast"],
             device=self._run.device,
             assume=self._run.assume,
             estimate_cost=self._estimate_cost,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from fvflops.capture.run import (
     CostEstimate,
     ExecutionError,
     Loss,
+    choose_device,
     needs_real_execution,
     recording_lock,
     suspend_outer_recordings,
@@ -60,18 +62,22 @@ def record_step(
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     estimate_cost: CostEstimate | None = None,
+    autocast: torch.dtype | None = None,
 ) -> Trace:
     """Return the Trace of one training step in shape execution; model, inputs and optimizers are restored.
 
-    The step starts without gradients. `loss` maps the model's result to a scalar; by default that is the result's
-    `loss`, or the result itself if it is a scalar. Calls of `checkpointed` modules are recomputed in the backward pass
-    (`checkpoint_options` are those of torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent
-    step raises ExecutionError.
+    The forward pass and the loss run in `autocast` to a dtype, if one is given. The step starts without gradients.
+    `loss` maps the model's result to a scalar; by default that is the result's `loss`, or the result itself if it is a
+    scalar. Calls of `checkpointed` modules are recomputed in the backward pass (`checkpoint_options` are those of
+    torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent step raises ExecutionError.
     """
 
-    def run(session: Session) -> None:
+    kind = choose_device(device, [parameter.device for parameter in model.parameters()]).type
+    forward = nullcontext if autocast is None else partial(torch.autocast, "cpu" if kind == "meta" else kind, autocast)
+
+    def run(session: Session) -> dict[str, str]:
         checkpoints = checkpointed_calls(checkpointed_modules(model, checkpointed), dict(checkpoint_options or {}))
-        _make_step(session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches)
+        return _make_step(session, model, (args, kwargs), loss, optimizers, checkpoints, micro_batches, forward)
 
     options: Any = {"stops_at": stops_at, "device": device, "assume": assume, "estimate_cost": estimate_cost}
     return record_run(model, (args, kwargs), run, code=(loss,), **options)
@@ -80,7 +86,7 @@ def record_step(
 def record_run(
     model: nn.Module,
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
-    run: Callable[[Session], None],
+    run: Callable[[Session], Mapping[str, str]],
     *,
     stops_at: StopsAt,
     code: Iterable[Any] = (),
@@ -91,8 +97,9 @@ def record_run(
 ) -> Trace:
     """Return the Trace of what `run` does with a model in shape execution; model, inputs and optimizers are restored.
 
-    The model has no gradients. `run` gets the session, paused, and resumes it; it is called again if the model draws
-    numbers outside torch. `device` and `kernels` are those of Session. A data-dependent run raises ExecutionError.
+    The model has no gradients. `run` gets the session, paused, and resumes it, and returns what `about` gets; it is
+    called again if the model draws numbers outside torch. `device` and `kernels` are those of Session. A data-dependent
+    run raises ExecutionError.
     """
     draws = DrawFinder()
     options: Any = {
@@ -111,7 +118,7 @@ def record_run(
 def _record_once(
     model: nn.Module,
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
-    run: Callable[[Session], None],
+    run: Callable[[Session], Mapping[str, str]],
     options: Mapping[str, Any],
 ) -> Trace:
     """Record a run; `options` are those of Session."""
@@ -135,7 +142,7 @@ def _record_once(
                 for parameter in module._parameters.values():
                     if parameter is not None:
                         parameter.grad = None
-            copy_context().run(run, session)
+            about = copy_context().run(run, session)
             complete = True
         except Exception as error:
             message = session.describe_failure(error)
@@ -152,7 +159,7 @@ def _record_once(
                 _LOGGER.warning("%s", printable(leak_message))
         trace = session.trace()
         del session  # exceptions of signal handlers inside a finalizer are lost
-        return replace(trace, about={**trace.about, "inputs": input_text})
+        return replace(trace, about={**trace.about, **about, "inputs": input_text})
 
 
 def _make_step(
@@ -163,20 +170,41 @@ def _make_step(
     optimizers: Sequence[OptimizerMaker],
     checkpoints: AbstractContextManager[None],
     micro_batches: int,
-) -> None:
+    forward: Callable[[], AbstractContextManager[Any]],
+) -> dict[str, str]:
     """Run a step; in a function, so that its tensors are freed while signals are deferred."""
     instances = [make_optimizer(item, model) for item in optimizers]
     session.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):
-            # As in a program's loop, both stay alive until reassigned: during the backward pass and the step.
-            result = model(*args, **kwargs)
-            scalar = loss_of(result, loss)
+            # As in a trainer, the result is freed when its loss is computed, and the loss after the backward pass.
+            with forward():
+                scalar = loss_of(model(*args, **kwargs), loss)
             scalar.backward()
+            del scalar
     with model_runs():
         for optimizer in instances:
             optimizer.step()
+    return describe_optimizers(instances)
+
+
+def describe_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, str]:
+    """Return the names of optimizers after a step, and the data types of their state, the largest first."""
+    names, sizes, left, copies = dict[str, None](), Counter[torch.dtype](), list(optimizers), list[torch.Tensor]()
+    while left:
+        optimizer = left.pop(0)
+        values = [item for value in vars(optimizer).values() for item in (value if type(value) is list else [value])]
+        inner = [item for item in values if isinstance(item, Optimizer)]
+        left += inner
+        names |= {} if inner else {type(optimizer).__name__: None}
+        for value in (value for state in optimizer.state.values() for value in state.values()):
+            if isinstance(value, torch.Tensor) and value.ndim:
+                sizes[value.dtype] += value.nbytes
+        copies += getattr(optimizer, "copies", ())  # of master weights
+    dtypes = [str(dtype).removeprefix("torch.") for dtype, _ in sizes.most_common()]
+    masters = {"master_weights": f"{str(copies[0].dtype).removeprefix('torch.')} copies"} if copies else {}
+    return {"optimizer": " and ".join(names) or "none", "optimizer_state": ", ".join(dtypes) or "none", **masters}
 
 
 def loss_of(result: Any, loss: Loss | None) -> torch.Tensor:

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 from fvflops import __version__
 from fvflops.cli.encoding import ascii_streams
-from fvflops.cli.outputs import check_outputs, choose_format
-from fvflops.cli.parser import Parser, write_examples, write_usage
+from fvflops.cli.outputs import check_digits, check_outputs, choose_format
+from fvflops.cli.parser import Parser, write_usage
 from fvflops.cli.process import Terminated, streams_opened
 from fvflops.text import printable
+from fvflops.units import digits_shown
 
 # Command → its help text. The module of that name in `commands` has add_arguments() and run(); it is imported only for
 # its own command, so that `fvflops --help` does not import torch.
@@ -84,11 +85,13 @@ def _run(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     arguments = parser.parse_args(argv)
+    arguments.argv = tuple(argv)
     try:
         choose_format(arguments)
+        check_digits(arguments)
         check_outputs(arguments)
         command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
-        with _fixed_draws():
+        with _fixed_draws(), digits_shown(getattr(arguments, "digits", None)):
             return int(command.run(arguments))
     except BrokenPipeError:
         raise
@@ -134,7 +137,8 @@ def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
             module.add_arguments(command)
             command.usage = write_usage(command)
-            command.epilog = write_examples(module.EXAMPLES)
+            command.examples = module.EXAMPLES
+            command.first, command.rare = getattr(module, "FIRST", ()), getattr(module, "RARE", ())
     return parser
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from fvflops.cli.planning.accelerator import parse_device
 from fvflops.cli.values import (
     parse_at_least,
     parse_count,
@@ -36,13 +37,18 @@ def find_group(parser: argparse._ActionsContainer, title: str) -> argparse._Acti
 
 
 def add_convention(parser: argparse.ArgumentParser, default: str | None = "default", *, note: str = "") -> None:
-    """Add the convention; `note` says what the default is where there is no one name."""
-    parser.add_argument(
-        "--table",
+    """Add the convention, by name or as a file; `note` says what the default is where there is no one name."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--convention",
+        dest="table",
         default=default,
+        choices=shipped_tables(),
         metavar="CONVENTION",
-        help=f"convention to count by: {', '.join(shipped_tables())}, or the path or URI of a YAML file; "
-        f"default: {note or default}",
+        help=f"convention to count by: {', '.join(shipped_tables())}; default: {note or default}",
+    )
+    either.add_argument(
+        "--table", default=default, metavar="FILE", help="a convention of your own: the path or URI of a YAML file"
     )
 
 
@@ -182,19 +188,27 @@ def add_assume(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run(parser: argparse.ArgumentParser, *, alias: str = "--device") -> None:
+def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
     """Add the device on which the model is built, the execution and the mode of the model.
 
-    `alias` is the name that `--build-on` had in version 1.0, which stays, and names the argument.
+    `runs_on` adds the device on which the model would run, which some commands add themselves.
     """
     run = find_group(parser, "run")
+    if runs_on:
+        run.add_argument(
+            "--device",
+            dest="run_device",
+            type=parse_device,
+            metavar="DEVICE",
+            help="device on which the model would run, whose kernels are counted; needs none: cpu, cuda, or an "
+            "accelerator such as H100; default: that of the model",
+        )
     run.add_argument(
         "--build-on",
-        alias,
-        dest=alias.removeprefix("--"),
-        default=None,
+        *(() if runs_on else ("--build",)),  # its name in version 1.0
+        dest="build_on",
         metavar="TORCH_DEVICE",
-        help="device on which the model is built: cpu, cuda, or meta for no weights",
+        help="torch device on which the model is built: cpu, cuda, or meta for no weights",
     )
     run.add_argument(
         "--execution",
@@ -220,6 +234,20 @@ def add_repeat(group: argparse._ActionsContainer, what: str) -> None:
         metavar="N",
         help=f"for a model with random control flow: minimum, mean and maximum of the {what} over N draws",
     )
+
+
+# Options of a mesh, and of tables, that help of plan and memory leaves to --help all.
+RARE_OF_PLANS = (
+    "--convention",
+    "--table",
+    "--rank",
+    "--shard",
+    "--stages-per-rank",
+    "--stage-layers",
+    "--reshard-after-forward",
+    "--reduce-each-microbatch",
+    "--routing",
+)
 
 
 def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -271,7 +299,8 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         "--precision",
         choices=tuple(PRECISIONS),
         metavar="NAME",
-        help=f"data types of parameters, compute and reduction: {', '.join(PRECISIONS)}; default: the model's",
+        help=f"data types of parameters, compute and reduction: {', '.join(PRECISIONS)}; default: bf16-mixed for a "
+        "float32 model on an accelerator that has bf16, else the model's",
     )
 
 
@@ -328,6 +357,12 @@ def add_table(
     group.add_argument("--sort", metavar="KEY", help=f"rank rows by {sort}")
     default = "all" if top is None else str(top)
     group.add_argument("--top", type=parse_count, default=top, metavar="N", help=f"number of rows; default: {default}")
+    group.add_argument(
+        "--digits",
+        type=parse_count,
+        metavar="N",
+        help="significant digits in text, markdown and latex; default: 3, more where models would look equal",
+    )
 
 
 def add_output(parser: argparse._ActionsContainer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fvflops import paths
@@ -13,6 +13,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write
+from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.progress import Progress
 from fvflops.cli.terminal import find_width
 from fvflops.cli.values import parse_assumptions
@@ -28,6 +29,7 @@ from fvflops.sweep.model_count import COSTS, ModelCount
 from fvflops.sweep.pareto_plot import check_axis, draw_pareto, has_points
 from fvflops.sweep.results import has_results
 from fvflops.sweep.table import check_columns, model_report, model_table
+from fvflops.text import suggest
 from fvflops.units import format_quantity
 from fvflops.views.ranking import check_sort
 
@@ -57,6 +59,13 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "several models",
         "Several MODELs give a table with a row for each; 'timm:resnet*', 'hf:models/*' and @FILE, with a name a line, "
         "stand for several.",
+    )
+    group.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="LABEL=MODEL",
+        help="label of a model in the table and the plot, such as ResNet-50=zoo:resnet50; may be repeated",
     )
     group.add_argument(
         "--columns",
@@ -95,7 +104,9 @@ def add_pareto_plot(group: argparse._ActionsContainer, *, join: str) -> None:
 
 def asks_for_table(arguments: argparse.Namespace, names: Sequence[str]) -> bool:
     """Return whether the arguments ask for a table of models: several, a pattern, or options of such a table."""
-    chosen = any(getattr(arguments, option) is not None for option in _OF_TABLE) or bool(arguments.lower)
+    chosen = any(getattr(arguments, option) is not None for option in _OF_TABLE) or bool(
+        arguments.lower or arguments.name
+    )
     return chosen or len(names) != 1 or list(names) != arguments.model
 
 
@@ -104,8 +115,9 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     _check_options(arguments)
     _check_no_results(names, arguments.plot)
     table = load_table(arguments.table)
-    options = model_options(arguments, device=arguments.device)
+    options = model_options(arguments, device=built_on(arguments))
     check_models(names, options)
+    labels = _read_labels(arguments.name, names)
     assume = parse_assumptions(arguments.assume)
     joined = None if arguments.join is None else join(read_joined(arguments.join), names)
     columns = None if arguments.columns is None else _read_columns(arguments.columns, joined)
@@ -115,11 +127,13 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
     plot = read_plot(arguments, joined)
     axes = () if plot is None else plot.axes
     shown = {*(COSTS if columns is None else columns), *axes, arguments.sort and _read_key(arguments.sort)}
-    settings = CountSettings(table, arguments.execution, assume, arguments.train, peak_memory=MEMORY in shown)
+    settings = CountSettings(
+        table, arguments.execution, assume, arguments.train, peak_memory=MEMORY in shown, kernels=runs_on(arguments)[0]
+    )
     counts = _count(names, options, settings)
     if arguments.strict:
         counts = [_fail_unsupported(count, table) for count in counts]
-    notes = [] if plot is None else [write_plot(plot, counts, joined, table)]
+    notes = [] if plot is None else [write_plot(plot, counts, joined, table, labels)]
     document = model_report(
         counts,
         table,
@@ -129,6 +143,7 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
         top=arguments.top,
         paper=arguments.format in (_PAPER, "latex"),
         notes=notes,
+        labels=labels,
     )
     format = "markdown" if arguments.format == _PAPER else arguments.format
     write(write_document(document, format, width=find_width(sys.stdout)), arguments.output)
@@ -182,6 +197,19 @@ def _check_no_results(names: Sequence[str], plot: str | None) -> None:
                 f"{name} has the rows of a sweep and is no MODEL: the sweep with --output {name} --plot {plot} plots "
                 "them, and counts none again"
             )
+
+
+def _read_labels(texts: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return model → label of `--name LABEL=MODEL`; a model that is not counted raises ValueError."""
+    labels = {}
+    for text in texts:
+        label, equals, model = text.partition("=")
+        if not (label and equals):
+            raise ValueError(f"--name {text}: write LABEL=MODEL, such as ResNet-50=zoo:resnet50")
+        if model not in names:
+            raise ValueError(f"--name {text}: MODEL must be one of {', '.join(names)}{suggest(model, names)}")
+        labels[model] = label
+    return labels
 
 
 def _read_key(text: str) -> str:
@@ -241,9 +269,15 @@ def _count(names: Sequence[str], options: SourceOptions, settings: CountSettings
     return counts
 
 
-def write_plot(plot: ParetoPlot, counts: Sequence[ModelCount], joined: Join | None, table: FormulaTable) -> str:
+def write_plot(
+    plot: ParetoPlot,
+    counts: Sequence[ModelCount],
+    joined: Join | None,
+    table: FormulaTable,
+    labels: Mapping[str, str] | None = None,
+) -> str:
     """Write the plot of two columns, if any model has both, and return a sentence on it."""
-    models = model_table(counts, joined)
+    models = model_table(counts, joined, labels=labels)
     x, y = plot.axes
     if not has_points(models, x, y):
         return f"No plot: {_describe_empty(plot)}."

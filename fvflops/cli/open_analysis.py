@@ -13,6 +13,7 @@ from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     model_options,
 )
+from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.cli.values import parse_assumptions
@@ -30,6 +31,7 @@ _RUN_OPTIONS = {
     "train": "--train",
     "backward": "--backward",
     "optimizer": "--optimizer",
+    "run_device": "--device",
     "micro_batches": "--micro-batches",
 }
 
@@ -58,7 +60,7 @@ def open_model(
     if getattr(arguments, "backward", False) and arguments.execution == "real":
         raise ValueError("--backward uses shape execution: omit --execution real")
     if options is None:
-        options = model_options(arguments, device=arguments.device)
+        options = model_options(arguments, device=built_on(arguments))
     if is_saved_trace(name):
         trace = open_trace(name, arguments, options)
         return lambda table: _analysis_of(trace, table)
@@ -77,9 +79,11 @@ def open_model(
     subject.train(arguments.train, option="--train")
     assume = parse_assumptions(arguments.assume)
     backward = getattr(arguments, "backward", False)
+    device, emulated = runs_on(arguments)
 
     def analyse(table: FormulaTable) -> FlopCountAnalysis:
         settings: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "assume": assume, "warn": False}
+        settings["device"] = device
         analysis: FlopCountAnalysis
         if backward:
             analysis = TrainingStepAnalysis(subject.model, subject.inputs, loss=sum_results, **settings)
@@ -87,7 +91,7 @@ def open_model(
             analysis = FlopCountAnalysis(
                 subject.model, subject.inputs, execution=arguments.execution, lines=lines, **settings
             )
-        with activity(f"recording {name}"):
+        with activity(f"recording {name}"), emulated():
             with_input_hint(subject, analysis.trace)
         return analysis
 

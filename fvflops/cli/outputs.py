@@ -25,6 +25,7 @@ _SUFFIXES = {
     ".tex": "latex",
     **{f".{format}": format for format in ("pdf", "jpg", "jpeg", "parquet", "xlsx", "gz", "zip", "jsonl")},
 }
+_WITH_DIGITS = ("text", "markdown", "latex", "paper")  # formats whose numbers are rounded
 # Arguments that may be the path of an input file, or FILE:NAME.
 _INPUTS = (
     "model",
@@ -84,6 +85,19 @@ def choose_format(arguments: argparse.Namespace) -> None:
     if format not in formats:
         raise ValueError(f"--output {path}: {arguments.command} writes {', '.join(formats)}, chosen by --format")
     arguments.format = format
+
+
+def check_digits(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for digits of a format whose numbers are exact, or drawn.
+
+    >>> check_digits(argparse.Namespace(digits=5, format="csv"))
+    Traceback (most recent call last):
+    ValueError: --digits 5 is of text, markdown, latex and paper: --format csv has its own
+    """
+    digits = getattr(arguments, "digits", None)
+    if digits is not None and arguments.format not in _WITH_DIGITS:
+        first, last = ", ".join(_WITH_DIGITS[:-1]), _WITH_DIGITS[-1]
+        raise ValueError(f"--digits {digits} is of {first} and {last}: --format {arguments.format} has its own")
 
 
 def check_file(option: str, path: str) -> None:

@@ -1,15 +1,47 @@
-"""The parser of the command line: errors in one line that name the choices and the nearest, and help with examples."""
+"""The parser of the command line: errors in one line that name the choices and the nearest, and help with examples.
+
+Help of a command has its examples first, then the five options used most, then the others by group, without the
+rare ones, which `--help all` shows.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from fvflops.text import printable, suggest
 
-# Beginning of an epilog whose lines are kept as they are.
+# Beginning of a text whose lines are kept as they are.
 _VERBATIM = ("examples:", "exit codes:")
+# Options that only `--help all` shows, of any command.
+_RARE = frozenset(
+    [
+        "--debug",
+        "--assume",
+        "--task",
+        "--adapter",
+        "--trust-remote-code",
+        "--path",
+        "--trust-file",
+        "--denoising-steps",
+        "--guidance",
+        "--execution",
+        "--repeat",
+        "--digits",
+        "--name",
+        "--trace",
+        "--speedscope",
+        "--flamegraph",
+        "--weight",
+        "--join",
+        "--x",
+        "--y",
+        "--lower",
+        "--trace-only",
+    ]
+)
+_ALL = "all"  # --help all
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -22,10 +54,21 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; options cannot be abbreviated, so that a new one breaks no script."""
+    """A parser whose errors are one line; options cannot be abbreviated, so that a new one breaks no script.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)
+    `first` are the options that help shows first, `rare` those that it leaves to `--help all`, beside the rare ones of
+    every command, and `examples` the lines before them.
+    """
+
+    def __init__(self, *, add_help: bool = True, **options: Any) -> None:
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, add_help=False, **options)
+        self.first: Sequence[str] = ()
+        self.rare: Sequence[str] = ()
+        self.examples: Sequence[str] = ()
+        if add_help:
+            self.add_argument(
+                "-h", "--help", action=_Help, nargs="?", metavar=_ALL, help="show this help; all: every option"
+            )
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with 2."""
@@ -52,9 +95,44 @@ class Parser(argparse.ArgumentParser):
         """Return the positional arguments."""
         return [action for action in self._actions if not action.option_strings]
 
+    def format_help(self, *, everything: bool = False) -> str:
+        """Return the help, with `everything` that of the rare options too."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        if self.examples:
+            formatter.add_text(write_examples(self.examples))
+        shown = [action for action in self.options() if everything or not self._is_rare(action)]
+        first = [action for name in self.first for action in shown if name in action.option_strings]
+        sections: list[tuple[str | None, list[argparse.Action]]] = [
+            (group.title, [action for action in group._group_actions if action in shown or not action.option_strings])
+            for group in self._action_groups
+        ]
+        sections.insert(1, ("most used", first))
+        for title, actions in sections:
+            formatter.start_section(title)
+            formatter.add_arguments([action for action in actions if actions is first or action not in first])
+            formatter.end_section()
+        hidden = len(self.options()) - len(shown)
+        formatter.add_text(f"{hidden} more options: {self.prog} --help {_ALL}" if hidden else self.epilog)
+        return formatter.format_help()
+
+    def _is_rare(self, action: argparse.Action) -> bool:
+        if not set(self.first).isdisjoint(action.option_strings):
+            return False
+        return not _RARE.isdisjoint(action.option_strings) or not set(self.rare).isdisjoint(action.option_strings)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, _describe_choices(map(str, action.choices), str(value)))
+
+
+class _Help(argparse.Action):
+    """Show the help of a command and exit."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print(cast(Parser, parser).format_help(everything=values == _ALL), end="")
+        parser.exit()
 
 
 def _describe_choices(choices: Iterable[str], value: str) -> str:
@@ -88,5 +166,5 @@ def write_usage(parser: Parser) -> str:
 
 
 def write_examples(lines: Sequence[str]) -> str:
-    """Return the epilog with the examples of a command."""
+    """Return the examples of a command, as help shows them."""
     return "\n".join(["examples:", *(f"  {line}" for line in lines)]).replace("%", "%%")

@@ -41,6 +41,8 @@ def record_in_subprocess(
             "model": model,
             "options": asdict(options),
             "execution": arguments.execution,
+            "run_device": arguments.run_device,
+            "build_on": arguments.build_on,
             "train": arguments.train,
             "backward": arguments.backward,
             "assume": list(arguments.assume),

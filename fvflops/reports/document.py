@@ -372,7 +372,7 @@ class Document:
 
     In `parts` a string is a paragraph. The main table, which CSV contains, is the one named `main`, or the first;
     sorting and `top` apply to it and to the tables named in `also`. If `data` is not empty, JSON contains it in place
-    of the tables.
+    of the tables; it always contains `about`.
     """
 
     kind: str
@@ -381,6 +381,7 @@ class Document:
     main: str = ""
     also: Collection[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Document:
         """Return the document with its main table, and those named in `also`, as returned by `Table.ranked`.

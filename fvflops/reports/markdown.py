@@ -9,11 +9,13 @@ from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
 from fvflops.trace import ModuleInfo, Summary
 from fvflops.units import format_parameters, format_percent, format_short
-from fvflops.views.ranking import truncation_note
+from fvflops.views.ranking import choose_measure, truncation_note
 from fvflops.views.summary import name_heading
 from fvflops.views.summary_rows import (
+    ITSELF,
     OperatorRow,
     check_view,
+    count_itself,
     drop_zeros,
     group_by_name,
     list_operator_headings,
@@ -41,7 +43,10 @@ def render(
         cells = _prepare(summary)
         ranked_modules = rank_modules(summary, depth=depth, sort=sort, top=top)
         modules = [module for module in ranked_modules if module.name in cells]
-        table, notes = _write_modules(summary, modules[:top], cells), truncation_note(modules, top, "module")
+        table, notes = (
+            _write_modules(summary, modules[:top], cells, in_tree=sort is top is None),
+            truncation_note(modules, top, "module"),
+        )
         notes += collapse_note(summary, (module.name for module in modules[:top]))
     elif by == "operator":
         ranked = rank_operators(summary, sort=sort, top=top)
@@ -57,26 +62,30 @@ def render(
 
 def _prepare(summary: Summary) -> dict[str, dict[str, str]]:
     counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
-    cells = {
-        name: {
-            heading: (format_parameters if heading == "parameters" else format_short)(count)
-            for heading, count in row.items()
-        }
-        for name, row in counts.items()
-    }
+    cells = {name: {heading: _format(count, heading) for heading, count in row.items()} for name, row in counts.items()}
     for heading in summary.columns:
         cells = mark_uncalled(cells, heading, summary.uncalled.get(heading, frozenset()) & cells.keys(), "not called")
     return cells
 
 
+def _format(count: int, heading: str) -> str:
+    return format_parameters(count) if heading == "parameters" else format_short(count)
+
+
 def _write_modules(
-    summary: Summary, modules: Sequence[ModuleInfo], cells: Mapping[str, Mapping[str, str]]
+    summary: Summary, modules: Sequence[ModuleInfo], cells: Mapping[str, Mapping[str, str]], *, in_tree: bool
 ) -> list[str]:
     headings = list(summary.columns)
+    above = {module.name.rpartition(".")[0] for module in modules if module.name} if in_tree else ()
+    itself = count_itself(summary, above, choose_measure(headings, None))
     rows = []
     for module in modules:
         numbers = [cells[module.name].get(heading, "") for heading in headings]
-        rows.append([_name(summary.label(module.name)), escape_markdown(module.class_name), *numbers])
+        label = summary.label(module.name)
+        rows.append([_name(label), escape_markdown(module.class_name), *numbers])
+        if module.name in itself:
+            numbers = [_format(count, heading) for heading, count in itself[module.name].items()]
+            rows.append([escape_markdown(f"{label} {ITSELF}".strip()), "", *numbers])
     return write_table(["module", "class"], headings, rows)
 
 

@@ -286,7 +286,7 @@ def _check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"--device {name}: {name!r} is not a device of torch: pass cpu, cuda or meta") from None
+        raise ValueError(f"--build-on {name}: {name!r} is not a device of torch: pass cpu, cuda or meta") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         built = "has no CUDA" if torch.version.cuda is None else "finds no CUDA device"
         raise ValueError(

@@ -90,7 +90,7 @@ def with_input_hint(subject: LoadedModel, analyse: Callable[[], T]) -> T:
         return analyse()
     except ExecutionError as error:
         if subject.meta_by_default:
-            error.args = (f"{error.args[0]}: build them on --device cpu", *error.args[1:])
+            error.args = (f"{error.args[0]}: build them with --build-on cpu", *error.args[1:])
         raise
     except Exception as error:
         if subject.accepts and error.args and describe_module(error):

@@ -54,7 +54,8 @@ class CountSettings:
 
     `table`, `execution` and `assume` are those of FlopCountAnalysis; `train` counts models in training mode. Without
     `peak_memory` a row lacks it: it needs a second recording. `memory` is the most bytes of weights with which a model
-    is built that cannot be counted without; None is the memory of this machine.
+    is built that cannot be counted without; None is the memory of this machine. `kernels` is the torch device whose
+    kernels are recorded, such as cuda; None is that of the model.
     """
 
     table: str | FormulaTable = "default"
@@ -63,6 +64,7 @@ class CountSettings:
     train: bool = False
     peak_memory: bool = True
     memory: int | None = None
+    kernels: str | None = None
 
 
 DEFAULT_SETTINGS: CountSettings = CountSettings()
@@ -205,8 +207,8 @@ def describe_options(options: SourceOptions, settings: CountSettings) -> str:
     '{"inputs": ["1,3,64,64"], "train": true}'
     """
     chosen = {**asdict(options), "execution": settings.execution, "assume": dict(settings.assume)}
-    chosen |= {"train": settings.train}
-    defaults = {**asdict(DEFAULT_OPTIONS), "execution": "auto", "assume": {}, "train": False}
+    chosen |= {"train": settings.train, "kernels": settings.kernels}
+    defaults = {**asdict(DEFAULT_OPTIONS), "execution": "auto", "assume": {}, "train": False, "kernels": None}
     changed = {name: value for name, value in chosen.items() if value != defaults[name]}
     return json.dumps(changed) if changed else ""
 
@@ -239,6 +241,7 @@ def _count(row: ModelCount, loaded: LoadedModel, settings: CountSettings) -> Mod
         kwargs=loaded.kwargs,
         table=table,
         execution=settings.execution,
+        device=settings.kernels,
         assume=settings.assume,
         warn=False,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from fvflops.counting.metrics import METRICS
@@ -13,7 +14,7 @@ from fvflops.reports.names import plain_name
 from fvflops.sweep.joined import Join, list_names
 from fvflops.sweep.model_count import COLUMNS, COSTS, ModelCount
 from fvflops.text import suggest
-from fvflops.units import format_in, format_quantity
+from fvflops.units import digits_apart, digits_shown, format_in, format_quantity
 
 MODEL = "model"
 # What is shown unless columns are chosen; the number is the order in which they are dropped where a line is too long.
@@ -29,6 +30,7 @@ _PAPER = {
 # Power of ten → its letter, for parameters and for others.
 _UNITS = {3: ("K", "K"), 6: ("M", "M"), 9: ("B", "G"), 12: ("T", "T"), 15: ("P", "P")}
 _BYTES = ("bytes", "peak_memory")
+_MOST_DIGITS = 5  # where different counts would look equal
 _DISTINCT_INPUTS = 4  # that are listed
 
 
@@ -64,8 +66,10 @@ def check_columns(keys: Sequence[str], join: Join | None = None) -> list[str]:
     return list(keys)
 
 
-def model_table(counts: Sequence[ModelCount], join: Join | None = None) -> Table:
-    """Return a row for each model in their order, with all columns of `list_columns`.
+def model_table(
+    counts: Sequence[ModelCount], join: Join | None = None, *, labels: Mapping[str, str] | None = None
+) -> Table:
+    """Return a row for each model in their order, with all columns of `list_columns`; `labels` are model → its label.
 
     >>> table = model_table([ModelCount("zoo:lenet5", parameters=61_706, flops=416_520)])
     >>> table.texts()[0][:4]
@@ -80,6 +84,7 @@ def model_table(counts: Sequence[ModelCount], join: Join | None = None) -> Table
         (*(row[key] for key in keys[:before]), *cells, *(row[key] for key in keys[before + len(cells) :]))
         for row, cells in zip(values, joined, strict=True)
     ]
+    rows = [((labels or {}).get(str(model), model), *cells) for model, *cells in rows]
     return Table("models", columns, rows, noun="model")
 
 
@@ -93,17 +98,18 @@ def model_report(
     top: int | None = None,
     paper: bool = False,
     notes: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
 ) -> Document:
     """Return the table of models, by default with parameters, FLOPs, activations, bytes, memory and joined columns.
 
     Below it are the models that could not be counted with their errors, unsupported ops, the convention, the inputs,
     names that `join` did not match, and `notes`. `table` is the convention of the counts. `sort` is the key of any
-    column, FLOPs if only `top` is given. With `paper`, counts are in the units of papers, which the headings name. An
-    unknown column raises ValueError.
+    column, FLOPs if only `top` is given. With `paper`, counts are in the units of papers, which the headings name.
+    `labels` are model → its name in the table. An unknown column raises ValueError.
     """
-    ranked = model_table(counts, join).ranked(sort="flops" if top and sort is None else sort, top=top)
+    ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
     shown = _select(ranked, columns, join)
-    parts: list[Part] = [_in_paper_units(shown) if paper else shown]
+    parts: list[Part] = [_with_digits(_in_paper_units(shown) if paper else shown)]
     failed = [f"{plain_name(count.model)}: {count.error}" for count in counts if count.error]
     if failed:
         parts.append(Items("Not counted:", failed))
@@ -128,6 +134,21 @@ def _select(table: Table, chosen: Sequence[str] | None, join: Join | None) -> Ta
         ]
     indexes = [by_key[column.key] for column in selected]
     return replace(table, columns=selected, rows=[[row[index] for index in indexes] for row in table.rows])
+
+
+def _with_digits(table: Table) -> Table:
+    """Return the table with digits enough to tell different counts of a column apart."""
+    columns = []
+    for index, column in enumerate(table.columns):
+        values = [row[index] for row in table.rows if row[index] is not None]
+        digits = None if column.is_text else digits_apart(column.form, values, most=_MOST_DIGITS)
+        columns.append(column if digits is None else replace(column, form=partial(_show, column.form, digits)))
+    return replace(table, columns=columns)
+
+
+def _show(form: Callable[[Any], str], digits: int, value: Any) -> str:
+    with digits_shown(digits):
+        return form(value)
 
 
 def _in_paper_units(table: Table) -> Table:

@@ -13,6 +13,8 @@ from fvflops.units import format_size
 from fvflops.views.ranking import rank
 
 VIEWS = ("module", "operator", "both")
+ITSELF = "(itself)"  # the row of what a module does outside its submodules
+_LEAST_SHARE = 0.01  # of the whole model, of such a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,30 @@ def index_children(names: Iterable[str]) -> dict[str, list[str]]:
         if name:
             children.setdefault(name.rpartition(".")[0], []).append(name)
     return children
+
+
+def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[str, dict[str, int]]:
+    """Return module → heading → what it does outside its submodules, of modules that are `shown` above others.
+
+    Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that what is missing
+    from the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
+
+    >>> columns = {"flops": {"": 10, "a": 2, "a.x": 2, "b": 3}}
+    >>> net = {name: ModuleInfo(name, name, "Linear") for name in columns["flops"]}
+    >>> count_itself(Summary(ModuleTree(net), columns), [""], "flops")
+    {'': {'flops': 5}}
+    """
+    children = index_children(summary.modules.by_name)
+    found = {}
+    for name in shown:
+        repeats = int(summary.labels[name].rpartition(" ")[2]) if name in summary.labels else 1
+        counts = {
+            heading: column.get(name, 0) // repeats - sum(column.get(child, 0) for child in children.get(name, ()))
+            for heading, column in summary.columns.items()
+        }
+        if counts[measure] >= max(_LEAST_SHARE * summary.columns[measure].get("", 0), 1):
+            found[name] = {heading: max(count, 0) for heading, count in counts.items()}
+    return found
 
 
 def drop_zeros(

@@ -203,7 +203,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["zoo:lenet5", "--input", "1,a"], "--input 1,a: '1,a' is not a shape; write it like 1,3,224,224"),
         (["zoo:lenet5", "--input", "1:floot"], "'floot' is not a dtype"),
         (["zoo:lenet5", "--input", "0y=1"], "'0y' is not an argument name"),
-        (["zoo:lenet5", "--device", "H100"], "'H100' is not a device of torch: pass cpu, cuda or meta"),
+        (["zoo:lenet5", "--build-on", "H100"], "'H100' is not a device of torch: pass cpu, cuda or meta"),
         (
             ["transformers:AutoModel"],
             "transformers:AutoModel needs a configuration with a model_type: add --config FOLDER",
@@ -392,7 +392,7 @@ def test_a_wrong_command_line_exits_with_2(capsys):
 
 def test_the_module_runs_and_a_closed_pipe_is_no_error():
     environment = dict(os.environ, PYTHONPATH=os.getcwd())
-    command = f"{shlex.quote(sys.executable)} -m fvflops ops --table fvcore | head -n 1"
+    command = f"{shlex.quote(sys.executable)} -m fvflops ops --convention fvcore | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=True)
     assert result.stdout.startswith("fvcore") and result.stderr == ""
 
@@ -461,3 +461,35 @@ def test_a_count_without_numpy_warns_of_nothing():
     code = "import sys; sys.modules['numpy'] = None; from fvflops.cli import main; main(['count', 'zoo:lenet5'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "417K" in result.stdout and result.stderr == ""
+
+
+def test_device_is_where_the_model_would_run_and_build_on_where_it_is_built(capsys):
+    def attention(*options):
+        argv = [
+            "zoo:gpt2",
+            "--seq",
+            "64",
+            "--train",
+            "--backward",
+            "--dtype",
+            "bf16",
+            "--build-on",
+            "meta",
+            "--by",
+            "op",
+            "--format",
+            "json",
+        ]
+        code, out, err = run(capsys, "count", *argv, *options)
+        assert (code, err) == (0, "")
+        return {row["target"] for row in json.loads(out)["rows"] if "attention" in row["target"]}
+
+    flash = "aten::_scaled_dot_product_flash_attention"
+    assert attention() == attention("--device", "cpu") == set()
+    assert attention("--device", "A100") == {f"{flash}.default", f"{flash}_backward.default"}
+    assert attention("--device", "cuda") == attention("--device", "H100") != set()
+
+
+def test_device_meta_of_version_1_is_where_the_model_is_built(capsys):
+    older, newer = (run(capsys, "count", "zoo:lenet5", option, "meta") for option in ("--device", "--build-on"))
+    assert older == newer and older[0] == 0

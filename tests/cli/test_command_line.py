@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -87,7 +88,7 @@ def test_an_option_says_what_it_does_and_takes(command, action):
             for text in (other.option_strings[0], "1")
         ]
         arguments = [command, *required, *(["x"] * len(PARSER.commands()[command].positionals()))]
-        if action.dest in ("help", "shell", "save_trace", "image_size", "memory"):
+        if action.dest in ("help", "shell", "save_trace", "image_size", "memory", "run_device"):
             continue
         if command != "completion":
             parsed = PARSER.parse_args([*arguments, name, *([str(value)] if takes_value else [])])
@@ -100,9 +101,28 @@ def test_help_fits_and_has_examples(capsys, command, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, err = run(capsys, command, "--help")
     assert (code, err) == (0, "") and out.startswith(f"usage: fvflops {command} ")
-    body, _, examples = out.partition("\nexamples:\n")
-    assert max(map(len, body.splitlines())) <= width
+    before, _, after = out.partition("\nexamples:\n")
+    examples, _, options = after.partition("\n\n")
+    assert max(map(len, (*before.splitlines(), *options.splitlines()))) <= width and "--help" not in before
     assert 1 <= len(examples.splitlines()) <= 4 and max(map(len, examples.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_at_most_25_options_first_those_most_used_and_help_all_has_every_one(capsys, command):
+    parser = PARSER.commands()[command]
+    names = [action.option_strings[-1] for action in parser.options()]
+
+    def shown(text):
+        return [name for name in names if re.search(rf"^  (-\S.*, )?{name}\b", text, re.MULTILINE)]
+
+    short, whole = run(capsys, command, "--help")[1], run(capsys, command, "--help", "all")[1]
+    assert len(shown(short)) <= 25 and shown(whole) == names
+    assert f"{len(names) - len(shown(short))} more options" in short or shown(short) == names
+    first = re.search(r"^most used:\n(.*?)\n\n", short, re.MULTILINE | re.DOTALL)
+    assert (first is None) == (len(names) < 15)
+    if first is not None:
+        assert re.findall(r"^  (--[\w-]+)", first[1], re.MULTILINE) == list(parser.first)
+        assert len(parser.first) == 5 and not set(parser.first) & set(parser.rare)
 
 
 @pytest.mark.parametrize("line", [line for line in EXAMPLES if not any(part in line for part in NOT_RUN)])
@@ -164,7 +184,7 @@ def test_the_exit_code_says_how_it_ended(capsys, inside, line):
 # Command line → the kind of its JSON; each in every format of its own.
 REPORTS = {
     "count net.py:build --by op": "calls",
-    "compare zoo:lenet5 --tables default,exact": "conventions",
+    "compare zoo:lenet5 --conventions default,exact": "conventions",
     "diff zoo:lenet5 zoo:lenet5 --arg-b classes=20": "difference",
     "plan zoo:llama_tiny --mesh dp=2": "plan",
     "list zoo": "zoo",

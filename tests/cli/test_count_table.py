@@ -12,6 +12,7 @@ import pytest
 from fvflops.cli import main
 from fvflops.reports import json as json_report
 from fvflops.reports.formats import FORMATS
+from tests.support.documentation.pages import texts_of
 from tests.support.reports.report_formats import check_report
 
 MODELS = """
@@ -253,7 +254,10 @@ def test_strict_holds_for_each_model(capsys, models):
         (["--input", "x"], "--input"),
         (["--assume", "x"], "--assume"),
         (["--assume", "aten::nonzer=3"], "did you mean 'aten::nonzero'?"),
-        (["--device", "cdua"], "--device cdua: 'cdua' is not a device of torch"),
+        (["--name", "R50"], "--name R50: write LABEL=MODEL"),
+        (["--name", "L=zoo:lenet"], "MODEL must be one of zoo:lenet5, zoo:llama_tiny: did you mean 'zoo:lenet5'?"),
+        (["--digits", "5", "--format", "csv"], "--digits 5 is of text, markdown, latex and paper"),
+        (["--build-on", "cdua"], "--build-on cdua: 'cdua' is not a device of torch"),
         (["--config", "{}"], "--config applies to transformers:CLASS"),
         (["--dtype", "int8"], "--dtype must be one of"),
         (["--task", "fill-mask"], "--task applies to hf:FOLDER"),
@@ -347,3 +351,46 @@ def test_progress_is_shown_on_a_terminal(capsys, monkeypatch):
     assert "] model 0 of 2: zoo:lenet5" in shown[0] and re.search(r"model 1 of 2, about \d+ s more: zoo:l", shown[1])
     assert shown[2] == "\r\x1b[K"
     assert "Model" in capsys.readouterr().out
+
+
+NEAR = "from torch.nn import Linear\n" + "".join(
+    f"def m{width}():\n    return Linear(1000, {width})\n" for width in (1000, 1001, 1003)
+)
+
+
+def test_rows_have_the_labels_of_name_and_digits_that_tell_them_apart(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "near.py").write_text(NEAR)
+    argv = [
+        "count",
+        "near.py:m1000",
+        "near.py:m1001",
+        "--input",
+        "1,1000",
+        "--columns",
+        "flops",
+        "--name",
+        "first=near.py:m1000",
+    ]
+
+    def rows(*options):
+        code, out, err = run(capsys, *argv, *options)
+        assert (code, err) == (0, "")
+        return [line.split() for line in out.splitlines()[2:4]]
+
+    assert rows() == [["first", "1M"], ["near.py:m1001", "1.001M"]]
+    assert rows("--digits", "2") == [["first", "1M"], ["near.py:m1001", "1M"]]
+
+
+def test_ticks_of_near_models_differ(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib, of the extra `plot`, is not installed")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "near.py").write_text(NEAR)
+    models = [f"near.py:m{width}" for width in (1000, 1001, 1003)]
+    code, _, err = run(
+        capsys, "count", *models, "--input", "1,1000", "--plot", "p.svg", "--name", f"widest={models[2]}"
+    )
+    texts = texts_of(tmp_path / "p.svg")
+    assert (code, err) == (0, "") and "widest" in texts
+    ticks = [text for text in texts if re.fullmatch(r"[\d.]+M", text)]
+    assert len(ticks) >= 6 and max(map(ticks.count, ticks)) == 2  # once on each axis

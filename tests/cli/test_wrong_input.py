@@ -93,9 +93,13 @@ CASES = {
     "{tmp}/nets.py:text --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
     "{tmp}/nets.py:build --arg width=8 --input 2,9": ("float32[2, 9]", "pass --input 2,8"),
     # Devices and memory
-    "zoo:lenet5 --device xla": ("'xla'", "pass cpu, cuda or meta"),
-    "zoo:lenet5 --device cdua": ("'cdua'", "pass cpu, cuda or meta"),
-    "{tmp}/nets.py:huge --input 1,1": ("400000000000000 bytes", "on the meta device: --device meta"),
+    "zoo:lenet5 --build-on xla": ("'xla'", "pass cpu, cuda or meta"),
+    "zoo:lenet5 --device cdua": ("'cdua'", "pass cpu, cuda or an accelerator"),
+    "zoo:lenet5 --device M1": ("kernels of M1", "omit it, or pass cuda"),
+    "zoo:lenet5 --device H100 --execution real": ("--device H100 is simulated", "omit it, or --execution real"),
+    "zoo:lenet5 --convention torsh": ("'torsh'", "did you mean 'torch'?"),
+    "zoo:lenet5 --convention torch --table t.yaml": ("--table", "not allowed with argument --convention"),
+    "{tmp}/nets.py:huge --input 1,1": ("400000000000000 bytes", "on the meta device: --build-on meta"),
     # Reports
     "zoo:lenet5 --table defualt": ("'defualt'", "did you mean 'default'?"),
     "zoo:lenet5 --format txet": ("'txet'", "did you mean 'text'?"),

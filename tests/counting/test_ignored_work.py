@@ -47,7 +47,7 @@ def test_the_share_of_what_is_ignored(table, outputs):
     subject = "All arithmetic" if not outputs else share if counted < IGNORED else ""
     assert sentence_of(
         outputs, table
-    ) == f"{subject} of this model is ignored by this convention; see --table exact." * bool(subject)
+    ) == f"{subject} of this model is ignored by this convention; see --convention exact." * bool(subject)
 
 
 def test_exact_and_handles_ignore_nothing():
@@ -59,7 +59,7 @@ def test_a_comparison_says_it_of_each_convention():
     comparison = compare(Propagate(), INPUTS, tables=["default", "fvcore", "exact"])
     assert [count.ignored_work for count in comparison.totals.values()] == ["all", "all", ""]
     text = " ".join(str(comparison).split())
-    assert "All arithmetic of this model is ignored by default, fvcore; see --table exact." in text
+    assert "All arithmetic of this model is ignored by default, fvcore; see --convention exact." in text
 
 
 def test_nothing_is_said_of_zero_work():

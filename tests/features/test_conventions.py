@@ -132,7 +132,7 @@ def test_json_has_every_pair(capsys):
     ("arguments", "message"),
     [
         (["--tables", "fvcor"], "did you mean 'fvcore'"),
-        (["--tables", ","], "--tables ',' names no convention"),
+        (["--conventions", ","], "--conventions ',' names no convention"),
         (["--format", "htlm"], "got 'htlm': did you mean 'html'"),
         (["--sort", "flosp"], "got 'flosp': did you mean 'flops'"),
         (["--top", "0"], "--top: must be an integer of at least 1; got '0'"),

@@ -184,9 +184,9 @@ MEMORY = [
 
 # As the drivers name them.
 DRIVER_NAMES = {
-    "Tesla V100-SXM2-16GB": "V100 SXM2",
-    "Tesla V100-SXM2-32GB": "V100 SXM2",
-    "Tesla V100-PCIE-32GB": "V100 PCIe",
+    "Tesla V100-SXM2-16GB": "V100 SXM2 16GB",
+    "Tesla V100-SXM2-32GB": "V100 SXM2 32GB",
+    "Tesla V100-PCIE-32GB": "V100 PCIe 32GB",
     "Tesla T4": "T4",
     "A100-SXM4-40GB": "A100 SXM 40GB",
     "NVIDIA A100-SXM4-80GB": "A100 SXM 80GB",

@@ -73,17 +73,17 @@ def test_a_forward_pass_holds_what_a_layer_reads_and_what_it_makes():
 def test_backward_finds_the_activations_that_the_layers_saved():
     timeline = predict_step()
     moment = timeline.at(first_op(timeline, "backward"))
-    # Each ReLU saves its result, which the next Linear reads too; result and loss are the program's.
-    assert moment.by_kind["activation"] == 2 * HIDDEN + RESULT + 2 * SCALAR
+    # Each ReLU saves its result, which the next Linear reads too; the loss is the program's.
+    assert moment.by_kind["activation"] == 2 * HIDDEN + 2 * SCALAR
     assert moment.by_kind["gradient"] == 0
 
 
 def test_the_peak_of_a_backward_pass():
     timeline = predict_step()
     gradients = ITEM * (WEIGHTS["4"] + WEIGHTS["2"])
-    # The first ReLU's result and what the program holds, the gradients of two layers, and those of what went into the
-    # second Linear and came out of it.
-    assert timeline.peak - timeline.baseline == HIDDEN + RESULT + 2 * SCALAR + gradients + 2 * HIDDEN
+    # The first ReLU's result and the loss that the program has, the gradients of two layers, and those of what went
+    # into the second Linear and came out of it.
+    assert timeline.peak - timeline.baseline == HIDDEN + 2 * SCALAR + gradients + 2 * HIDDEN
     assert timeline.at_peak()[1:4] == ("aten::sum.dim_IntList", "2", "backward")
 
 
@@ -96,7 +96,6 @@ def test_the_optimizer_adds_its_state_to_the_gradients():
         "input": INPUT,
         "gradient": PARAMETERS,
         "optimizer state": PARAMETERS,
-        "activation": RESULT + SCALAR,
     }
     assert moment.by_module["2"] == 3 * ITEM * WEIGHTS["2"]
     assert moment.by_module[""] == moment.nbytes == timeline.peak
@@ -117,8 +116,7 @@ def test_an_optimizer_that_takes_all_parameters_at_once_needs_as_much_again():
 def test_in_a_later_step_the_states_are_there_from_the_start():
     step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=SGD)
     first, later = predict_memory(step, first_step=True), predict_memory(step)
-    # And so are the result and the loss of the step before.
-    assert later.baseline == first.baseline + PARAMETERS + RESULT + SCALAR
+    assert later.baseline == first.baseline + PARAMETERS
     assert later.by_phase()["backward"] == first.by_phase()["backward"] + PARAMETERS
     assert later.by_phase()["optimizer"] == first.by_phase()["optimizer"] == first.peak
     assert later.at_peak().phase == "backward"
@@ -170,7 +168,7 @@ def test_states_that_were_there_before_are_states():
 def test_micro_batches_run_beside_the_gradients_of_the_first():
     one, two = predict_step(), predict_step(micro_batches=2)
     assert one.by_phase()["forward"] == one.baseline + 3 * HIDDEN
-    assert two.by_phase()["forward"] == one.by_phase()["forward"] + PARAMETERS + RESULT + SCALAR
+    assert two.by_phase()["forward"] == one.by_phase()["forward"] + PARAMETERS
     assert made(two, "gradient") == PARAMETERS  # those of the second are added to them
 
 
@@ -179,16 +177,16 @@ def test_a_frozen_layer_has_no_gradient():
     model[0].requires_grad_(False)
     timeline = predict_step(model)
     assert made(timeline, "gradient") == PARAMETERS - ITEM * WEIGHTS["0"]
-    assert timeline.at(first_op(timeline, "backward")).by_kind["activation"] == 2 * HIDDEN + RESULT + 2 * SCALAR
+    assert timeline.at(first_op(timeline, "backward")).by_kind["activation"] == 2 * HIDDEN + 2 * SCALAR
     model[2].requires_grad_(False)
     timeline = predict_step(model)  # nothing asks for the first layer's result any more
-    assert timeline.at(first_op(timeline, "backward")).by_kind["activation"] == HIDDEN + RESULT + 2 * SCALAR
+    assert timeline.at(first_op(timeline, "backward")).by_kind["activation"] == HIDDEN + 2 * SCALAR
 
 
 def test_an_op_in_place_takes_no_memory():
     timeline = predict_step(perceptron(inplace=True))
-    assert timeline.by_phase()["forward"] == timeline.baseline + 2 * HIDDEN + RESULT + 2 * SCALAR
-    assert timeline.at(first_op(timeline, "backward")).by_kind["activation"] == 2 * HIDDEN + RESULT + 2 * SCALAR
+    assert timeline.by_phase()["forward"] == timeline.baseline + 2 * HIDDEN + RESULT + SCALAR
+    assert timeline.at(first_op(timeline, "backward")).by_kind["activation"] == 2 * HIDDEN + 2 * SCALAR
 
 
 def test_views_share_their_storage():
@@ -273,9 +271,8 @@ def test_autocast_keeps_its_copies_of_weights_for_the_backward_pass():
     timeline = predict_step(Autocast(), torch.ones(BATCH, 8), optimizer=SGD)
     moment = timeline.at(first_op(timeline, "backward"))
     half = ITEM // 2
-    # One copy of the weight for three calls, that of the input, two results that are saved, and the program's: the
-    # result, the loss and its gradient.
-    assert moment.by_kind["activation"] == half * (8 * 8 + BATCH * 8 * (1 + 2 + 1) + 2)
+    # One copy of the weight for three calls, that of the input, two results that are saved, the loss and its gradient.
+    assert moment.by_kind["activation"] == half * (8 * 8 + BATCH * 8 * (1 + 2) + 2)
     assert timeline.at_peak().by_kind["parameter"] == ITEM * 8 * 8
 
 
@@ -336,7 +333,7 @@ def test_an_8_bit_state_takes_a_byte_a_parameter():
 
     step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=Momentum8bit)
     timeline = predict_memory(step)
-    assert timeline.baseline == PARAMETERS + INPUT + RESULT + SCALAR + PARAMETERS // ITEM + 6 * ITEM
+    assert timeline.baseline == PARAMETERS + INPUT + PARAMETERS // ITEM + 6 * ITEM
 
 
 def test_offloaded_activations_are_on_the_host():
@@ -363,8 +360,8 @@ def test_offloaded_activations_are_on_the_host():
         0,
         {"activation": 4 * HIDDEN + ITEM * (16 * 16 + 16 * 4)},
     )
-    assert offloaded.at(at).by_kind["activation"] == RESULT + 2 * SCALAR
-    assert plain.at(first_op(plain, "backward")).by_kind["activation"] == 2 * HIDDEN + RESULT + 2 * SCALAR
+    assert offloaded.at(at).by_kind["activation"] == 2 * SCALAR
+    assert plain.at(first_op(plain, "backward")).by_kind["activation"] == 2 * HIDDEN + 2 * SCALAR
     with pytest.raises(ValueError, match="this run used no memory on 'cpu'"):
         predict_memory(plain.trace, device="cpu")
     assert predict(Offloading, "cpu").device == "cpu"  # where the copies are made too
@@ -600,9 +597,7 @@ def test_a_real_recording_tells_what_a_prediction_does():
 
     predicted = predict_memory(TrainingStepAnalysis(model, inputs, loss=loss, optimizer=SGD), first_step=True)
     with record(model) as run:
-        result = model(inputs)
-        scalar = loss(result)
-        scalar.backward()
+        loss(model(inputs)).backward()
         optimizer.step()
     recorded = predict_memory(run, first_step=True)
     assert (recorded.peak, recorded.at_peak()[1:4]) == (predicted.peak, predicted.at_peak()[1:4])

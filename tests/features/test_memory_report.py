@@ -67,7 +67,7 @@ def test_kinds_and_phases_are_those_of_the_timeline():
 
 def test_the_chart_has_the_peak_and_the_phases():
     timeline = predict(optimizer=torch.optim.AdamW, checkpoint=["0", "1"], micro_batches=2)
-    chart = timeline.report().parts[1]
+    chart = timeline.report().parts[3]
     assert max(chart.totals()) == timeline.peak
     assert [name for name, _ in chart.sections] == ["forward", "backward", "forward", "backward", "optimizer"]
 
@@ -88,7 +88,7 @@ def test_files_and_texts(tmp_path):
 
 def test_other_runs_than_steps():
     forward = predict_memory(FlopCountAnalysis(layers(), torch.ones(ROWS, WIDTH))).report()
-    assert forward.parts[0].startswith("Predicted for a forward pass on cpu: the peak of ")
+    assert forward.parts[2].startswith("Predicted for a forward pass on cpu: the peak of ")
     function = predict_memory(record_call(torch.relu, (torch.ones(4),)))
     assert "peak memory 32 B" in str(function) and "at relu of the model" in str(function)
     nothing = predict_memory(record_call(lambda x: x, (torch.ones(4),)))

@@ -31,7 +31,7 @@ BUILDS_UPON = {
     "budget": {"memory"},
     "deepspeed": {"profiling"},
     "generation": {"scaling"},
-    "layout_search": {"planning", "step_time", "utilisation"},
+    "layout_search": {"memory", "planning", "step_time", "utilisation"},
     "parameters": {"experts"},
     "planning": {"communication", "memory"},
     "profiling": {"roofline", "utilisation"},

@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table, summarise
+from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.cli.terminal import TerminalInfo, find_terminal
 from fvflops.reports import REPORTS, markdown
@@ -29,6 +31,10 @@ from fvflops.reports.fvcore import table
 from fvflops.reports.terminal import terminal
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.text.display_width import truncate_middle, wrap
+from fvflops.units import format_short
+from fvflops.views.summary import make_summary, with_columns
+from fvflops.views.summary_rows import count_itself
+from fvflops.zoo import build
 from tests.support.reports.summaries import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -324,3 +330,19 @@ def test_wrong_options_are_one_line_before_any_work(capsys, options, message):
     assert exit_code("count", "no.such:model", *options) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_what_a_module_does_outside_its_submodules_has_a_row(repeated):
+    flops = FlopCountAnalysis(build("gpt2"), torch.ones(1, 1024, dtype=torch.int64), execution="shapes")
+    own = Counter()  # by the calls themselves
+    for call in flops.op_calls():
+        own[call.module] += call.flops or 0
+    summary = make_summary(with_columns(analysed_run(flops)))
+    summary = collapse(summary) if repeated else summary
+    text = terminal.render(summary, depth=4)
+    rows = [line.split() for line in text.splitlines() if "(itself)" in line]
+    attentions = [name for name in own if name.endswith(".attn") and (name == "h.0.attn" or not repeated)]
+    assert [row[2] for row in rows] == [format_short(own[name]) for name in attentions] and attentions
+    assert count_itself(summary, ["h.0.attn"], "flops")["h.0.attn"]["flops"] == own["h.0.attn"]
+    assert "(itself)" in markdown.render(summary, depth=4) and "(itself)" not in markdown.render(summary, sort="flops")

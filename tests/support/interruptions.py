@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.torch_internals import top_saved_hooks
 
 _PACKAGE = "/fvflops/"
 
@@ -163,11 +164,9 @@ def describe_process() -> dict[str, Any]:
         len(optimizer._global_optimizer_post_hooks),
     )
     told["dispatch modes"] = python_dispatch._get_current_dispatch_mode_stack()
-    told["dispatch mode flags"] = (
-        python_dispatch._is_in_torch_dispatch_mode,
-        python_dispatch._is_in_non_infra_torch_dispatch_mode,
-        python_dispatch._is_in_any_mode_without_ignore_compile_internals,
-    )
+    told["dispatch mode flags"] = {
+        name: value for name, value in vars(python_dispatch).items() if name.startswith("_is_in_")
+    }
     told["function modes"] = torch._C._len_torch_function_stack()
     told["function state"] = str(torch._C._get_torch_function_state())
     told["grad"] = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -181,7 +180,7 @@ def describe_process() -> dict[str, Any]:
     ]
     told["autocast cache"] = torch.is_autocast_cache_enabled(), torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
-    told["saved tensors' hooks"] = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    told["saved tensors' hooks"] = top_saved_hooks(True)
     told["levels"] = torch._C._functorch.get_dynamic_layer_stack_depth()
     told["collector"] = gc.isenabled()
     told["warnings"] = id(warnings.filters), list(warnings.filters), warnings.showwarning

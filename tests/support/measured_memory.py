@@ -72,13 +72,15 @@ def compare_steps(model, args=(), kwargs=None, *, loss=None, optimizer, checkpoi
     first, later = predict_memory(analysis, first_step=True), predict_memory(analysis)
     held = {}
 
+    def compute_loss():  # as a trainer's: the result is freed when it returns
+        result = model(*args, **kwargs)
+        return result.loss if loss is None else loss(result)
+
     def step():
         if not held:
             held["optimizer"] = optimizer(model.parameters())
         held["optimizer"].zero_grad()
-        held["result"] = model(*args, **kwargs)
-        held["loss"] = held["result"].loss if loss is None else loss(held["result"])
-        held["loss"].backward()
+        compute_loss().backward()
         held["optimizer"].step()
 
     recomputed = [module for module in model.modules() if isinstance(module, tuple(checkpointed))]

@@ -27,7 +27,7 @@ devices:
     sparse: {fp16: 200e12}                 # the same, where one operand has 2:4 sparsity
     vector: {fp32: 20e12}                  # outside the matrix units
     bandwidth: 1e12                        # bytes/s
-    memory: 32e9                           # bytes
+    memory: 32e9                           # bytes that torch reports
     unit: one GPU
     source: my measurements
 ```
@@ -61,7 +61,8 @@ def _sources(devices: list[Device]) -> Iterator[str]:
     yield "| Device | Also | Unit | Source |\n|:---|:---|:---|:---|\n"
     for device in devices:
         note = f" ({device.note})" if device.note else ""
-        yield f"| {device.name} | {', '.join(device.aliases)} | {device.unit} | {device.source}{note} |\n"
+        memory = f"; memory as torch reports: {device.memory_source}" if device.memory_source else ""
+        yield f"| {device.name} | {', '.join(device.aliases)} | {device.unit} | {device.source}{memory}{note} |\n"
 
 
 def _number(value: float | None, unit: int) -> str:

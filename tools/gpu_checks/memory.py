@@ -183,9 +183,7 @@ def _measure_steps(case: Case, model: nn.Module, x: torch.Tensor) -> list[int]:
         if not held:
             held["optimizer"] = case.optimizer(model.parameters())
         held["optimizer"].zero_grad()
-        held["result"] = model(x)
-        held["loss"] = _loss(held["result"])
-        held["loss"].backward()
+        _loss(model(x)).backward()
         held["optimizer"].step()
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - before)

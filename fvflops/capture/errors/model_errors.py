@@ -103,7 +103,7 @@ def _expression(shape: tuple[int, ...], dtype: str) -> str:
 COMMAND = Remedies(
     tensor=_option,
     others="try others by --input",
-    meta="--device meta",
+    meta="--build-on meta",
     keyword="--input {0}=SHAPE, such as --input {0}=1,16",
     each="one --input for each",
     eval_mode="omit --train, or pass a larger batch",

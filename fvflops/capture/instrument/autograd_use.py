@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fvflops.capture.instrument.backward import ENGINE_RUNS
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.torch_internals import TensorBase, TransformType, grad_switch, peek_interpreter
+from fvflops.torch_internals import grad_switch, peek_interpreter
 
 # torch._C._set_grad_enabled: all switches of grad mode call it, also torch.enable_grad as a context or decorator.
 _GRAD_SWITCH = Patch(*grad_switch)
 _REQUIRES_GRAD_METHOD = Patch(torch.Tensor, "requires_grad_")
 _REQUIRES_GRAD_FLAG = Patch(torch.Tensor, "requires_grad")
 
-_DERIVATIVES = frozenset({TransformType.Grad, TransformType.Jvp})
+_DERIVATIVES = frozenset({"Grad", "Jvp"})
 
 
 class AutogradUsed(BaseException):
@@ -69,7 +69,7 @@ class AutogradUse:
         return requires_grad_
 
     def _around_flag(self, original: Any) -> Any:
-        base: Any = TensorBase.requires_grad
+        base: Any = cast(Any, torch.Tensor.__base__).requires_grad
         descriptor = original if isinstance(original, property) else base
 
         def set_flag(tensor: torch.Tensor, requires_grad: bool) -> None:
@@ -93,4 +93,4 @@ class AutogradUse:
 def _in_derivative() -> bool:
     """Return whether torch.func is computing a derivative, which works in a run without autograd too."""
     interpreter = peek_interpreter()
-    return interpreter is not None and interpreter.key() in _DERIVATIVES
+    return interpreter is not None and interpreter.key().name in _DERIVATIVES

@@ -40,7 +40,7 @@ from fvflops.torch_internals import (
     transform_depth,
 )
 
-_CALL_IMPL = None if message_of_missing(module_call) else getattr(*module_call)
+_CALL_IMPL = None if message_of_missing(module_call[0]) else getattr(*module_call)
 _INPUT = -1  # the position of the input among the tensors that a call reads
 _FUNCTIONAL = vars(F)
 _TENSOR_TYPES = frozenset({torch.Tensor, nn.Parameter, type(None)})

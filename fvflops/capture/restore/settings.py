@@ -16,6 +16,7 @@ from fvflops.torch_internals import (
     get_precision,
     global_device_context,
     grad_switch,
+    message_of_missing,
     print_options,
     set_precision,
 )
@@ -80,7 +81,7 @@ def _print_options() -> dict[str, Any]:
 # How exact float32 arithmetic is, by backend; before torch 2.9, whether TF32 is allowed.
 _PRECISIONS: tuple[tuple[_Get, _Set], ...] = (
     tuple(_attribute(backend, "allow_tf32") for backend in (cudnn, mkldnn))
-    if get_precision is None
+    if get_precision is None or set_precision is None
     else tuple(_precision(backend, op) for backend, op in _FLOAT32_MATH)
 )
 
@@ -90,7 +91,7 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (_default_device, _set_default_device),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
-    (torch.is_grad_enabled, getattr(*grad_switch)),
+    (torch.is_grad_enabled, torch.set_grad_enabled if message_of_missing(grad_switch[0]) else getattr(*grad_switch)),
     (lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_warn_always_enabled, torch.set_warn_always),

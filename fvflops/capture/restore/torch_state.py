@@ -14,13 +14,11 @@ from torch.overrides import TorchFunctionMode
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.torch_internals import (
-    DispatchKeySet,
     ForceDispatchKeys,
     InferenceMode,
     TorchDispatchMode,
     disable_dispatch_modes,
     dispatch_mode_stack,
-    dispatch_stack_length,
     excluded_keys,
     forward_ad_level,
     function_mode_stack,
@@ -30,6 +28,7 @@ from fvflops.torch_internals import (
     included_keys,
     is_multithreading_enabled,
     is_view_replay_enabled,
+    peek_interpreter,
     pop_dispatch_mode,
     pop_function_mode,
     pop_saved_hooks,
@@ -42,7 +41,10 @@ from fvflops.torch_internals import (
     set_view_replay,
     top_saved_hooks,
     transform_depth,
-    undo_transforms,
+    undo_functionalize,
+    undo_grad,
+    undo_jvp,
+    undo_vmap,
 )
 
 # torch's global flags about active modes, and the attributes in which modes save their previous values.
@@ -57,6 +59,13 @@ _FLAGS = {
         ),
     )
     if hasattr(python_dispatch, name)
+}
+# torch.func's own function that undoes all layers fails in torch 2.11 and older.
+_UNDO_TRANSFORM = {
+    "Vmap": undo_vmap,
+    "Grad": undo_grad,
+    "Jvp": undo_jvp,
+    "Functionalize": undo_functionalize,
 }
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 _DEVICES = tuple(filter(torch.amp.is_autocast_available, _AUTOCAST_DEVICES))  # of this torch
@@ -90,6 +99,7 @@ class TorchState:
 
     def __init__(self) -> None:
         self._before = _read_state()
+        self._key_sets = included_keys(), excluded_keys()
 
     def restore(self) -> None:
         """Restore all state that has changed."""
@@ -109,8 +119,8 @@ class TorchState:
             layers,
             level,
         ) = self._before
-        if transform_depth() > layers:
-            undo_transforms(layers)
+        while transform_depth() > layers:
+            _UNDO_TRANSFORM[peek_interpreter().key().name]()
         while forward_ad_level() > level:
             forward_ad.exit_dual_level()
         while (top := top_saved_hooks(True)) is not None and not _are_identical(top, hooks):
@@ -136,7 +146,9 @@ class TorchState:
         if _get_settings() != settings:
             _set_settings(settings)
         if _get_keys() != keys:
-            _set_keys(keys)
+            guard = ForceDispatchKeys(*self._key_sets)
+            guard.__enter__()
+            _guards.append(guard)
 
 
 def _read_state() -> tuple[Any, ...]:
@@ -196,8 +208,12 @@ _CLOSE_BY_CODE: dict[CodeType, Callable[[Any], None]] = {
 
 def without_modes() -> AbstractContextManager[Any]:
     """Return a context without dispatch modes; an empty one if none is active, since torch's takes 6 µs."""
-    has_modes = dispatch_stack_length() or pre_dispatch_stack_length()
-    return disable_dispatch_modes() if has_modes else nullcontext()
+    modes = dispatch_mode_stack()
+    if not modes and not pre_dispatch_stack_length():
+        return nullcontext()
+    context: Any = disable_dispatch_modes()
+    context.modes = modes  # keeps them alive, as in _set_modes
+    return context
 
 
 @contextmanager
@@ -290,7 +306,8 @@ def _are_identical(left: Sequence[Any] | None, right: Sequence[Any] | None) -> b
 
 
 def _set_modes(modes: Sequence[TorchDispatchMode]) -> None:
-    while dispatch_mode_stack():
+    # The list keeps the modes alive: torch 2.10 and older pop a freed object if only the stack refers to it.
+    for _ in dispatch_mode_stack():
         pop_dispatch_mode()
     for mode in modes:
         push_dispatch_mode(mode)
@@ -310,18 +327,12 @@ def _get_flags() -> list[bool]:
 def _set_flags(flags: Sequence[bool]) -> None:
     for name, flag in zip(_FLAGS, flags, strict=True):
         setattr(python_dispatch, name, flag)
-    if "_is_in_any_mode_without_ignore_compile_internals" in _FLAGS:
+    if hasattr(python_dispatch, "set_is_in_mode_without_ignore_compile_internals"):  # since torch 2.11: a copy in C++
         python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
 
 
 def _get_keys() -> tuple[int, int]:
     return included_keys().raw_repr(), excluded_keys().raw_repr()
-
-
-def _set_keys(keys: tuple[int, int]) -> None:
-    guard = ForceDispatchKeys(*map(DispatchKeySet.from_raw_repr, keys))
-    guard.__enter__()
-    _guards.append(guard)
 
 
 def _get_nesting() -> int:

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Iterator
 from ctypes import c_ubyte
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fvflops.capture.recorder.signature import tensors_of
-from fvflops.torch_internals import StorageBase
 
 # Bytes of a storage that are compared, at its start and at its middle.
 SAMPLE_BYTES = 64
@@ -20,7 +19,7 @@ read_fewer = [Struct(f"{size}s").unpack_from for size in range(2 * SAMPLE_BYTES)
 # All memory, of which only what torch has allocated is read: this takes a fifth of the time of ctypes.string_at.
 MEMORY = (c_ubyte * sys.maxsize).from_address(0)
 # torch's method, unwrapped.
-address_of: Any = StorageBase.data_ptr
+address_of = cast(Any, torch.UntypedStorage.__base__).data_ptr
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 

@@ -36,6 +36,7 @@ EXAMPLES = (
     "fvflops annotate trace.json",
     "fvflops annotate trace.json --model zoo:lenet5 --output annotated.json",
 )
+FIRST = ("--model", "--batch", "--seq", "--backward", "--output")
 # Options of the model's run.
 _RUN_OPTIONS = (
     *("input", "config", "trust_file", "train", "backward", "optimizer"),

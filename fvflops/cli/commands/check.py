@@ -29,6 +29,7 @@ EXAMPLES = (
     "fvflops check zoo:resnet50 --budget budget.yaml --update",
     "fvflops check zoo:resnet50 --budget budget.yaml",
 )
+FIRST = ("--budget", "--update", "--name", "--batch", "--format")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

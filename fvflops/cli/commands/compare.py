@@ -20,8 +20,9 @@ from fvflops.formulas import load_table, shipped_tables
 
 EXAMPLES = (
     "fvflops compare zoo:resnet50",
-    "fvflops compare zoo:resnet50 --tables default,fvcore,torch",
+    "fvflops compare zoo:resnet50 --conventions default,fvcore,torch",
 )
+FIRST = ("--conventions", "--batch", "--seq", "--input", "--backward")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_backward(parser)
     parser.add_argument(
-        "--tables",
+        "--conventions",
+        "--tables",  # its name in version 1.0
+        dest="tables",
         metavar="CONVENTION,...",
-        help="conventions to compare with that of --table, which is always listed, first; default: all shipped ones",
+        help="conventions to compare with that of --convention, which is listed first; default: all shipped ones",
     )
     add_report(parser)
 
@@ -42,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Count a model by the conventions that the arguments name and write the report; return the exit code."""
     names = [name for name in (arguments.tables or "").split(",") if name]
     if arguments.tables is not None and not names:
-        raise ValueError(f"--tables {arguments.tables!r} names no convention: write default,fvcore,torch")
+        raise ValueError(f"--conventions {arguments.tables!r} names no convention: write default,fvcore,torch")
     # The reference is first, and listed once.
     chosen = dict.fromkeys([arguments.table, *names] if names else shipped_tables())
     tables = [load_table(name) for name in chosen]

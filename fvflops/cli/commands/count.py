@@ -53,6 +53,7 @@ EXAMPLES = (
     "fvflops count zoo:resnet50 --format html --output resnet50.html",
     "fvflops count zoo:lenet5 zoo:resnet50 --columns parameters,flops,memory",
 )
+FIRST = ("--batch", "--seq", "--input", "--by", "--format")
 # Views whose rows are of no module.
 _WITHOUT_MODULES = ("operator", "op", "line")
 # Kind of data that a Report takes → the function that creates it.

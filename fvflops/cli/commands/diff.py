@@ -20,6 +20,7 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.planning.accelerator import built_on
 from fvflops.features.diff.diff import diff_traces
 from fvflops.features.diff.model import MEASURES
 from fvflops.features.diff.report import TOP, difference_report
@@ -31,6 +32,7 @@ EXAMPLES = (
     "fvflops diff zoo:gpt2 zoo:gpt2 --input 1,128:int64 --input-b 1,1024:int64",
     "fvflops diff HEAD~1:net.py:build net.py:build",
 )
+FIRST = ("--measure", "--batch", "--seq", "--input", "--format")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
     _check(arguments)
     table = load_table(arguments.table)
-    options = model_options(arguments, device=arguments.device)
+    options = model_options(arguments, device=built_on(arguments))
     first = open_analysis(arguments.model, arguments, table, options=options)
     options = keep_applicable(options, arguments.other)
     if find_source(arguments.model) != find_source(arguments.other):  # arguments of another kind of constructor

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any
 
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import add_report
 from fvflops.cli.outputs import write, write_report
-from fvflops.features.utilisation.devices import load_devices
-from fvflops.formulas import shipped_tables
+from fvflops.cli.terminal import find_width
+from fvflops.features.utilisation.devices import Device, load_devices
+from fvflops.formulas import load_table, shipped_tables
 from fvflops.reports import REPORTS
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.formats import FORMATS
 from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
+from fvflops.units import format_bytes, format_short
 
 EXAMPLES = (
     "fvflops list",
@@ -37,6 +42,11 @@ LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
     "devices": lambda: [device.name for device in load_devices()],
     "tables": shipped_tables,
     "formats": lambda: list(dict.fromkeys([*FORMATS, *REPORTS])),
+}
+# What says in a column what each of its names is → the function that returns name → that.
+ABOUT: Mapping[str, Callable[[], Mapping[str, str]]] = {
+    "devices": lambda: {device.name: _describe_device(device) for device in load_devices()},
+    "tables": lambda: {name: load_table(name).description for name in shipped_tables()},
 }
 
 
@@ -61,15 +71,25 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"list has no {arguments.kind!r}{near}")
     with activity(f"listing {arguments.kind}"):
         names = _select(arguments.kind, arguments.pattern)
-    document = Document(
-        arguments.kind, arguments.kind, [Table("names", [text_column("name")], [(name,) for name in names])]
-    )
+    columns, rows = [text_column("name")], [[name] for name in names]
+    if arguments.kind in ABOUT:
+        about = ABOUT[arguments.kind]()
+        columns, rows = [*columns, text_column("description")], [[name, about[name]] for name in names]
+    document = Document(arguments.kind, arguments.kind, [Table("names", columns, rows)])
     if arguments.format != "text":
         write_report(document, arguments)
         return 0
     table = document.ranked(sort=arguments.sort, top=arguments.top).main_table()
-    write("\n".join(str(name) for (name,) in table.rows), arguments.output)
+    write("\n".join(_write_lines(table.rows)), arguments.output)
     return 0
+
+
+def _write_lines(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Yield the lines of names, each with its description, if it has one, beside it."""
+    indent = max(len(str(name)) for name, *_ in rows) + 2
+    for name, *about in rows:
+        text = f"{name:{indent}}{about[0]}" if about else str(name)
+        yield textwrap.fill(text, find_width(sys.stdout), subsequent_indent=" " * indent) if about else text
 
 
 def _select(kind: str, pattern: str | None) -> Sequence[str]:
@@ -82,6 +102,18 @@ def _select(kind: str, pattern: str | None) -> Sequence[str]:
         near = list_nearest(pattern.strip("*"), names) or f"; 'fvflops list {kind}' lists all"
         raise ValueError(f"{kind} has no name that matches {pattern!r}{near}")
     return matching
+
+
+def _describe_device(device: Device) -> str:
+    """Return the memory, the bandwidth and the highest dense peak of common dtypes of a device.
+
+    >>> _describe_device(load_devices()[0])
+    '900 GB/s, 125TFLOP/s fp16'
+    """
+    parts = [] if device.memory is None else [format_bytes(device.memory)]
+    parts += [] if device.bandwidth is None else [f"{format_bytes(device.bandwidth)}/s"]
+    dtype = next(name for name in ("bf16", "fp16", "fp32", *device.dtypes()) if name in device.dtypes())
+    return ", ".join([*parts, f"{format_short(device.peak(dtype))}FLOP/s {dtype}"])
 
 
 def _summarise() -> Document:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
+    RARE_OF_PLANS,
     add_convention,
     add_depth,
     add_mesh,
@@ -27,29 +30,35 @@ from fvflops.cli.planning.training_step import (
     NO_OPTIMIZER,
     add_step,
     check_optimizer,
+    choose_precision,
     default_loss,
     find_checkpointed_names,
     find_optimizer,
     find_policy,
     make_optimizer,
     read_assumptions,
+    repeat_command,
+    typed_settings,
 )
 from fvflops.cli.values import parse_mesh
 from fvflops.features.memory.allocator import reserved_memory
 from fvflops.features.memory.compute import HOST_DEVICE, MemoryTimeline
-from fvflops.features.memory.fit import describe_fit
+from fvflops.features.memory.fit import Verdict
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.plot import draw_memory
 from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_report, memory_title
 from fvflops.features.memory.savings import memory_savings
+from fvflops.features.planning.fully_sharded import find_precision
 from fvflops.features.planning.plan import plan_rank
 from fvflops.features.planning.savings import plan_savings
+from fvflops.features.step_time.report import judge
+from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
-from fvflops.sources.loaded_model import LoadedModel, with_input_hint
+from fvflops.sources.loaded_model import LoadedModel, cast_inputs, with_input_hint
 from fvflops.units import format_bytes
 
 EXAMPLES = (
@@ -57,6 +66,8 @@ EXAMPLES = (
     "fvflops memory zoo:gpt2 --dtype bf16 --optimizer sgd --no-savings",
     "fvflops memory zoo:resnet50 --inference --device 24GB",
 )
+FIRST = ("--batch", "--seq", "--device", "--optimizer", "--checkpoint")
+RARE = (*RARE_OF_PLANS, "--sequence-parallel", "--schedule")
 # The memory, what finds its savings, and notes on what is estimated.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
 # Options for a rank of a mesh, and their defaults.
@@ -69,7 +80,6 @@ _OF_A_MESH: Mapping[str, Any] = {
     "stage_layers": None,
     "reshard_after_forward": None,
     "reduce_each_microbatch": None,
-    "precision": None,
     "routing": None,
 }
 
@@ -116,6 +126,12 @@ def run(arguments: argparse.Namespace) -> int:
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     subject.train(not arguments.inference)
+    has_bf16 = capacity is not None or (accelerator is not None and "bf16" in accelerator.matrix)
+    choose_precision(arguments, subject.model, has_bf16=has_bf16 and not arguments.inference)
+    precision = find_precision(arguments.precision) if mesh is None else None
+    if precision is not None:  # of a rank it is the plan's
+        subject.model.to(precision.parameters)
+        subject = cast_inputs(subject, precision.parameters)
     choose = find_checkpointed_names if mesh is None else find_policy
     step: dict[str, Any] = {
         "loss": loss,
@@ -129,15 +145,20 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.inference:
             predicted = _predict_forward(subject, step, arguments)
         elif mesh is None:
-            predicted = _predict_step(subject, step, arguments)
+            autocast = None if precision is None or precision.is_uniform else precision.compute
+            predicted = _predict_step(subject, {**step, "autocast": autocast}, arguments)
         else:
             predicted = _predict_rank(subject, step, mesh, arguments)
     timeline, find, notes = predicted
+    typed = {} if arguments.inference else typed_settings(arguments)
+    timeline = replace(timeline, settings={**timeline.settings, **typed})
     notes = [*_describe_paged(timeline, arguments), *notes]
-    if accelerator is not None:
-        notes = [*_describe_fit(timeline, accelerator.name, accelerator.memory), *notes]
-    if capacity is not None:
-        notes = [*_describe_fit(timeline, "the device", capacity), *notes]
+    verdict = Verdict(timeline.peak, advice="Add --device, such as H100 or 24GB.")
+    device = Device("the device", {"bf16": 1}, memory=capacity, vendor="NVIDIA") if capacity else accelerator
+    if device is not None:
+        ranks = math.prod((mesh or {}).values())
+        verdict = judge(reserved_memory(timeline, expandable_segments=True).peak, device, ranks)
+        notes = [_describe_reserved(timeline, verdict.needed), *notes]
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
@@ -151,7 +172,8 @@ def run(arguments: argparse.Namespace) -> int:
         depth=default_depth if arguments.depth is None else arguments.depth,
         collapsed=not for_data,
         subject=arguments.model,
-        setting=_describe_setting(arguments),
+        verdict=verdict,
+        command=repeat_command(arguments, None if arguments.inference else "AdamW"),
         notes=notes,
     )
     write_report(report, arguments)
@@ -200,10 +222,9 @@ def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> 
             yield "Paged memory is an accelerator's: on the CPU the optimizer's state is in the peak."
 
 
-def _describe_fit(timeline: MemoryTimeline, device: str, capacity: float | None) -> Iterator[str]:
-    reserved, otherwise = (reserved_memory(timeline, expandable_segments=value).peak for value in (True, False))
-    yield describe_fit(reserved, device, capacity)
-    yield (
+def _describe_reserved(timeline: MemoryTimeline, reserved: int) -> str:
+    otherwise = reserved_memory(timeline, expandable_segments=False).peak
+    return (
         f"For a peak of {format_bytes(timeline.peak)} torch's allocator reserves {format_bytes(reserved)}, simulated "
         f"with expandable segments; without them {format_bytes(otherwise)}."
     )
@@ -259,19 +280,3 @@ def _predict_rank(
         lambda: plan_savings(subject.model, args, subject.kwargs, first_step=first_step, **options),
         notes,
     )
-
-
-def _describe_setting(arguments: argparse.Namespace) -> str:
-    if arguments.inference:
-        return ""
-    optimizer = find_optimizer(arguments.optimizer or "AdamW")
-    parts = ["no optimizer" if optimizer is None else f"optimizer {optimizer.__name__}"]
-    parts += ["float32 master weights"] * arguments.master_weights
-    if arguments.loss is None:
-        parts.append("loss: that of the model if it returns one, else the sum of its outputs")
-    parts += [f"{arguments.microbatches} microbatches"] if arguments.microbatches > 1 else []
-    parts += [f"checkpointed: {', '.join(arguments.checkpoint)}"] if arguments.checkpoint else []
-    parts += [f"rank {arguments.rank} of {arguments.mesh}"] if arguments.mesh is not None else []
-    parts += ["first step"] if arguments.first_step else []
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."

@@ -18,7 +18,7 @@ from fvflops.reports.formula_rows import examples_report, row_report, rows_repor
 
 EXAMPLES = (
     "fvflops ops linear",
-    "fvflops ops --table fvcore",
+    "fvflops ops --convention fvcore",
     "fvflops ops --check --table mine.yaml --import my_ops",
 )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 from fvflops import paths
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
+    RARE_OF_PLANS,
     add_convention,
     add_depth,
     add_mesh,
@@ -31,11 +33,14 @@ from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_
 from fvflops.cli.planning.training_step import (
     add_step,
     check_optimizer,
+    choose_precision,
     default_loss,
     find_modules,
     find_policy,
     make_optimizer,
     read_assumptions,
+    repeat_command,
+    typed_settings,
 )
 from fvflops.cli.terminal import find_width
 from fvflops.cli.values import parse_amount, parse_mesh
@@ -60,6 +65,23 @@ EXAMPLES = (
     "fvflops plan zoo:llama3_8b --mesh pp=4,fsdp=8 --microbatches 8",
     "fvflops plan zoo:llama3_8b --mesh fsdp=64 --device H100 --tokens 1e12",
     "fvflops plan zoo:llama3_8b --search --gpus 64 --global-batch 256 --device H100",
+)
+FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
+RARE = (
+    *RARE_OF_PLANS,
+    *[
+        "--image-size",
+        "--choices",
+        "--best",
+        "--jobs",
+        "--master-weights",
+        "--loss",
+        "--efficiency",
+        "--fused",
+        "--bucket-cap-mb",
+        "--watts",
+        "--sort",
+    ],
 )
 _NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", "tokens", "price", "watts", "trace", "depth")
 
@@ -136,14 +158,17 @@ def run(arguments: argparse.Namespace) -> int:
     table = load_table(arguments.table)
     default_optimizer = "none" if accelerator is None else "AdamW"
     check_optimizer(arguments, default_optimizer)
+    if not arguments.search:
+        layout_options(arguments)  # a mistake in them is found before the model is loaded
+    with activity(f"loading {arguments.model}"):
+        subject = load_model(arguments.model, model_options(arguments, device="meta"))
+    subject.train(True)
+    choose_precision(arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix)
     options: dict[str, Any] = {
         **layout_options(arguments),
         "assume": read_assumptions(arguments),
         "table": table,
     }
-    with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    subject.train(True)
     options["optimizer"] = make_optimizer(arguments, default_optimizer, subject.model)
     if arguments.loss is not None:
         options["loss"] = load_function(arguments.loss, "--loss")
@@ -181,7 +206,9 @@ def _report_rank(
 ) -> None:
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
         plan = with_input_hint(subject, lambda: plan_rank(subject.model, _args_of(subject), subject.kwargs, **options))
-    write_report(plan_report(plan, table, name=arguments.model), arguments)
+    typed = {} if arguments.loss is None else typed_settings(arguments)
+    plan = replace(plan, settings={**plan.settings, **typed})
+    write_report(plan_report(plan, table, name=arguments.model, command=repeat_command(arguments)), arguments)
 
 
 def _report_step(
@@ -204,6 +231,9 @@ def _report_step(
             fused=fused,
             bucket_cap_mb=arguments.bucket_cap_mb,
         )
+    first, *others = estimate.plans
+    first = replace(first, settings={**first.settings, **typed_settings(arguments)})
+    estimate = replace(estimate, plans=(first, *others))
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
     _write(estimate, arguments)
@@ -232,6 +262,7 @@ def _report_search(
             **kept,
         ),
     )
+    search = replace(search, settings={**search.settings, "loss": typed_settings(arguments)["loss"]})
     commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
     report = search_report(search, name=arguments.model, command="".join(commands))
     report = report.ranked(sort=arguments.sort, top=arguments.top)
@@ -247,7 +278,8 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             estimate,
             name=arguments.model,
             cost=cost,
-            command=f"fvflops memory {arguments.model} --mesh {arguments.mesh}",
+            command=repeat_command(arguments, "AdamW"),
+            finder=f"fvflops memory {arguments.model} --mesh {arguments.mesh}",
             depth=arguments.depth,
             sort=arguments.sort,
             top=arguments.top,

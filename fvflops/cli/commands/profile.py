@@ -46,6 +46,8 @@ EXAMPLES = (
     "fvflops profile zoo:lenet5 --backward --by operator --sort time --top 5",
     "fvflops profile zoo:lenet5 --peaks H100 --html profile.html",
 )
+FIRST = ("--device", "--batch", "--backward", "--by", "--sort")
+RARE = ("--schedule", "--steps", "--ignore", "--deepspeed", "--phase")
 _SCHEDULE_KEYS = ("skip_first", "wait", "warmup", "active", "repeat")
 
 

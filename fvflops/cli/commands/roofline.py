@@ -35,6 +35,7 @@ EXAMPLES = (
     "fvflops roofline zoo:resnet50 --device H100 --dtype bf16 --batch 64",
     "fvflops roofline zoo:resnet50 --device A100 --by op --top 10",
 )
+FIRST = ("--device", "--batch", "--dtype", "--by", "--plot")
 
 # Options without a MODEL.
 _OF_MEASURING = ("measure", "device", "output")
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops roofline`."""
     add_convention(parser)
     add_model(parser, nargs="?")
-    add_run(parser, alias="--build")
+    add_run(parser, runs_on=False)
     peaks = find_group(parser, "device")
     peaks.add_argument(
         "--device",
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.model,
         arguments,
         table,
-        options=model_options(arguments, device=arguments.build),
+        options=model_options(arguments, device=arguments.build_on),
     )
     if arguments.save_trace is not None:
         save_trace(analysis.trace(), arguments.save_trace)

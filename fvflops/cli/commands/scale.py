@@ -28,6 +28,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.outputs import write_report
+from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.values import parse_assumptions
 from fvflops.counting.metrics import METRICS
 from fvflops.features.generation.generation import check_generation_metric, generation_cost
@@ -49,6 +50,7 @@ EXAMPLES = (
     "fvflops scale zoo:resnet50 --vary batch=1..64 --vary size=224..448:32",
     "fvflops scale zoo:gpt2 --generate prompt=128,new=64",
 )
+FIRST = ("--vary", "--generate", "--metric", "--backward", "--plot")
 _KEYS = ("prompt", "new", "batch")
 
 
@@ -121,18 +123,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
     vary = parse_sizes(arguments.vary)
+    device, emulated = runs_on(arguments)
     model, inputs, kwargs = _find_source(arguments, vary)
-    cost = cost_of(
-        model,
-        inputs,
-        vary=vary,
-        kwargs=kwargs,
-        metric=arguments.metric,
-        table=table,
-        execution=arguments.execution,
-        assume=parse_assumptions(arguments.assume),
-        loss=sum_results if arguments.backward else None,
-    )
+    with emulated():
+        cost = cost_of(
+            model,
+            inputs,
+            vary=vary,
+            kwargs=kwargs,
+            metric=arguments.metric,
+            table=table,
+            execution=arguments.execution,
+            device=device,
+            assume=parse_assumptions(arguments.assume),
+            loss=sum_results if arguments.backward else None,
+        )
     what = "a forward and a backward pass" if arguments.backward else "a forward pass"
     return scaling_report(cost, title=_write_title(arguments, table, what), depth=arguments.depth), [cost]
 
@@ -144,16 +149,19 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Docum
     if arguments.backward:
         raise ValueError("--generate has no backward pass: omit --backward")
     sizes = parse_generation(arguments.generate)
-    subject = load_model(arguments.model, model_options(arguments, inputs=["1,1:int64"], device=arguments.device))
-    cost = generation_cost(
-        _in_mode(subject, arguments).model,
-        prompt=sizes["prompt"],
-        new=sizes["new"],
-        batch=sizes.get("batch", 1),
-        metric=arguments.metric,
-        table=table,
-        execution="shapes" if arguments.execution == "auto" else arguments.execution,
-    )
+    subject = load_model(arguments.model, model_options(arguments, inputs=["1,1:int64"], device=built_on(arguments)))
+    device, emulated = runs_on(arguments)
+    with emulated():
+        cost = generation_cost(
+            _in_mode(subject, arguments).model,
+            prompt=sizes["prompt"],
+            new=sizes["new"],
+            batch=sizes.get("batch", 1),
+            metric=arguments.metric,
+            table=table,
+            execution="shapes" if arguments.execution == "auto" else arguments.execution,
+            device=device,
+        )
     batch = "" if cost.batch == 1 else f", batch {cost.batch:,}"
     what = f"generating {format_quantity(cost.new, 'token')} after a prompt of {cost.prompt:,}{batch}"
     return generation_report(cost, title=_write_title(arguments, table, what)), [cost.prefill, cost.decode]
@@ -233,7 +241,7 @@ def parse_template(text: str, names: Sequence[str]) -> Template:
 def _find_source(arguments: argparse.Namespace, vary: Mapping[str, Range]) -> tuple[Any, Any, Any]:
     """Return the model, its inputs and its keyword arguments, fixed or as functions of the sizes."""
     templates = [parse_template(text, list(vary)) for text in arguments.input]
-    options = model_options(arguments, device=arguments.device)
+    options = model_options(arguments, device=built_on(arguments))
     add_paths(options.paths)
     factory = _find_factory(arguments.model, vary)
     if factory is None:
@@ -275,7 +283,7 @@ def _load(
     """Return the model and the templates of its inputs: those passed, or of its library's default shapes."""
     smallest = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(smallest)) for template in templates]
-    subject = load_model(arguments.model, model_options(arguments, inputs=texts, device=arguments.device))
+    subject = load_model(arguments.model, model_options(arguments, inputs=texts, device=built_on(arguments)))
     _in_mode(subject, arguments)
     if not templates:
         args = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)

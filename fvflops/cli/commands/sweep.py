@@ -19,6 +19,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_missing, read_plot, write_plot
+from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import termination_raised
 from fvflops.cli.progress import Progress
 from fvflops.cli.values import parse_assumptions, parse_count
@@ -41,6 +42,7 @@ EXAMPLES = (
     "fvflops sweep 'zoo:resnet*' zoo:lenet5 --output counts.csv",
     "fvflops sweep 'timm:resnet*' --output counts.csv --timeout 60 --plot front.svg",
 )
+FIRST = ("--output", "--workers", "--batch", "--seq", "--plot")
 _STDOUT = "-"
 _SHOWN_FAILURES = 10
 _LEAST_MEMORY = 1_000_000_000  # bytes, for torch and a library of models
@@ -96,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Count the models and return the exit code: 1 if one failed."""
     names = expand_names(arguments.models)
-    options = model_options(arguments, device=arguments.device)
+    options = model_options(arguments, device=built_on(arguments))
     if any(find_source(name) == "" for name in names):
         add_current_folder()  # of the workers too
     table = load_table(arguments.table)
@@ -113,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.train,
         peak_memory=not arguments.no_peak_memory,
         memory=memory,
+        kernels=runs_on(arguments)[0],
     )
     executor = _make_executor(arguments, workers, memory)
     if arguments.output == _STDOUT:

@@ -71,7 +71,7 @@ def read_commands(parser: Parser, helps: Mapping[str, str]) -> list[Command]:
 
 
 def _read_option(action: argparse.Action) -> Option:
-    value = None if action.nargs == 0 else _read_value(action)
+    value = None if action.nargs in (0, "?") else _read_value(action)
     repeatable = isinstance(action, argparse._AppendAction)
     return Option(tuple(action.option_strings), _shorten(action.help or ""), value, repeatable)
 

@@ -1,20 +1,22 @@
-"""The accelerator that `--device` names, its kernels, its efficiency and its network."""
+"""The device that `--device` names: its kernels, its efficiency and its network; and `--build-on`."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from fvflops.capture.shapes.cuda.cuda_kernels import gpu_emulated
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
-from fvflops.features.utilisation.devices import Device, load_peaks
+from fvflops.features.utilisation.devices import CUDA_VENDORS, Device, load_peaks
 from fvflops.units import parse_size
 
 # Kinds of torch devices; other values of --device name an accelerator.
 _TORCH_DEVICES = ("cpu", "cuda")
-# Vendors whose accelerators are torch's device cuda.
-_CUDA_VENDORS = ("NVIDIA", "AMD")
+_META = "meta"
 
 
 def find_accelerator(text: str | None) -> Device | None:
@@ -50,7 +52,7 @@ def kernels_of(accelerator: Device | None, text: str | None) -> str | None:
     """
     if accelerator is None:
         return text
-    return "cuda" if accelerator.vendor in _CUDA_VENDORS else None
+    return "cuda" if accelerator.vendor in CUDA_VENDORS else None
 
 
 def kernels_emulated(accelerator: Device | None) -> AbstractContextManager[None]:
@@ -87,3 +89,44 @@ def _split_file(text: str) -> tuple[str | None, str]:
         if separator:
             return file + ending, name
     return None, text
+
+
+def built_on(arguments: argparse.Namespace) -> str | None:
+    """Return the torch device on which the model is built; `--device meta` of version 1.0 is `--build-on meta`."""
+    named: str | None = arguments.build_on
+    return _META if named is None and _named(arguments) == _META else named
+
+
+def parse_device(text: str) -> str:
+    """Return a device whose kernels can be counted, as argparse's `type`: a torch device, or an accelerator's name."""
+    if text == _META:
+        return text
+    try:
+        accelerator = find_accelerator(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"pass cpu, cuda or an accelerator; {error}") from None
+    if accelerator is not None and kernels_of(accelerator, text) is None:
+        raise argparse.ArgumentTypeError(f"kernels of {accelerator.name} are not known to torch: omit it, or pass cuda")
+    return text
+
+
+def _named(arguments: argparse.Namespace) -> str | None:
+    """Return the value of `--device`; roofline's is `device`, since a saved Trace has one too."""
+    text: str | None = arguments.run_device if "run_device" in arguments else arguments.device
+    return text
+
+
+def runs_on(arguments: argparse.Namespace) -> tuple[str | None, Callable[[], AbstractContextManager[None]]]:
+    """Return the torch device whose kernels are recorded, None for that of the model, and a context to record in.
+
+    Where the model is built on the CPU, or without weights, the CPU's kernels are recorded anyway.
+    """
+    named = _named(arguments)
+    text = None if named == _META else named
+    accelerator = find_accelerator(text)
+    kernels = kernels_of(accelerator, text)
+    if kernels == (built_on(arguments) or "cpu") or (kernels == "cpu" and built_on(arguments) == _META):
+        kernels = None
+    if kernels is not None and arguments.execution == "real":
+        raise ValueError(f"--device {text} is simulated, without values: omit it, or --execution real")
+    return kernels, partial(kernels_emulated, accelerator)

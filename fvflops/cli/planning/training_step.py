@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.model.model import module_paths
-from fvflops.capture.model.model_index import read_modules
+from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.training_step import loss_in
 from fvflops.cli.values import parse_assumptions
@@ -28,6 +29,7 @@ from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
 
 NO_OPTIMIZER = "none"
+_OF_OUTPUT = ("--format", "--output")
 
 
 def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
@@ -98,6 +100,39 @@ def find_optimizer(name: str) -> type[Optimizer] | None:
             f"--optimizer {name}: torch.optim has {', '.join(names)}, bitsandbytes {', '.join(BLOCKWISE_NAMES)}{hint}"
         )
     return classes[name.lower()]
+
+
+def choose_precision(arguments: argparse.Namespace, model: nn.Module, *, has_bf16: bool) -> None:
+    """Let `--precision` be bf16-mixed for a float32 model where the accelerator has it and nothing else is chosen."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    is_plain = not (arguments.precision or arguments.dtype or arguments.master_weights or has_packed(model))
+    if is_plain and has_bf16 and dtypes == {torch.float32}:
+        arguments.precision = "bf16-mixed"
+
+
+def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) -> str:
+    """Return the command line that repeats a report, with the defaults that were chosen, without where it is written.
+
+    >>> typed = ("plan", "zoo:gpt2", "--format=json", "--output", "a b.json")
+    >>> repeat_command(argparse.Namespace(argv=typed, precision="bf16-mixed", optimizer=None), "AdamW")
+    'fvflops plan zoo:gpt2 --precision bf16-mixed --optimizer AdamW'
+    """
+    words, skipped = ["fvflops"], False
+    for word in arguments.argv:
+        name, has_value, _ = word.partition("=")
+        if not skipped and name not in _OF_OUTPUT:
+            words.append(word)
+        skipped = not skipped and name in _OF_OUTPUT and not has_value
+    for option, value in (("--precision", arguments.precision), ("--optimizer", arguments.optimizer or optimizer)):
+        if value is not None and option not in {word.partition("=")[0] for word in words}:
+            words += [option, value]
+    return shlex.join(words)
+
+
+def typed_settings(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the settings as they are typed, in place of names of functions and classes."""
+    typed = {"loss": arguments.loss or "the model's if it returns one, else the sum of its outputs"}
+    return typed | ({"checkpointing": ", ".join(arguments.checkpoint)} if arguments.checkpoint else {})
 
 
 def read_assumptions(arguments: argparse.Namespace) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def generation_cost(
     metric: str = "flops",
     table: str | FormulaTable = "default",
     execution: str = "shapes",
+    device: str | torch.device | None = None,
     progress: Progress | None = None,
 ) -> GenerationCost:
     """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
@@ -39,7 +41,8 @@ def generation_cost(
     It may be on the meta device. As in transformers' `generate` the prefill computes the logits of the last position
     only, where the model supports that, and the last token is not fed back: `new` tokens take a prefill and `new` - 1
     decoding steps at the cache lengths `prompt`, `prompt` + 1 ... Sampling and other work of `generate` outside the
-    model is not counted. `execution` is "shapes", or "real" for a model with data-dependent control flow. A model
+    model is not counted. `execution` is "shapes", or "real" for a model with data-dependent control flow, `device`
+    the one whose kernels are recorded, by default the model's. A model
     without this interface, and a length that it does not accept, raise ScalingError.
     """
     check_generation_metric(metric)
@@ -47,7 +50,7 @@ def generation_cost(
         if type(size) is not int or size < 1:
             raise ScalingError(f"{name} must be an integer >= 1; got {size!r}")
     formulas = resolve_table(table)
-    decoder = _Decoder(model, batch, metric, formulas, execution, progress)
+    decoder = _Decoder(model, batch, metric, formulas, {"execution": execution, "device": device}, progress)
     longest = max(prompt + new - 1, _MIN_TOKENS)
     prefill = describe_costs(metric, (Axis("prompt", 1, longest),), decoder.prefill)
     decode = describe_costs(metric, (Axis("cache", 1, longest - 1),), decoder.decode)
@@ -96,7 +99,7 @@ class _Decoder:
         batch: int,
         metric: str,
         table: FormulaTable,
-        execution: str,
+        run: Mapping[str, Any],
         progress: Progress | None,
     ) -> None:
         parameters = inspect.signature(model.forward).parameters
@@ -118,7 +121,7 @@ class _Decoder:
         self._batch = batch
         self._metric = metric
         self._table = table
-        self._execution = execution
+        self._run = run
         self._progress = progress
         self._runs = 0
         devices = {parameter.device for parameter in model.parameters()} - {torch.device("meta")}
@@ -136,7 +139,7 @@ class _Decoder:
     def run(self, prompt: int, tokens: int) -> list[Sample]:
         """Return the counts of a prefill, then of each decoded token."""
         ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._device)
-        recording = record(self._model, table=self._table, execution=self._execution, warn=False)
+        recording = record(self._model, table=self._table, warn=False, **self._run)
         with torch.no_grad(), BoundsCheckedEmbedding(), recording:
             result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._last_logits)
             recording.step()

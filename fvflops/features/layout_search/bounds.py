@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.planning.plan import RankPlan
@@ -60,6 +60,7 @@ class MicrobatchCost:
     `seconds` is the time of its passes without FSDP2's collectives, `gathered` and `reduced` the bytes of parameters
     and gradients that these send in each of its passes. `states` are the bytes of parameters, gradients and optimizer
     state over all ranks that share them, `kept` those of activations that the forward pass of a layer leaves, at least.
+    `settings` are those of the plan.
     """
 
     seconds: float
@@ -67,6 +68,7 @@ class MicrobatchCost:
     reduced: int
     states: int
     kept: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def measure_microbatch(
@@ -108,6 +110,7 @@ def measure_microbatch(
         payloads["reduce_scatter"],
         states * shared,
         kept / layers if layers else 0.0,
+        plan.settings,
     )
 
 

@@ -60,6 +60,23 @@ class Candidate:
         """The pipeline stages of each rank."""
         return choose_schedule(self.schedule, None)[1] if self.schedule else 1
 
+    def settings(self) -> dict[str, Any]:
+        """Return what a plan of the candidate assumes, as its settings name it.
+
+        >>> Candidate({"fsdp": 8}, 2, 4, checkpoint="full").settings()["reshard_after_forward"]
+        True
+        """
+        pipeline = {"schedule": self.schedule, "stages_per_rank": self.stages_per_rank} if self.schedule else {}
+        return {
+            "mesh": dict(self.mesh),
+            "batch": self.micro_batch,
+            "microbatches": self.microbatches,
+            "checkpointing": self.checkpoint,
+            **pipeline,
+            **({"reshard_after_forward": self.reshard} if self.size("fsdp") > 1 else {}),
+            **({"sequence_parallel": self.sequence_parallel} if self.size("tp") > 1 else {}),
+        }
+
     def plan_options(self) -> dict[str, Any]:
         """Return the arguments of `plan_step` for the candidate."""
         options: dict[str, Any] = {

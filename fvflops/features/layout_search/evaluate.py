@@ -21,6 +21,7 @@ from fvflops.features.planning.sharding import ShardingError, find_sharding
 from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
 from fvflops.features.step_time.estimate import estimate_step
 from fvflops.features.step_time.network import Network
+from fvflops.features.step_time.report import judge
 from fvflops.features.step_time.reporting.rank_memory import read_memories
 from fvflops.features.step_time.step_program import read_step
 from fvflops.features.utilisation.devices import Device
@@ -105,7 +106,7 @@ class Workload:
         if limit is not None and seconds >= limit:
             return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
         peak = max(memory.reserved for memory in read_memories(step.ranks))
-        reason = describe_lack(peak, self.device)
+        reason = describe_lack(peak, self.device, step.ranks[0].world)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
         estimate = estimate_step(
@@ -132,14 +133,14 @@ class Workload:
         )
 
 
-def describe_lack(nbytes: int, device: Device, *, at_least: bool = False) -> str:
-    """Return by how much bytes do not fit a device, "" if they do or its memory is not known.
+def describe_lack(nbytes: int, device: Device, ranks: int, *, at_least: bool = False) -> str:
+    """Return by how much bytes on each of some ranks do not fit a device, "" if they do or its memory is not known.
 
     >>> from fvflops.features.utilisation.devices import find_device
-    >>> describe_lack(92_000_000_000, find_device("H100"))
-    '92 GB of 80 GB'
+    >>> describe_lack(92_000_000_000, find_device("H100"), 8)
+    '92 GB of 84.9 GB'
     """
-    if device.memory is None or nbytes <= device.memory:
+    if device.memory is None or judge(nbytes, device, ranks).fits:
         return ""
     return f"{'at least ' if at_least else ''}{format_bytes(nbytes)} of {format_bytes(device.memory)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.step_time.efficiency import Efficiency
@@ -47,7 +48,8 @@ class LayoutResult:
 class LayoutSearch(Displayed):
     """The layouts that a search has tried: those that fit in the order of their time, then all others.
 
-    `without_pipelines` says why no pipeline was tried, "" if some were or none was wanted.
+    `without_pipelines` says why no pipeline was tried, "" if some were or none was wanted. `settings` are what all
+    plans assume.
     """
 
     _report = "fvflops.features.layout_search.report:search_report"
@@ -62,9 +64,19 @@ class LayoutSearch(Displayed):
     bucket_cap_mb: float | None = None
     seconds: float = 0.0
     without_pipelines: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return short_repr(self, f"{len(self.results):,} layouts", f"{len(self.fitting())} fit")
+
+    def settings_of(self, candidate: Candidate) -> dict[str, Any]:
+        """Return what the plan of a layout assumes."""
+        settings = {**candidate.settings(), **self.settings}
+        if "sequence" in settings:
+            settings["sequence"] //= candidate.size("cp")
+        if all(candidate.size(axis) == 1 for axis in ("dp", "fsdp", "cp")):
+            settings.pop("gradient_reduction", None)
+        return settings
 
     def fitting(self) -> list[LayoutResult]:
         """Return the planned layouts that fit, the fastest first."""

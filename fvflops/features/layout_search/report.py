@@ -9,8 +9,10 @@ from typing import Any
 
 from fvflops.features.layout_search.candidates import Candidate
 from fvflops.features.layout_search.model import LayoutResult, LayoutSearch
+from fvflops.features.memory.fit import Verdict
+from fvflops.features.memory.settings import encode_lead, lead
 from fvflops.features.step_time.buckets import describe_buckets
-from fvflops.features.step_time.report import list_unknown
+from fvflops.features.step_time.report import judge, list_unknown
 from fvflops.reports.document import (
     Command,
     Document,
@@ -32,13 +34,23 @@ from fvflops.units import (
     format_thousands,
 )
 
+_IN_ROWS = (
+    "Mesh, batch, microbatches, schedule, resharding and checkpointing are each layout's; the memory is the fastest's."
+)
 _SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
 
 
 def search_report(search: LayoutSearch, *, name: str = "", command: str = "", best: int | None = None) -> Document:
     """Return the report of a search for the model `name`; `command` is that of the first layout in full."""
     found = search.best(best)
-    parts: list[Part] = [_summarise(search)]
+    verdict = _judge(search)
+    settings = {
+        **search.settings,
+        "device": search.device.name,
+        "efficiency": search.efficiency.source.partition(";")[0],
+    }
+    settings |= {} if search.network is None else {"network": search.network.name}
+    parts: list[Part] = [*lead(verdict, settings), _IN_ROWS, _summarise(search)]
     if found:
         parts.append(_tabulate_best(search, found))
         parts.append(Command("The first in full:", command or _describe_command(found[0], search)))
@@ -50,7 +62,17 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     parts += [f"No pipeline was tried: {search.without_pipelines}."] * bool(search.without_pipelines)
     parts.append(Items("Assumptions:", list(_list_assumptions(search))))
     title = f"Layouts of {plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}"
-    return Document("layout_search", title, parts, main="best", data=_encode(search))
+    about = encode_lead(verdict, settings)
+    return Document("layout_search", title, parts, main="best", data=_encode(search), about=about)
+
+
+def _judge(search: LayoutSearch) -> Verdict:
+    """Return whether the fastest layout fits; if none does, whether the one with the lowest memory does."""
+    peaks = [result.peak or result.least_peak for result in search.best(1)]
+    peaks = peaks or [
+        min((item.peak or item.least_peak for item in search.results if item.status != "failed"), default=0)
+    ]
+    return judge(peaks[0], search.device, search.gpus)
 
 
 def describe(candidate: Candidate) -> str:
@@ -223,7 +245,10 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
     )
     if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
         yield f"{describe_buckets(search.bucket_cap_mb)}."
-    yield "Memory: what torch's allocator reserves with expandable segments, without NCCL's buffers and the context."
+    yield (
+        "Memory: what torch's allocator reserves with expandable segments; for the device's context and NCCL "
+        f"{format_bytes(search.device.reserve(search.gpus))} are set aside."
+    )
     yield "What else a step's time rests on is listed by `fvflops plan` of one layout."
 
 
@@ -235,7 +260,10 @@ def _encode(search: LayoutSearch) -> dict[str, Any]:
         "device": search.device.name,
         "network": None if search.network is None else search.network.name,
         "seconds": search.seconds,
-        "layouts": [_encode_result(result, id(result) in front) for result in search.results],
+        "layouts": [
+            {**_encode_result(result, id(result) in front), "settings": search.settings_of(result.candidate)}
+            for result in search.results
+        ],
     }
 
 

@@ -128,6 +128,7 @@ def search_layouts(
         bucket_cap_mb=bucket_cap_mb,
         seconds=time.monotonic() - start,
         without_pipelines=without_pipelines,
+        settings=search.settings,
     )
 
 
@@ -146,6 +147,7 @@ class _Search:
         self._progress = progress
         self._results: dict[int, LayoutResult] = {}
         self._bounds: dict[int, tuple[float, int]] = {}
+        self.settings: Mapping[str, Any] = {}
 
     def run(self, jobs: int) -> list[LayoutResult]:
         """Return the result of each layout, in their order."""
@@ -154,6 +156,8 @@ class _Search:
             costs: dict[Sharding, MicrobatchCost | _Failure] = {}
             for number, cost in pool.run(enumerate(shardings)):
                 costs[shardings[number]] = cost
+                if not isinstance(cost, _Failure) and not self.settings:
+                    self.settings = _settings_of_all(cost.settings, shardings[number])
                 self._progress("recording", len(shardings) - len(costs))
             self._bound(costs)
             for number, result in pool.run(self._list_pending()):
@@ -180,7 +184,7 @@ class _Search:
             seconds = least_seconds(candidate, cost, workload.network)
             peak = least_peak(candidate, cost, workload.layers)
             self._bounds[number] = seconds, peak
-            lack = describe_lack(peak, workload.device, at_least=True)
+            lack = describe_lack(peak, workload.device, self._gpus, at_least=True)
             if lack:
                 self._settle(number, "does not fit", lack)
 
@@ -228,6 +232,13 @@ class _Search:
             if number not in self._results and needs_more(candidate, smaller):
                 reason = f"at least {result.reason}, as with {smaller.command()}"
                 self._settle(number, "does not fit", reason)
+
+
+def _settings_of_all(settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Return the settings of all layouts, with the whole sequence, of those of one."""
+    own = {"schedule", "stages_per_rank", *Candidate({"fsdp": 2, "tp": 2}, 1, 1).settings()}
+    kept = {key: value for key, value in settings.items() if key not in own}
+    return kept | ({"sequence": kept["sequence"] * sharding.cp} if "sequence" in kept else {})
 
 
 def needs_more(candidate: Candidate, smaller: Candidate) -> bool:

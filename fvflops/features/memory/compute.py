@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fvflops.features.memory.buffers import find_buffers
 from fvflops.features.memory.workspaces import kernels_with_unknown_workspace, workspace_of
@@ -82,8 +82,8 @@ class MemoryMoment(NamedTuple):
 class MemoryTimeline:
     """The memory of a run on one device, at each event of its Trace; all values in bytes.
 
-    `blocks` are all allocations; every other value derives from them. `unseen` is op → calls for ops with an unknown
-    workspace; the peak may be higher by those workspaces.
+    `blocks` are all allocations; every other value derives from them. `settings` are what the run assumes, by name.
+    `unseen` is op → calls for ops with an unknown workspace; the peak may be higher by those workspaces.
 
     >>> import torch
     >>> from fvflops import record_call
@@ -99,6 +99,7 @@ class MemoryTimeline:
     blocks: tuple[Block, ...]
     unseen: Counter[str]
     trace: Trace = field(repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _totals: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

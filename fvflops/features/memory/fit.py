@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from fvflops.units import format_bytes
 
 
-def describe_fit(nbytes: int, device: str, capacity: float | None, *, advice: str = "") -> str:
-    """Return whether `nbytes` fit the `capacity` in bytes of a device, None if unknown, and advice if they do not.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether `needed` bytes fit a device's `memory`, as torch reports it, less a `reserve`; None if it is not known.
 
-    >>> describe_fit(92_300_000_000, "H100 SXM", 80e9)
-    'Does not fit: 92.3 GB is 12.3 GB more than the 80 GB of H100 SXM.'
+    >>> print(Verdict(92_300_000_000, "H100 SXM", 84_932_977_459, 536_870_912))
+    Does not fit: 92.3 GB of 84.9 GB. That is 7.9 GB too much for H100 SXM, where 537 MB are set aside (an allowance).
     """
-    needed = format_bytes(nbytes)
-    if capacity is None:
-        return f"Predicted: {needed}. The memory of {device} is not known: give it in a file of devices."
-    total, room = format_bytes(capacity), format_bytes(abs(capacity - nbytes))
-    if nbytes <= capacity:
-        return f"Fits: {needed} of the {total} of {device}; {room} are left for what is not predicted."
-    return " ".join(filter(None, [f"Does not fit: {needed} is {room} more than the {total} of {device}.", advice]))
+
+    needed: int
+    device: str = ""
+    memory: float | None = None
+    reserve: int = 0
+    reserved_for: str = ""
+    advice: str = ""
+
+    @property
+    def room(self) -> float | None:
+        """The bytes that are left, negative where they are too few; None if the memory is not known."""
+        return None if self.memory is None else self.memory - self.reserve - self.needed
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the memory is enough; None if it is not known."""
+        return None if self.room is None else self.room >= 0
+
+    def __str__(self) -> str:
+        """Return the verdict, then its details."""
+        needed = format_bytes(self.needed)
+        if self.memory is None or self.room is None:
+            unknown = f"the memory of {self.device} is not known" if self.device else "no device is named"
+            return f"Needs {needed}: {unknown}. {self.advice}".rstrip()
+        aside = f"{format_bytes(self.reserve)} are set aside{self.reserved_for and f' for {self.reserved_for}'}"
+        aside = f", where {aside} (an allowance)" if self.reserve else ""
+        room, total = format_bytes(abs(self.room)), format_bytes(self.memory)
+        if self.fits:
+            return f"Fits: {needed} of {total}. {room} are left of {self.device}{aside}."
+        text = f"Does not fit: {needed} of {total}. That is {room} too much for {self.device}{aside}."
+        return " ".join(filter(None, [text, self.advice]))
+
+    def encode(self) -> dict[str, Any]:
+        """Return the verdict as data."""
+        return {
+            "text": str(self),
+            "fits": self.fits,
+            "needed": self.needed,
+            "device": self.device,
+            "memory": self.memory,
+            "reserve": self.reserve,
+            "reserved_for": self.reserved_for,
+        }

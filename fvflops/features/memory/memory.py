@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,16 +17,23 @@ from fvflops.capture.restore.containers import ContainerSnapshot
 from fvflops.capture.restore.generators import extreme_draws
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import CostEstimate, recording_lock, suspend_outer_recordings
+from fvflops.capture.run import CostEstimate, choose_device, recording_lock, suspend_outer_recordings
 from fvflops.capture.session import Session
+from fvflops.capture.training_step import checkpointed_modules
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
-from fvflops.features.memory.workspaces import OWN_KERNELS
+from fvflops.features.memory.settings import (
+    describe_checkpointed,
+    describe_loss,
+    given,
+    settings_of_inputs,
+    settings_of_model,
+    settings_of_trace,
+)
+from fvflops.features.memory.workspaces import own_kernels
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
 from fvflops.units import format_bytes
-
-_STOPS = StopsAt(OWN_KERNELS)
 
 
 def predict_memory(
@@ -46,11 +54,11 @@ def predict_memory(
     `granularity` bytes: by default 512 on CUDA, as torch.cuda.max_memory_allocated counts, and 1 elsewhere. Not
     included: up to 1 MiB that CUDA's allocator may leave unsplit of each block over 1 MiB, and cuBLAS' workspace.
 
-    A training step is one of many: the optimizer's state exists from its start, and the last step's result until the
-    program has the next one; with `first_step` the optimizer creates its state. Gradients are assumed to be freed
-    between steps (`zero_grad()`). `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an
-    unknown workspace are in `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not
-    channels_last.
+    A training step is one of many: the optimizer's state exists from its start; with `first_step` the optimizer creates
+    it. As in trainers, gradients are freed between steps (`zero_grad()`), and the model's result when its loss is
+    computed: a loop that keeps it in a variable has it until the next forward pass ends, which a recording shows.
+    `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an unknown workspace are in
+    `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not channels_last.
 
     Of a model whose control flow follows random draws the largest of three runs is predicted: with the current draws,
     with all draws almost lowest, and with all almost highest. Its Trace's `about` has the three peaks.
@@ -71,7 +79,29 @@ def predict_memory(
     timeline = read(_record(source) if isinstance(source, ModelAnalysis) else trace_of(source))
     if isinstance(source, ModelAnalysis) and timeline.trace.info.random and model_run(source) is not None:
         timeline = _largest(source, timeline, read)
-    return printed(timeline)
+    return printed(replace(timeline, settings=_settings_of(source, timeline.trace, first_step)))
+
+
+def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) -> dict[str, Any]:
+    """Return what a prediction assumes; of a Trace alone only what it has."""
+    run = model_run(source) if isinstance(source, ModelAnalysis) else None
+    if run is None or not isinstance(run.model, nn.Module):
+        return {**given(inputs=trace.info.inputs or None), **settings_of_trace(trace)}
+    inputs = settings_of_inputs(run.arguments())
+    if not isinstance(source, TrainingStepAnalysis):
+        return {"pass": "forward", **inputs, **settings_of_model(run.model), **settings_of_trace(trace)}
+    options = source.options
+    of_model = settings_of_model(run.model, options["autocast"])
+    return {
+        **inputs,
+        "microbatches": options["micro_batches"],
+        **of_model,
+        "checkpointing": describe_checkpointed(checkpointed_modules(run.model, source.checkpoint)),
+        "loss": describe_loss(options["loss"]),
+        **settings_of_trace(trace, of_model["weights"], of_model["compute"]),
+        "step": "the first" if first_step else "any but the first",
+        "mode": "train" if run.model.training else "eval",
+    }
 
 
 def predict_drawn_memory(analysis: ModelAnalysis, *, first_step: bool = False) -> MemoryTimeline:
@@ -101,13 +131,15 @@ def _record(analysis: ModelAnalysis) -> Trace:
     run = model_run(analysis)
     if run is None:
         return analysis.trace()
+    parameters = run.model.parameters() if isinstance(run.model, nn.Module) else ()
+    stops_at = own_kernels(choose_device(run.device, [parameter.device for parameter in parameters]).type)
     if isinstance(analysis, TrainingStepAnalysis) or run.execution == "real":
-        return record_again(analysis, _STOPS)
-    trace = _record_without_gradients(run, cost_estimator(analysis))
-    return record_again(analysis, _STOPS) if trace is None else trace
+        return record_again(analysis, stops_at)
+    trace = _record_without_gradients(run, cost_estimator(analysis), stops_at)
+    return record_again(analysis, stops_at) if trace is None else trace
 
 
-def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Trace | None:
+def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate, stops_at: StopsAt) -> Trace | None:
     """Return the trace of a forward pass under no_grad in shape execution, or None where that fails.
 
     Forward passes are counted below autograd, where some composite ops choose other kernels than under no_grad: linear
@@ -118,7 +150,7 @@ def _record_without_gradients(run: ModelRun, estimate_cost: CostEstimate) -> Tra
         return None
     args, kwargs = run.arguments()
     session = Session(
-        model, stops_at=_STOPS, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
+        model, stops_at=stops_at, execution="shapes", device=run.device, assume=run.assume, estimate_cost=estimate_cost
     )
     inputs, complete, failed = ContainerSnapshot(), False, False
     with deferred():

@@ -10,8 +10,10 @@ from dataclasses import fields, replace
 
 from fvflops import paths
 from fvflops.features.memory.compute import KINDS, Block, MemoryMoment, MemoryTimeline
+from fvflops.features.memory.fit import Verdict
 from fvflops.features.memory.model import MemorySaving, MemorySavings
 from fvflops.features.memory.plot import draw_memory, memory_chart
+from fvflops.features.memory.settings import encode_lead, lead
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import (
     Chart,
@@ -58,14 +60,13 @@ class MemoryPrediction(MemoryTimeline, Displayed):
         depth: int | None = DEPTH,
         collapsed: bool = True,
         subject: str = "",
-        setting: str = "",
     ) -> Document:
         """Return the report as a document, which every format of a report can write.
 
         It has `depth` levels of modules, all if None; `collapsed` shows consecutive equal layers as one row. `savings`
-        are those of `memory_savings`; `subject` is the name of the model, and `setting` is a sentence about the run.
+        are those of `memory_savings`, and `subject` is the name of the model.
         """
-        return memory_report(self, savings=savings, depth=depth, collapsed=collapsed, subject=subject, setting=setting)
+        return memory_report(self, savings=savings, depth=depth, collapsed=collapsed, subject=subject)
 
     def to_markdown(self) -> str:
         """Return the report in GitHub's Markdown."""
@@ -103,15 +104,18 @@ def memory_report(
     depth: int | None = DEPTH,
     collapsed: bool = True,
     subject: str = "",
-    setting: str = "",
+    verdict: Verdict | None = None,
+    command: str = "",
     notes: Sequence[str] = (),
 ) -> Document:
-    """Return the peak with its kinds, phases and modules, the curve, and the savings.
+    """Return whether it fits, what that assumes, the peak with its kinds, phases and modules, the curve, the savings.
 
-    The arguments are those of `MemoryPrediction.report`, and `notes` are further sentences.
+    The arguments are those of `MemoryPrediction.report`; `verdict` is by default the peak on an unknown device,
+    `command` the command line of the report, and `notes` are further sentences.
     """
     moment = timeline.at_peak()
-    parts: list[Part] = [" ".join(filter(None, [_describe_peak(timeline, moment), setting]))]
+    verdict = verdict or Verdict(timeline.peak)
+    parts: list[Part] = [*lead(verdict, timeline.settings), _describe_peak(timeline, moment)]
     chart = memory_chart(timeline)
     parts += [chart] if any(chart.totals()) else []
     parts += [_tabulate_peak(timeline, moment), _tabulate_kinds(timeline, moment, chart), _tabulate_phases(timeline)]
@@ -124,7 +128,8 @@ def memory_report(
     column = data_only((text_column("location"),), ["location"])
     for kind, locations in reads_of(timeline.trace.info).items():
         parts.append(Table(kind, column, [(location,) for location in locations]))
-    return Document("memory", memory_title(timeline, subject), parts, main="modules")
+    about = encode_lead(verdict, timeline.settings, command)
+    return Document("memory", memory_title(timeline, subject), parts, main="modules", about=about)
 
 
 def memory_title(timeline: MemoryTimeline, subject: str) -> str:

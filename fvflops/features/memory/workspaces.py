@@ -10,7 +10,7 @@ import torch
 
 from fvflops.formulas import Call
 from fvflops.formulas.schema import is_composite
-from fvflops.trace import Signature, TensorSpec, Trace, tensors_in
+from fvflops.trace import Signature, StopsAt, TensorSpec, Trace, tensors_in
 
 # oneDNN's convolutions read inputs of up to this many channels without a blocked copy. For others the blocks, of 8 or
 # 16 channels, are assumed to be full, and small scratchpads are ignored. Tensors in channels_last are not copied, but
@@ -108,8 +108,14 @@ WORKSPACES: Mapping[str, Mapping[str, Callable[[Call], int | None]]] = {
     },
 }
 
-# Composite ops that also have a kernel without temporaries: in a real run their decomposition is not used.
-OWN_KERNELS = frozenset({"aten::mish_backward", "aten::native_channel_shuffle", "aten::silu_backward"})
+# Composite op → the devices that have a kernel for it, without temporaries: there its decomposition is not used.
+# Source: torch's native_functions.yaml, as of every release that a test of this table runs in.
+OWN_KERNELS: Mapping[str, tuple[str, ...]] = {
+    "aten::_fused_rms_norm": ("cuda",),
+    "aten::mish_backward": ("cpu", "cuda"),
+    "aten::native_channel_shuffle": ("cpu",),
+    "aten::silu_backward": ("cpu", "cuda"),
+}
 
 # Namespaces of torch's own ops, whose workspaces are known, or zero.
 _NAMESPACES = frozenset({"aten", "prims", "profiler", "fsdp", "c10d", "_c10d_functional", "_c10d_functional_autograd"})
@@ -131,6 +137,15 @@ UNKNOWN: Mapping[str, frozenset[str]] = {
         }
     ),
 }
+
+
+def own_kernels(device_type: str) -> StopsAt:
+    """Return the composite ops that a recording on a kind of device does not decompose.
+
+    >>> "aten::_fused_rms_norm" in own_kernels("cuda"), "aten::_fused_rms_norm" in own_kernels("cpu")
+    (True, False)
+    """
+    return StopsAt(frozenset(op for op, kinds in OWN_KERNELS.items() if device_type in kinds))
 
 
 def workspace_of(signature: Signature, device: str) -> int | None:

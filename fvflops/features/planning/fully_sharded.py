@@ -25,6 +25,11 @@ class Precision:
     compute: torch.dtype
     reduce: torch.dtype
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the compute has the data type of the parameters."""
+        return self.compute == self.parameters
+
 
 PRECISIONS: Mapping[str, Precision] = {
     "fp32": Precision(torch.float32, torch.float32, torch.float32),
@@ -77,7 +82,7 @@ def shard_fully(
 
 def autocast(precision: Precision | None, device: str) -> AbstractContextManager[Any]:
     """Return the context in which a model without FSDP2 computes in the precision."""
-    if precision is None or precision.compute == precision.parameters:
+    if precision is None or precision.is_uniform:
         return nullcontext()
     return torch.autocast(device, dtype=precision.compute)
 

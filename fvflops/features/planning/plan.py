@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
 from fvflops.features.memory.report import MemoryPrediction, printed
+from fvflops.features.memory.settings import settings_of_trace
 from fvflops.features.planning.checkpointing import Checkpoint, make_contexts
 from fvflops.features.planning.estimated_calls import (
     allreduce,
@@ -62,6 +63,7 @@ from fvflops.features.planning.rank_model import RankModel
 from fvflops.features.planning.rank_step import Action, Call, Gradient, RankStep, share_equal
 from fvflops.features.planning.recording import Recipe, StageModule, record_actions
 from fvflops.features.planning.schedules import choose_schedule, rank_of_stage
+from fvflops.features.planning.settings import settings_of_plan
 from fvflops.features.planning.trace_changes import shift_groups
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.display import Displayed
@@ -79,7 +81,7 @@ class RankPlan(Displayed):
     are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
     its calls that are estimated, not run, and `left_out` the work of a real step that is not included. `recorded` is
     the part that was run, equal microbatches once, and `estimated_memory` describes what `memory` adds to it. `step` is
-    the order of what the rank does, `table` the convention that `flops` counts by.
+    the order of what the rank does, `table` the convention that `flops` counts by, `settings` what the plan assumes.
     """
 
     _report = "fvflops.features.planning.report:plan_report"
@@ -97,6 +99,7 @@ class RankPlan(Displayed):
     derived: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     table: str | FormulaTable = "default"
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
@@ -135,7 +138,7 @@ class RankPlan(Displayed):
         recording = self.recorded_memory(
             device=device, granularity=granularity, first_step=first_step, workspaces=workspaces
         )
-        return self.memory_of_step(recording)
+        return self.memory_of_step(recording, first_step=first_step)
 
     def memory_by_action(self, *, device: str | None = None, first_step: bool = False) -> tuple[ActionMemory, ...]:
         """Return the bytes allocated before, at the peak of and after each action of `step`, in order.
@@ -155,9 +158,10 @@ class RankPlan(Displayed):
         """Return the memory of `recorded`, without what a step adds to it; the arguments are those of `memory`."""
         return read_memory(self.recorded, run_end=self.step.recorded_events, **options)
 
-    def memory_of_step(self, recording: MemoryTimeline) -> MemoryPrediction:
+    def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
         """Return the memory of the step, by replaying a timeline that ranks with equal stages share."""
-        return printed(self._walk(recording).timeline)
+        settings = {**self.settings, "step": "the first" if first_step else "any but the first"}
+        return printed(replace(self._walk(recording).timeline, settings=settings))
 
     def _walk(self, recording: MemoryTimeline) -> StepMemory:
         return walk_step(self.estimated_memory.added_to(recording), self.step)
@@ -349,6 +353,8 @@ def _plan(
     )
     rank_model = RankModel(model, inputs, layout, loss or sum_of_result)
     orders = order_step(layout, microbatches, has_optimizer=optimizer is not None, has_tied=bool(rank_model.tied))
+    settings = settings_of_plan(model, inputs, layout, recipe, loss)
+    dtypes = settings["weights"], settings["compute"]
     ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
     alike: dict[Any, list[int]] = {}
     for item in ranks:
@@ -358,7 +364,10 @@ def _plan(
         arguments = rank_model, layout, recipe, orders, equal
         # Where equal layers do not run equally, all of them are recorded.
         of_equal = _plan_equal_ranks(*arguments, shortened=True) or _plan_equal_ranks(*arguments, shortened=False)
-        plans += (replace(plan, table=table) for plan in of_equal)
+        plans += (
+            replace(plan, table=table, settings={**settings, **settings_of_trace(plan.trace, *dtypes)})
+            for plan in of_equal
+        )
     return sorted(plans, key=lambda plan: plan.rank)
 
 

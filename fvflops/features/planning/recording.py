@@ -20,6 +20,7 @@ from fvflops.capture.shortening.shorten import Shortened
 from fvflops.capture.training_step import (
     OptimizerMaker,
     checkpointed_calls,
+    describe_optimizers,
     loss_of,
     make_optimizer,
     record_run,
@@ -155,7 +156,7 @@ def record_actions(
     walks: list[dict[Action, _Step]] = []
     half_steps: list[tuple[int, int]] = []
 
-    def run(session: Session) -> None:
+    def run(session: Session) -> Mapping[str, str]:
         walks.clear()
         half_steps.clear()
         recorder = _ActionRecorder(session, stages, recipe, root, half_steps)
@@ -165,7 +166,7 @@ def record_actions(
             walks.extend(recorder.walk(order) for order in orders)
             recorder.finish_stages(zip(orders, walks, strict=True))
         with model_runs():
-            recorder.step_optimizer(walks)
+            return recorder.step_optimizer(walks)
 
     trace = record_run(
         root,
@@ -247,7 +248,6 @@ class _ActionRecorder:
         self._recorded: dict[tuple[Any, ...], _Step] = {}
         self._forwarded: list[list[_Graph]] = [[] for _ in stages]  # without a backward pass
         self._half_done: list[list[_Graph]] = [[] for _ in stages]  # without the weights' gradients
-        self._done: list[_Graph | None] = [None for _ in stages]
         self._last_states: dict[int, _State] = {}
         session.resume()
         self._inputs = [session.in_shapes((stage.args, dict(stage.kwargs))) for stage in stages]
@@ -288,14 +288,16 @@ class _ActionRecorder:
             return self._timed(action.stage, state, partial(reduce_gradients, self._stages[action.stage].module))
         return self._timed(action.stage, state, _do_nothing)
 
-    def step_optimizer(self, walks: Iterable[dict[Action, _Step]]) -> None:
-        """Record the optimizer's step, if there is an optimizer, and add it to the steps of each order."""
-        if self._optimizer is not None:
-            begin = self._session.length
-            _step(self._optimizer)
-            step = _Step(begin, self._session.length)
-            for steps in walks:
-                steps[Action("optimizer", -1)] = step
+    def step_optimizer(self, walks: Iterable[dict[Action, _Step]]) -> Mapping[str, str]:
+        """Record the optimizer's step, if there is one, add it to the steps of each order, and describe it."""
+        if self._optimizer is None:
+            return describe_optimizers([])
+        begin = self._session.length
+        _step(self._optimizer)
+        step = _Step(begin, self._session.length)
+        for steps in walks:
+            steps[Action("optimizer", -1)] = step
+        return describe_optimizers([self._optimizer])
 
     def _key(self, action: Action, state: _State) -> tuple[Any, ...]:
         if action.kind in ("backward", "weight_backward"):
@@ -358,18 +360,15 @@ class _ActionRecorder:
     def _run_forward(self, index: int) -> _Graph:
         stage = self._stages[index]
         args, kwargs = self._inputs[index]
-        # As in a program's loop, result and loss stay alive until reassigned: in the backward pass, and without pp in
-        # the next forward pass.
-        graph = self._done[index] or _Graph()
-        self._done[index] = None
+        graph = _Graph()
         if stage.received is not None:
             graph.inputs = [self._receive(stage)]
             kwargs = {**kwargs, stage.hidden_argument: graph.inputs[0]}
         with self._recipe.around_forward():
-            graph.result = stage.module(*args, **kwargs)
-            graph.output = (
-                first_differentiable(graph.result) if stage.loss is None else loss_of(graph.result, stage.loss)
-            )
+            result = stage.module(*args, **kwargs)
+            graph.output = first_differentiable(result) if stage.loss is None else loss_of(result, stage.loss)
+        # A pipeline's stage keeps the result until its backward pass; a trainer frees it when its loss is computed.
+        graph.result = result if self._recipe.pipelined else None
         return graph
 
     def _receive(self, stage: StageModule) -> torch.Tensor:
@@ -396,8 +395,6 @@ class _ActionRecorder:
             graph.output.backward()
         else:
             torch.autograd.backward(graph.output, self._receive_gradient(graph.output))
-        if kind == "backward" and not self._recipe.pipelined:
-            self._done[index] = graph
 
     def _receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
         with self._paused():

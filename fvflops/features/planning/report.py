@@ -6,6 +6,8 @@ from typing import Any
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.features.communication.report import communication_parts
+from fvflops.features.memory.fit import Verdict
+from fvflops.features.memory.settings import encode_lead, lead
 from fvflops.features.planning.plan import RankPlan, StepPlan
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
@@ -15,8 +17,11 @@ from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_thousands
 
 
-def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
-    """Return the FLOPs by a convention, the parameters and the communication of a rank of the model `name`."""
+def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str = "", command: str = "") -> Document:
+    """Return the memory, the FLOPs by a convention, the parameters and the communication of a rank of the model `name`.
+
+    `command` is the command line of the report.
+    """
     table = resolve_table(plan.table) if table is None else table
     flops = plan.flops(table)
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
@@ -25,7 +30,9 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     notes = list(list_run_notes(plan.trace.about, plain_name))
     notes += [f"Estimated: {rule}." for rule in plan.derived]
     notes += [f"Not included: {part}." for part in plan.left_out]
+    verdict = Verdict(plan.memory().peak)
     parts: list[Part] = [
+        *lead(verdict, plan.settings),
         f"Inputs of this rank: {plan.trace.about['inputs']}.",
         _list_costs(plan, flops, table.name),
         *_list_unsupported(flops),
@@ -33,7 +40,8 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
         Items("", notes),
     ]
     title = f"{plain_name(name or plan.trace.modules.root.class_name)} on {mesh}: {rank}"
-    return Document("plan", title, parts, main="communication", data=_encode(plan, flops, table.name))
+    about = encode_lead(verdict, plan.settings, command)
+    return Document("plan", title, parts, main="communication", data=_encode(plan, flops, table.name), about=about)
 
 
 def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str = "") -> Document:
@@ -65,8 +73,9 @@ def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str 
     notes = [*dict.fromkeys(notes), *(f"Not included: {part}." for part in first.left_out)]
     schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
     title = f"{plain_name(name or first.trace.modules.root.class_name)} on {mesh}{schedule}"
-    parts: list[Part] = [Table("ranks", columns, rows, noun="rank"), Items("", notes)]
-    return Document("plan", title, parts, main="ranks")
+    verdict = Verdict(max(row[-1] for row in rows))
+    parts: list[Part] = [*lead(verdict, first.settings), Table("ranks", columns, rows, noun="rank"), Items("", notes)]
+    return Document("plan", title, parts, main="ranks", about=encode_lead(verdict, first.settings))
 
 
 def _list_costs(plan: RankPlan, flops: FlopCountAnalysis, convention: str) -> Table:

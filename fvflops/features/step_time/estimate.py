@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from fvflops.features.planning.parallelism.expert_parallel import dense_axes
 from fvflops.features.planning.plan import RankPlan, StepPlan
@@ -105,6 +106,7 @@ def estimate_step(
         efficiency=efficiency,
         network=network,
         assumptions=tuple(_list_assumptions(plans, efficiency, network, fused, host_waits, bucket_cap_mb)),
+        time_settings=_list_settings(plans, efficiency, fused, host_waits, bucket_cap_mb),
         unknown=step.unknown(),
         bytes_only=step.bytes_only(),
         simulation=simulation,
@@ -196,6 +198,22 @@ def _read_inputs(plan: RankPlan) -> list[TensorSpec]:
         if event.kind == "exit" and trace.region_signatures[event.item].region in roots:
             return [value for value in trace.region_signatures[event.item].inputs if isinstance(value, TensorSpec)]
     return []
+
+
+def _list_settings(
+    plans: Sequence[RankPlan],
+    efficiency: Efficiency,
+    fused: Collection[str],
+    host_waits: bool,
+    bucket_cap_mb: float | None,
+) -> dict[str, Any]:
+    """Return the settings of the time, without those that do not apply."""
+    settings: dict[str, Any] = {"efficiency": efficiency.source.partition(";")[0], "host_waits": host_waits}
+    if fused:
+        settings["fused"] = sorted(name.rpartition(".")[2] for name in fused)
+    if any(action.kind == "allreduce" for plan in plans for action in plan.step.actions):
+        settings["bucket_cap_mb"] = "1, then 25" if bucket_cap_mb is None else bucket_cap_mb
+    return settings
 
 
 def _list_assumptions(

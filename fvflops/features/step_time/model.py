@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fvflops.features.planning.plan import RankPlan
 from fvflops.features.step_time.cost import TrainingCost
@@ -72,6 +73,7 @@ class StepEstimate(Displayed):
     efficiency: Efficiency
     network: Network | None
     assumptions: tuple[str, ...] = ()
+    time_settings: Mapping[str, Any] = field(default_factory=dict)
     unknown: Mapping[str, int] = field(default_factory=dict)
     bytes_only: Mapping[str, int] = field(default_factory=dict)
     mfu_of_unmasked: float = 0.0
@@ -124,6 +126,28 @@ class StepEstimate(Displayed):
     def host_bound_share(self) -> float:
         """The share of the step in which the compute stream of the slowest rank waits for the host."""
         return self.launching / self.seconds
+
+    @property
+    def host_bound(self) -> dict[str, float]:
+        """Kind of action → the share of its time in which the compute stream of the slowest rank waits for the host."""
+        shares: dict[str, float] = {}
+        spans = self.simulation.spans[self.slowest]
+        for kind in dict.fromkeys(span.kind for span in spans):
+            of_kind = [span for span in spans if span.kind == kind]
+            seconds = sum(span.end - span.start for span in of_kind)
+            shares[kind] = sum(span.starved for span in of_kind) / seconds if seconds else 0.0
+        return shares
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the estimate assumes, by name: the settings of the plan, and those of the time."""
+        first, network = self.plans[0].settings, self.network
+        return {
+            **first,
+            "device": self.device.name,
+            **({} if network is None else {"network": network.name}),
+            **self.time_settings,
+        }
 
     def cost_to_train(self, tokens: float, *, price: float | None = None, watts: float | None = None) -> TrainingCost:
         """Return what training on a number of tokens takes on these GPUs: time, and cost and energy.

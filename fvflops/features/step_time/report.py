@@ -9,8 +9,9 @@ from typing import Any
 
 from fvflops.features.communication.model import Communication
 from fvflops.features.memory.allocator import reserved_memory
-from fvflops.features.memory.fit import describe_fit
+from fvflops.features.memory.fit import Verdict
 from fvflops.features.memory.plot import memory_chart
+from fvflops.features.memory.settings import encode_lead, lead
 from fvflops.features.step_time.cost import TrainingCost
 from fvflops.features.step_time.model import StepEstimate
 from fvflops.features.step_time.network import Network
@@ -18,6 +19,7 @@ from fvflops.features.step_time.reporting.module_times import module_table
 from fvflops.features.step_time.reporting.pipeline_picture import name_of, pipeline_picture
 from fvflops.features.step_time.reporting.rank_memory import RankMemory, read_memories
 from fvflops.features.step_time.reporting.report_data import encode
+from fvflops.features.utilisation.devices import Device
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace import PHASES, Status
@@ -32,6 +34,8 @@ from fvflops.units import (
     format_thousands,
 )
 
+_HOST_BOUND = 0.5  # share of a pass that waits for the host
+
 
 def estimate_report(
     estimate: StepEstimate,
@@ -39,6 +43,7 @@ def estimate_report(
     name: str = "",
     cost: TrainingCost | None = None,
     command: str = "",
+    finder: str = "",
     depth: int | None = None,
     sort: str | None = None,
     top: int | None = None,
@@ -46,14 +51,17 @@ def estimate_report(
 ) -> Document:
     """Return the report of an estimated step of the model `name`.
 
-    `cost` is that of a training, `command` the one that finds what lowers the peak memory. `depth`, `sort` and `top`
+    `cost` is that of a training, `command` the command line of the report, and `finder` the one that finds what lowers
+    the peak memory. `depth`, `sort` and `top`
     choose the modules that are shown. With `pictures` it has the pipeline of any number of ranks, and memory curves.
     """
     memories = read_memories(estimate.plans)
     fullest = max(memories, key=lambda memory: memory.reserved)
+    verdict = judge(fullest.reserved, estimate.device, estimate.gpus, advice=_advise(finder))
     parts: list[Part] = [
+        *lead(verdict, estimate.settings),
+        *_describe_host(estimate),
         _describe_run(estimate),
-        describe_fit(fullest.reserved, estimate.device.name, estimate.device.memory, advice=_advise(command)),
         _tabulate_step(estimate),
         *([] if cost is None else [_tabulate_cost(cost)]),
         _tabulate_size(estimate, fullest),
@@ -72,12 +80,41 @@ def estimate_report(
     mesh = ", ".join(f"{axis}={size}" for axis, size in estimate.plans[0].mesh.items())
     model = plain_name(name or estimate.plans[0].trace.modules.root.class_name)
     title = f"{model} on {mesh}: {format_seconds(estimate.seconds)} a step, MFU {format_share(estimate.mfu)}"
-    return Document("step_estimate", title, parts, main="step", data=encode(estimate, memories, cost))
+    about = {**encode_lead(verdict, estimate.settings, command), "host_bound": _encode_host(estimate)}
+    data = {**encode(estimate, memories, cost), "fits": verdict.fits}
+    return Document("step_estimate", title, parts, main="step", data=data, about=about)
 
 
 def estimate_page(estimate: StepEstimate) -> Document:
     """Return the report of an estimated step with its pictures, for a notebook."""
     return estimate_report(estimate, pictures=True)
+
+
+def judge(nbytes: int, device: Device, ranks: int, *, advice: str = "") -> Verdict:
+    """Return whether what torch's allocator reserves on each of some ranks fits a device."""
+    reserve = device.reserve(ranks)
+    reserved_for = ("the device's context and NCCL" if ranks > 1 else "the device's context") if reserve else ""
+    return Verdict(nbytes, device.name, device.memory, reserve, reserved_for, advice)
+
+
+def _describe_host(estimate: StepEstimate) -> Iterator[str]:
+    """Yield that the host bounds the forward pass, if its kernels take less time than it waits for their launches."""
+    share = estimate.host_bound.get("forward", 0.0)
+    if share > _HOST_BOUND:
+        yield (
+            f"The host bounds the forward pass: {format_share(share)} of it waits for the host. Launch overhead: "
+            f"{format_seconds(estimate.efficiency.launch)} an op, {estimate.efficiency.source}."
+        )
+
+
+def _encode_host(estimate: StepEstimate) -> dict[str, Any]:
+    efficiency = estimate.efficiency
+    return {
+        "forward_is_bound": estimate.host_bound.get("forward", 0.0) > _HOST_BOUND,
+        "share_waiting": estimate.host_bound,
+        "launch_overhead": efficiency.launch,
+        "source": efficiency.source,
+    }
 
 
 def _advise(command: str) -> str:
@@ -214,7 +251,7 @@ def _tabulate_size(estimate: StepEstimate, fullest: RankMemory) -> Table:
 
 
 def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
-    memory = estimate.device.memory
+    memory, reserve = estimate.device.memory, estimate.device.reserve(estimate.gpus)
     columns = (
         text_column("memory"),
         number_column("bytes", "at the peak", form=format_bytes),
@@ -228,7 +265,7 @@ def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
     notes += [
         "Fragmentation: what torch's allocator reserves beyond the tensors, simulated with expandable segments; "
         f"without them the total is {otherwise}.",
-        "Not predicted: buffers of NCCL and the device's context.",
+        f"Not included: the device's context and buffers of NCCL, for which {format_bytes(reserve)} are set aside.",
     ]
     title = f"Memory of the fullest rank, {name_of(fullest.plan)}"
     return Table("memory", columns, rows, title=title, total=total, notes=notes, noun="kind")

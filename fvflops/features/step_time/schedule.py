@@ -22,13 +22,17 @@ class TimedAction(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When an action ran on a rank's compute stream, in seconds from the start of the step."""
+    """When an action ran on a rank's compute stream, in seconds from the start of the step.
+
+    `starved` is how long it waited for the host in it.
+    """
 
     kind: str
     stage: int
     microbatch: int
     start: float
     end: float
+    starved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,9 @@ def _run(action: TimedAction, clocks: Clocks, arrival: float, host_waits: bool) 
         clocks.finish_collectives()
     if host_waits:
         clocks.host = max(clocks.host, clocks.compute)
-    start = clocks.compute
+    start, starved = clocks.compute, clocks.starved
     action.program.replay(clocks)
-    return Span(action.kind, action.stage, action.microbatch, start, clocks.compute)
+    return Span(action.kind, action.stage, action.microbatch, start, clocks.compute, clocks.starved - starved)
 
 
 def _send(

@@ -37,10 +37,15 @@ _VENDORS = frozenset(
 )
 _KINDS = ("matrix", "sparse", "vector")
 _NUMBERS = ("bandwidth", "memory")
-_TEXTS = ("vendor", "unit", "source", "note")
+_TEXTS = ("vendor", "unit", "source", "note", "memory_source")
 _KEYS = (*_KINDS, *_NUMBERS, *_TEXTS, "aliases", "capability")
 _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
+
+# Vendors whose accelerators are torch's device cuda.
+CUDA_VENDORS = ("NVIDIA", "AMD")
+# Bytes that torch's allocator does not have: the driver's context with the kernels that are loaded, and NCCL's buffers.
+_CONTEXT, _NCCL = 512 * 2**20, 2**30
 
 # What to do about a device that is not listed.
 _OTHERS = "Others can be given as a Device or as FILE.yaml, which 'fvflops peak --output FILE.yaml' measures"
@@ -71,10 +76,10 @@ class Device:
     """The peaks of one device, FLOP/s by dtype (int8: operations/s), where a multiply-add is 2.
 
     `matrix` is those of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those outside
-    the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None if unknown.
-    `unit` says what one device is: a GPU, a die, a module. `source` names the document. `capability` is CUDA's compute
-    capability, (9, 0) of an H100, which chooses kernels. Keys of the peaks are the short names in DTYPES; contradictory
-    peaks raise ValueError.
+    the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None if unknown: as
+    torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device is:
+    a GPU, a die, a module. `source` names the document. `capability` is CUDA's compute capability, (9, 0) of an H100,
+    which chooses kernels. Keys of the peaks are the short names in DTYPES; contradictory peaks raise ValueError.
 
     >>> mine = Device("mine", matrix={"bfloat16": 400e12}, vector={"float32": 25e12})
     >>> mine.peak("bf16"), mine.dtypes()
@@ -92,6 +97,7 @@ class Device:
     unit: str = ""
     source: str = ""
     note: str = ""
+    memory_source: str = ""
     capability: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -124,6 +130,18 @@ class Device:
         notes = [f"{name} {format_short(value)}{unit}" for name, value, unit in sizes if value is not None]
         notes += [f"source: {self.source}"] if self.source else []
         return write_text_table(self.name, ["dtype", *(f"{kind} FLOP/s" for kind in peaks)], rows, "; ".join(notes))
+
+    def reserve(self, ranks: int = 1) -> int:
+        """Return the bytes that a plan sets aside for the context of CUDA or ROCm, and for NCCL's buffers if ranks > 1.
+
+        An allowance: both depend on the driver, the kernels that are loaded, and the communicators.
+
+        >>> [find_device(name).reserve(ranks) / 2**20 for name, ranks in (("H100", 1), ("H100", 8), ("TPU v5e", 8))]
+        [512.0, 1536.0, 0.0]
+        """
+        if self.vendor not in CUDA_VENDORS:
+            return 0
+        return _CONTEXT + (_NCCL if ranks > 1 else 0)
 
     def dtypes(self, *, sparse: bool = False) -> tuple[str, ...]:
         """Return the dtypes with a peak, or with one for 2:4 sparsity."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from fvflops.units import digits_apart, digits_shown
 
 _TICKS = 6  # within a power of ten, at most
 _FEW_DECADES = 2  # with as many or fewer, there are ticks between the powers of ten
@@ -32,8 +34,15 @@ def label_linear(scale: Any, form: Callable[[float], str]) -> None:
     """Label a linear scale with `form` of each value."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    class Distinct(FuncFormatter):
+        """Writes ticks with as many digits as tell them apart."""
+
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            with digits_shown(digits_apart(form, map(_clean, values))):
+                return [form(_clean(value)) for value in values]
+
     scale.set_major_locator(MaxNLocator(_TICKS + 1, steps=[1, 2, 5, 10]))
-    scale.set_major_formatter(FuncFormatter(lambda value, _: form(_clean(value))))
+    scale.set_major_formatter(Distinct(lambda value, _: form(_clean(value))))
 
 
 def _write(value: float, form: Callable[[float], str], integer: bool) -> str:

@@ -101,10 +101,10 @@ def describe_ignored(share: str, by: str) -> str:
     """Return a sentence on the share of a model's FLOPs that a convention ignores.
 
     >>> describe_ignored("all", "this convention")
-    'All arithmetic of this model is ignored by this convention; see --table exact.'
+    'All arithmetic of this model is ignored by this convention; see --convention exact.'
     """
     subject = "All arithmetic" if share == "all" else f"{share} of the arithmetic"
-    return f"{subject} of this model is ignored by {by}; see --table exact."
+    return f"{subject} of this model is ignored by {by}; see --convention exact."
 
 
 def _explain_multiply_add(summary: Summary) -> str:

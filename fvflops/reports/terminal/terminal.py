@@ -19,8 +19,10 @@ from fvflops.units import format_parameters, format_percent, format_short
 from fvflops.views.ranking import choose_measure, truncation_note
 from fvflops.views.summary import name_heading
 from fvflops.views.summary_rows import (
+    ITSELF,
     OperatorRow,
     check_view,
+    count_itself,
     depth_of,
     list_operator_headings,
     rank_operators,
@@ -147,16 +149,16 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
     headings = list(summary.columns)
     measure = choose_measure(headings, sort)
     lines = list_lines(summary, depth=depth, show_param_shapes=False, sort=sort, top=top)
-    rows = [
-        _Row(
-            (_name(summary, line) or "model",),
-            line.level,
-            tuple(_format(summary, line, heading) for heading in headings),
-            count_line(summary, line, measure),
-            line.chain[0] == "",
-        )
-        for line in lines[:top]
-    ]
+    itself = count_itself(summary, dict.fromkeys(line.above for line in lines if line.level), measure)
+    rows: list[_Row] = []
+    for line in lines[:top]:
+        numbers = tuple(_format(summary, line, heading) for heading in headings)
+        count = count_line(summary, line, measure)
+        rows.append(_Row((_name(summary, line) or "model",), line.level, numbers, count, line.chain[0] == ""))
+        if line.name in itself:
+            counts = itself[line.name]
+            numbers = tuple(_format_count(counts[heading], heading) for heading in headings)
+            rows.append(_Row((ITSELF,), line.level + 1, numbers, counts[measure]))
     total = summary.columns[measure].get("", 0)
     notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
     return _Grid(("module",), tuple(headings), headings.index(measure), total, rows, notes)
@@ -165,7 +167,10 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
 def _format(summary: Summary, line: Line, heading: str) -> str:
     if not line.cells.get(heading):
         return ""
-    count = count_line(summary, line, heading)
+    return _format_count(count_line(summary, line, heading), heading)
+
+
+def _format_count(count: int, heading: str) -> str:
     return format_parameters(count) if heading == "parameters" else format_short(count)
 
 

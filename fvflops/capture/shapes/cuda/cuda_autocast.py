@@ -7,6 +7,7 @@ Kernels for its dispatch key run the ops on which the two autocasts differ as CU
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
@@ -127,7 +128,9 @@ def _kernels_registered() -> Iterator[None]:
             packet = getattr(torch.ops.aten, name)
             function = getattr(packet, overload or "default")
             converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
-            library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
+            with warnings.catch_warnings():  # torch warns that a kernel is replaced
+                warnings.filterwarnings("ignore", "Warning only once for all operators")
+                library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
         yield
 
 

@@ -28,6 +28,7 @@ from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import (
     below_autograd,
     dispatch_mode_stack,
+    message_of_missing,
     pytree,
     scaled_dot_product_attention,
     variable_functions,
@@ -327,7 +328,8 @@ def _instance_norm(
 
 def _patch(owner: Any, name: str) -> Patch:
     # Some modules create attributes on access; store it, so that the patch can restore it.
-    vars(owner).setdefault(name, getattr(owner, name))
+    if message_of_missing(owner) is None:
+        vars(owner).setdefault(name, getattr(owner, name))
     return Patch(owner, name)
 
 

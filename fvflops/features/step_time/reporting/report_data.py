@@ -40,7 +40,6 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
         "exposed_share": estimate.exposed_share,
         "host_bound_share": estimate.host_bound_share,
         "model_parameters": first.model_parameters,
-        "fits": None if estimate.device.memory is None else memories[fullest].reserved <= estimate.device.memory,
         "slowest": estimate.slowest,
         "fullest": fullest,
         "slowest_rank": {

@@ -1,0 +1,149 @@
+"""Ops that CUDA runs by other kernels than the CPU: each is known here, by torch's own list of kernels."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.nn import functional as F
+
+from fvflops import TrainingStepAnalysis, predict_memory
+from fvflops.features.memory.workspaces import OWN_KERNELS
+from fvflops.torch_internals import has_kernel_for_key
+
+# A composite op whose only kernels are of these keys runs as its decomposition on dense tensors of the CPU and CUDA.
+OTHER_KEYS = ("NestedTensor", "MPS", "XPU", "Sparse", "Mkldnn", "Quantized")
+# Part of the name of an op that has a kernel for CUDA and none for the CPU → where a run of a model meets it.
+BY_RULE = {
+    "_cudnn_rnn": "recurrent layers (cuda_kernels)",
+    "cudnn_batch_norm": "batch and instance norm (cuda_kernels)",
+    "cudnn_grid_sampler": "grid_sample (cuda_kernels)",
+    "_thnn_fused": "LSTM and GRU cells (cuda_kernels)",
+    "_fused_rms_norm_backward": "rms_norm (cuda_kernels)",
+    "_scaled_dot_product": "attention (attention_kernels)",
+    "_flash_attention": "attention",
+    "_efficient_attention": "attention",
+    "_cudnn_attention": "attention",
+    "_fill_mem_eff_dropout_mask_": "attention",
+    "native_dropout": "dropout (cuda_kernels)",
+}
+INSIDE = {
+    "cudnn_convolution": "convolution",
+    "miopen": "convolution, batch norm and recurrent layers of ROCm",
+    "_conv_depthwise2d": "convolution",
+    "conv_depthwise3d": "convolution",
+    "_cudnn_ctc_loss": "ctc_loss with targets on the CPU: _ctc_loss is recorded",
+    "_use_cudnn_ctc_loss": "the test of ctc_loss",
+    "_use_miopen_ctc_loss": "the test of ctc_loss",
+}
+BY_NAME = {
+    "_philox": "random keys",
+    "cudnn_affine_grid_generator": "no function of torch.nn calls it",
+    "_fused_dropout": "",
+    "_masked_scale": "",
+    "_cudnn_init_dropout_state": "",
+    "_cslt": "2:4 sparsity",
+    "_sparse_semi_structured": "2:4 sparsity",
+    "_to_sparse_semi_structured": "2:4 sparsity",
+    "_mixed_dtypes_linear": "",
+    "int4pack": "quantised weights",
+    "batch_norm_stats": "SyncBatchNorm",
+    "batch_norm_elemt": "SyncBatchNorm",
+    "batch_norm_gather_stats": "SyncBatchNorm",
+    "batch_norm_backward": "SyncBatchNorm",
+    "mm.dtype": "products with out_dtype=",
+    "_scaled_grouped_mm": "float8",
+    "record_stream": "no work",
+    "_triton": "nested tensors",
+}
+
+
+def native_functions() -> dict[str, set[str]]:
+    """Return op → the dispatch keys of its kernels, of dense tensors those that it has by another overload too."""
+    text = (resources.files("torchgen") / "packaged/ATen/native/native_functions.yaml").read_text()
+    entries: list[dict[str, Any]] = yaml.safe_load(text)
+    own = {
+        f"aten::{entry['func'].partition('(')[0]}": {
+            key.strip() for keys in entry.get("dispatch", ()) for key in keys.split(",")
+        }
+        for entry in entries
+    }
+    for entry in entries:
+        if "structured_delegate" in entry:
+            own[f"aten::{entry['func'].partition('(')[0]}"] |= own[f"aten::{entry['structured_delegate']}"]
+    return own
+
+
+KERNELS = native_functions()
+
+
+def test_composite_ops_with_kernels_of_their_own_are_known():
+    found = {}
+    for op, keys in KERNELS.items():
+        if "CompositeImplicitAutograd" in keys:
+            kinds = tuple(sorted(key.lower() for key in keys & {"CPU", "CUDA"}))
+            assert kinds or all(key.startswith((*OTHER_KEYS, "CompositeImplicit")) for key in keys), op
+            if kinds:
+                found[op] = kinds
+    assert found == dict(OWN_KERNELS)
+
+
+def test_the_list_of_torch_is_what_its_dispatcher_has():
+    """A composite op with a kernel for autograd has kernels of its own on some device."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    assert len(names) > 3000
+    composite = [name for name in names if has_kernel_for_key(name, "CompositeImplicitAutograd")]
+    own = {name for name in composite if has_kernel_for_key(name, "Autograd") or has_kernel_for_key(name, "CPU")}
+    listed = {op for op, keys in KERNELS.items() if "CompositeImplicitAutograd" in keys and len(keys) > 1}
+    assert set(OWN_KERNELS) <= own <= listed
+
+
+def test_kernels_that_only_cuda_has_are_met_by_a_rule_or_by_name():
+    only = [
+        op
+        for op, keys in KERNELS.items()
+        if "CUDA" in keys and "CPU" not in keys and not any(key.startswith("Composite") for key in keys)
+    ]
+    known = (*BY_RULE, *INSIDE, *BY_NAME)
+    assert len(only) > 50 and [op for op in only if not any(part in op for part in known)] == []
+    assert [part for part in known if part != "native_dropout" and not any(part in op for op in only)] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_keeps_its_input_and_a_scale_for_each_row_on_cuda(dtype):
+    """CUDA's kernel keeps no float32 copies, in the memory of one device as in that of a rank."""
+    rows, width = 64, 128
+    model = nn.Sequential(nn.Linear(width, width, bias=False), nn.RMSNorm(width)).to(dtype)
+    step = TrainingStepAnalysis(model, torch.ones(rows, width, dtype=dtype), loss=torch.sum, device="cuda")
+    timeline = predict_memory(step)
+    ops = [signature.packet for signature in timeline.trace.signatures]
+    assert ops.count("aten::_fused_rms_norm") == ops.count("aten::_fused_rms_norm_backward") == 1
+    assert not {"aten::pow", "aten::mean", "aten::rsqrt"} & set(ops)
+    events = timeline.trace.events
+    kept = [
+        (block.op, block.nbytes)
+        for block in timeline.blocks
+        if block.kind == "activation" and block.end is not None and events[block.end].phase == "backward"
+        if events[block.begin].phase == "forward" and block.op != "aten::sum" and block.op != "aten::ones_like"
+    ]
+    assert kept == [("aten::mm", rows * width * dtype.itemsize), ("aten::_fused_rms_norm", 512)]  # rounded up
+    on_cpu = predict_memory(step.varied(device="cpu"))
+    assert "aten::_fused_rms_norm" not in {signature.packet for signature in on_cpu.trace.signatures}
+
+
+def test_rms_norm_with_a_weight_of_another_dtype_is_decomposed_as_in_torch():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.rms_norm(x.bfloat16(), (8,), self.weight)
+
+    trace = predict_memory(TrainingStepAnalysis(Mixed(), torch.ones(4, 8), loss=torch.sum, device="cuda")).trace
+    ops = {signature.packet for signature in trace.signatures}
+    assert "aten::rsqrt" in ops and "aten::_fused_rms_norm" not in ops

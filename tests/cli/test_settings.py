@@ -1,0 +1,149 @@
+"""`fvflops plan` and `fvflops memory` say first whether it fits, then what they assume: in text as in JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shlex
+
+import pytest
+
+from fvflops.cli import main
+from fvflops.features.memory.settings import describe_settings, name_of, show
+from fvflops.features.utilisation.devices import load_devices
+
+TINY = ("zoo:llama_tiny", "--input", "1,16:int64")
+FEW = ("--choices", "tp=1,2", "--choices", "pp=1", "--choices", "micro-batch=1", "--choices", "checkpoint=none")
+COMMANDS = {
+    "memory": ("memory", *TINY, "--no-savings"),
+    "memory of a device": ("memory", *TINY, "--no-savings", "--device", "H100", "--checkpoint", "full"),
+    "memory of a size": ("memory", *TINY, "--no-savings", "--device", "24GB", "--microbatches", "2"),
+    "memory of a rank": ("memory", *TINY, "--no-savings", "--device", "H100", "--mesh", "fsdp=2"),
+    "memory of a forward pass": ("memory", *TINY, "--inference", "--device", "V100 16GB"),
+    "plan of a rank": ("plan", *TINY, "--mesh", "tp=2", "--sequence-parallel"),
+    "plan": ("plan", *TINY, "--mesh", "fsdp=2", "--device", "H100", "--checkpoint", "full", "--fused", "RMSNorm"),
+    "plan of a pipeline": (
+        "plan",
+        *TINY,
+        "--mesh",
+        "pp=2,dp=2",
+        "--device",
+        "H100",
+        "--dtype=bf16",
+        "--master-weights",
+    ),
+    "search": (
+        "plan",
+        *TINY,
+        "--search",
+        "--gpus",
+        "2",
+        "--global-batch",
+        "2",
+        "--device",
+        "H100",
+        "--jobs",
+        "1",
+        *FEW,
+    ),
+}
+
+
+def run(capsys, *argv: str) -> str:
+    assert main(list(argv)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
+    data = json.loads(run(capsys, *COMMANDS[name], "--format", "json"))
+    lead = data["verdict"]["text"], describe_settings(data["settings"])
+    assert lead[0].startswith(("Fits: ", "Does not fit: ", "Needs ")) and None not in data["settings"].values()
+    _, *paragraphs = run(capsys, *COMMANDS[name]).split("\n\n")
+    assert [" ".join(part.split()) for part in paragraphs[:2]] == list(lead)
+    markdown = run(capsys, *COMMANDS[name], "--format", "markdown").split("\n\n")
+    assert [re.sub(r"\\(.)", r"\1", part) for part in markdown[1:3]] == list(lead)
+    page = html.unescape(re.sub(r"<[^>]*>", "\n", run(capsys, *COMMANDS[name], "--format", "html")))
+    assert page.index(lead[0]) < page.index(lead[1]) < page.index("Assumes: ") + len(lead[1])
+    fields = re.sub(r"^Assumes: |\.$", "", lead[1]).split("; ")
+    assert fields == [f"{name_of(key)} {show(value)}" for key, value in data["settings"].items()]
+    needed = {"weights", "compute"} | (set() if name.endswith(("search", "pass")) else {"batch", "sequence"})
+    needed |= set() if name.endswith("pass") else {"optimizer", "loss"}
+    needed |= set() if name.endswith(("search", "pass")) else {"checkpointing", "microbatches"}
+    assert needed <= data["settings"].keys()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "search"])
+def test_the_command_of_a_report_repeats_it(capsys, name):
+    first = run(capsys, *COMMANDS[name], "--format", "json")
+    command = shlex.split(json.loads(first)["command"])
+    assert command[0] == "fvflops"
+    again = json.loads(run(capsys, *command[1:], "--format=json"))
+    assert {**again, "command": ""} == {**json.loads(first), "command": ""}
+    assert shlex.split(again["command"]) == command
+
+
+def test_each_layout_of_a_search_has_its_settings(capsys):
+    data = json.loads(run(capsys, *COMMANDS["search"], "--format", "json"))
+    for layout in data["layouts"]:
+        chosen = [word for word in shlex.split(layout["options"]) if word.startswith(("--no-", "--sequence", "--mesh"))]
+        chosen += ["--microbatches", str(layout["microbatches"])]
+        chosen.insert(1, ",".join(f"{axis}={size}" for axis, size in layout["mesh"].items()))
+        planned = json.loads(run(capsys, "plan", *TINY, "--device", "H100", *chosen, "--format", "json"))["settings"]
+        assert layout["settings"] == {key: planned[key] for key in layout["settings"]}
+
+
+def test_defaults_are_mixed_precision_where_the_accelerator_has_it(capsys):
+    def settings(*options: str) -> dict[str, object]:
+        return json.loads(run(capsys, "memory", *TINY, "--no-savings", *options, "--format", "json"))["settings"]
+
+    mixed = settings("--device", "H100")
+    assert (mixed["weights"], mixed["compute"], mixed["optimizer_state"]) == ("float32", "bfloat16", "float32")
+    assert (mixed["master_weights"], mixed["optimizer"]) == ("the weights", "AdamW")
+    plain = settings("--device", "V100 32GB"), settings(), settings("--device", "H100", "--precision", "fp32")
+    assert {item["compute"] for item in plain} == {"float32"} and "master_weights" not in plain[0]
+    half = settings("--device", "H100", "--dtype", "bf16")
+    assert (half["weights"], half["master_weights"]) == ("bfloat16", "none")
+    masters = settings("--device", "H100", "--dtype", "bf16", "--master-weights", "--optimizer", "sgd")
+    assert (masters["master_weights"], masters["optimizer"]) == ("float32 copies", "SGD")
+    assert settings("--device", "H100", "--precision", "bf16")["weights"] == "bfloat16"
+
+
+def test_memory_of_one_device_is_that_of_a_rank_alone(capsys):
+    """Autocast around the step of a device, and of a rank of a mesh of one."""
+    for options in (("--device", "H100"), ("--device", "H100", "--checkpoint", "full")):
+        alone, rank = (
+            json.loads(run(capsys, "memory", *TINY, "--no-savings", *options, *mesh, "--format", "json"))
+            for mesh in ((), ("--mesh", "dp=1"))
+        )
+        assert alone["verdict"]["needed"] == rank["verdict"]["needed"]
+        assert alone["tables"]["kinds"] == rank["tables"]["kinds"]
+        differ = {
+            key
+            for key in alone["settings"] | rank["settings"]
+            if alone["settings"].get(key) != rank["settings"].get(key)
+        }
+        assert differ <= {"mesh", "mode"}, differ
+
+
+def test_the_host_bounds_a_forward_pass(capsys):
+    text = " ".join(run(capsys, *COMMANDS["plan"]).split())
+    data = json.loads(run(capsys, *COMMANDS["plan"], "--format", "json"))["host_bound"]
+    share = data["share_waiting"]["forward"]
+    assert data["forward_is_bound"] and 0.5 < share < 1
+    assert (
+        f"The host bounds the forward pass: {share:.1%} of it waits for the host. Launch overhead: 50.1 µs an" in text
+    )
+    assert data["source"].startswith("fitted to 24 runs of MPT") and data["source"] in text
+
+
+def test_memory_of_devices_is_what_torch_reports():
+    devices = {device.name: device for device in load_devices()}
+    assert devices["H100 SXM"].memory == pytest.approx(84.9e9, rel=0.001)
+    assert devices["RTX 4090"].memory == pytest.approx(23.6 * 2**30, rel=0.002)
+    for device in devices.values():
+        if device.memory_source:  # below the sum of the chips, whose size is named in binary units
+            gigabytes = round(device.memory / 1e9)
+            assert 0.85 < device.memory / 2**30 / gigabytes < 1.0, device.name
+    assert devices["V100 SXM2 32GB"].memory > 1.9 * devices["V100 SXM2 16GB"].memory

@@ -1,0 +1,93 @@
+"""What a count says on a torch without one of its private names: missing_names NAME ...
+
+torch is imported once; for each name a forked process counts a model and a training step without it, and prints a line
+of JSON. The name "" takes none away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+
+import torch
+from torch import nn
+
+from fvflops.torch_internals import INTERNALS
+
+
+class CNN(nn.Module):
+    """A convolution with normalisation, pooling and a classifier: a loss, for a training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).flatten(1)).logsumexp(1).mean()
+
+
+def count_shapes(model: nn.Module, x: torch.Tensor) -> int:
+    from fvflops import FlopCountAnalysis
+
+    return FlopCountAnalysis(model, x).total()
+
+
+def count_real(model: nn.Module, x: torch.Tensor) -> int:
+    from fvflops import FlopCountAnalysis
+
+    return FlopCountAnalysis(model, x, execution="real").total()
+
+
+def count_step_shapes(model: nn.Module, x: torch.Tensor) -> int:
+    from fvflops import TrainingStepAnalysis
+
+    return TrainingStepAnalysis(model, x, optimizer=torch.optim.SGD).total()
+
+
+def count_step_real(model: nn.Module, x: torch.Tensor) -> int:
+    from fvflops import TrainingStepAnalysis
+
+    return TrainingStepAnalysis(model, x, optimizer=torch.optim.SGD, execution="real").total()
+
+
+CASES = (count_shapes, count_real, count_step_shapes, count_step_real)
+
+
+def take_away(name: str) -> None:
+    """Let the search for a name fail as on a torch that lacks it."""
+    internal = INTERNALS[name]
+
+    if internal.name:
+        gone = dataclasses.replace(internal, name=f"{internal.name}_gone")
+    else:
+        gone = dataclasses.replace(internal, module=f"{internal.module}_gone")
+    INTERNALS[name] = gone  # type: ignore[index]
+
+
+def count_without(name: str) -> dict[str, int | str]:
+    """Return the count of each case, or its error."""
+    if name:
+        take_away(name)
+    said: dict[str, int | str] = {}
+    for case in CASES:
+        try:
+            said[case.__name__] = case(CNN(), torch.ones(2, 3, 8, 8))
+        except Exception as error:
+            said[case.__name__] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        child = os.fork()
+        if not child:
+            print(json.dumps([name, count_without(name)]), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()
