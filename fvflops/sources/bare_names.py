@@ -31,7 +31,10 @@ def suggest_models(name: str, list_names: Callable[[str], Sequence[str]]) -> str
 
 def _list_models(name: str, list_names: Callable[[str], Sequence[str]]) -> Iterator[str]:
     library, _, rest = name.partition("/")
-    if os.path.isfile(os.path.join(name, "config.json")):
+    module, _, factory = name.rpartition(".")
+    if os.path.isfile(f"{module.replace('.', os.sep)}.py") and factory.isidentifier():
+        yield f"{module}:{factory}"
+    elif os.path.isfile(os.path.join(name, "config.json")):
         yield f"hf:{name}"
     elif library.lower() in _LIBRARIES and rest:
         architecture = rest.partition(".")[0]  # timm's repositories on the hub end in the name of their weights
