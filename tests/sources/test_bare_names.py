@@ -37,5 +37,5 @@ def test_a_file_that_imports_relatively_is_named_as_a_module(tmp_path, monkeypat
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text("from .layers import Block")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="it imports relatively: write models.net:FACTORY"):
+    with pytest.raises(ValueError, match=r"it imports relatively: write models\.net:FACTORY"):
         import_file("models/net.py")
