@@ -124,7 +124,7 @@ def make_fvflops(subject: LoadedModel, folder: Path) -> Makers:
         "backward FLOPs": lambda: format_size(sum(step.by_phase()["backward"].values())),
         "optimizer's FLOPs": lambda: format_size(sum(step.by_phase()["optimizer"].values())),
         "weightless model (meta)": lambda: format_size(count_on_meta()),
-        "unsupported ops listed": lambda: f"{len(summary.ledger['unknown'])} here",
+        "unsupported ops listed": lambda: f"{len(summary.ledger['unsupported'])} here",
         "conventions": lambda: f"{len(shipped_tables())} and your own",
         "by module": lambda: many(len(flops.by_module()), "module"),
         "by operator": lambda: many(len(flops.by_operator()), "operator"),

@@ -114,7 +114,7 @@ def _add_sizes(group: argparse._ActionsContainer) -> None:
 
 
 def _add_building(group: argparse._ActionsContainer) -> None:
-    """Add what is built: configurations, arguments, adapters and code that may run."""
+    """Add options of model construction: configurations, arguments, adapters and code that may run."""
     group.add_argument(
         "--config",
         metavar="JSON",

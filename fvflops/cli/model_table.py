@@ -255,7 +255,7 @@ def _choose_axes(arguments: argparse.Namespace, joined: Join | None) -> tuple[st
 def _count(names: Sequence[str], options: SourceOptions, settings: CountSettings) -> list[ModelCount]:
     progress = Progress()
     counts: list[ModelCount] = []
-    # What is logged of a model is in its row and below the table.
+    # Log lines are shown in the model's row and below the table.
     logger = logging.getLogger("fvflops")
     level = logger.level
     logger.setLevel(logging.ERROR)

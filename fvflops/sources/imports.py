@@ -106,5 +106,11 @@ def _run_file(path: str, _changed: int, _size: int) -> ModuleType:
     sys.modules.setdefault(spec.name, module)
     # As for `python file.py`, modules in the file's folder can be imported.
     sys.path.insert(0, os.path.dirname(path))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        if "attempted relative import" not in str(error):
+            raise
+        dotted = os.path.splitext(os.path.relpath(path))[0].replace(os.sep, ".").lstrip(".")
+        raise ValueError(f"{path} is part of a package, since it imports relatively: write {dotted}:FACTORY") from error
     return module

@@ -19,6 +19,7 @@ from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.features.utilisation.device_benchmark import PRODUCTS
 from fvflops.sources.adapters import add_adapter, check_adapter
+from fvflops.sources.bare_names import suggest_models
 from fvflops.sources.call_arguments import parse_arguments
 from fvflops.sources.factory import build_from_factory, call_factory
 from fvflops.sources.files import is_file, load_file
@@ -152,7 +153,7 @@ def _build_from_factory(name: str, options: SourceOptions) -> BuiltModel:
 
 
 def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...], options: SourceOptions) -> LoadedModel:
-    """Return a model on the inputs that the options name, else on its own, else on those of its source."""
+    """Return a model with explicit inputs, else the model's, else the source's."""
     state: dict[str, Any] = {"is_program": built.is_program, "accepts": built.accepts}
     if specs:
         return LoadedModel(built.model, *make_arguments(specs, _device_of(built.model)), assumed=False, **state)
@@ -190,7 +191,8 @@ def split_name(name: str) -> tuple[str, str]:
         return FILE, name
     if not all(name.rpartition(":")):
         forms = ", ".join(FORMS.values()).replace("zoo:NAME", "zoo:resnet50")
-        raise ValueError(f"{name!r} names no model: write {forms}")
+        suggested = suggest_models(name, lambda source: load_source(source).list_names())
+        raise ValueError(f"{name!r} names no model{suggested or f': write {forms}'}")
     return (source, rest) if source in SOURCES else ("", name)
 
 

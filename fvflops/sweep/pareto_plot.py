@@ -173,7 +173,7 @@ def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[floa
     """Return the corners of the boundary of what the front dominates."""
     xs, ys = [front[0].x], [front[0].y]
     for before, after in pairwise(front):
-        # Between two points the better one of the first coordinate is what is attained.
+        # Between two points the staircase of attained values follows the better first coordinate.
         xs += [after.x, after.x] if lower[0] else [before.x, after.x]
         ys += [before.y, after.y] if lower[0] else [after.y, after.y]
     return xs, ys

@@ -68,6 +68,13 @@ def test_the_commands_are_found():
         collect({"y": page, "z": page.replace("b", "c")})
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_can_be_pasted(page):
+    commands = [command for command, _ in console_blocks(PAGES[page])]
+    commands += re.findall(r"^```(?:sh|bash)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"\b(?:ORG|NAME|MODEL|FILE|FOLDER|REVISION)\b|\.\.\.|<\w+>", "\n".join(commands))
+
+
 def test_the_files_are_found():
     assert set(shown_files(PAGES["docs/guides/continuous_integration.md"])) == {"net.py", "budget.yaml", "test_cost.py"}
     assert shown_files("```python\n# a.py\nx = 1\n```\n```yaml\nb: 1\n```\n") == {"a.py": "# a.py\nx = 1\n"}

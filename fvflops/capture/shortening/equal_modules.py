@@ -1,4 +1,4 @@
-"""Compare two modules: whether their calls do the same, as far as classes, tensors and attributes tell."""
+"""Compare two modules for structural equality: of classes, tensors and attributes."""
 
 from __future__ import annotations
 

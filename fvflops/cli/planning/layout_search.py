@@ -135,7 +135,7 @@ def _option(name: str) -> str:
 
 
 def parse_choices(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Return name → what is tried, of the texts of `--choices`.
+    """Parse `--choices`: return name → choices to try.
 
     >>> parse_choices(["tp=4,8", "checkpoint=none,full"])
     {'tp': [4, 8], 'checkpoint': ['none', 'full']}

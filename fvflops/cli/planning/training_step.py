@@ -33,7 +33,7 @@ _OF_OUTPUT = ("--format", "--output")
 
 
 def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
-    """Add the optimizer, `default` of which is described, what is checkpointed, and the loss."""
+    """Add the optimizer, checkpointing and the loss; `default` is help text."""
     step.add_argument(
         "--optimizer",
         metavar="NAME",

@@ -15,7 +15,7 @@ class ConventionTotal:
     """The count by one convention: multiply_add * macs + flops in total; `unsupported` are the unsupported ops.
 
     `ignored_work` is the share of the model's arithmetic, as `exact` counts it, that the convention ignores, as text:
-    "all", or "86 %"; "" up to a half.
+    "all", or "86%"; "" up to a half.
     """
 
     name: str

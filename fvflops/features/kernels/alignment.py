@@ -70,7 +70,7 @@ _Keys = Sequence[Hashable]
 
 
 def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, positions: Iterable[int]) -> Pairs:
-    """Align more events and calls between those aligned already; `positions` are those of the calls to align."""
+    """Align events and calls in the gaps; `positions` are those of the calls to align."""
     call_positions = list(positions)
     filled: Pairs = []
     for pair, event_range, (first_call, last_call) in _list_gaps(pairs, ends, len(events), len(calls)):

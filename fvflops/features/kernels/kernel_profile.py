@@ -49,7 +49,7 @@ class KernelProfile:
 
     The arguments are those of `torch.profiler.profile`; `schedule` may be fvflops' own, and `on_trace_ready` is called
     with this profile. Calls of `model`'s modules are marked as ranges; nothing else is instrumented, so the times are
-    torch.profiler's. A wrapper for data parallelism is no module of its own. An event of the backward pass belongs to
+    torch.profiler's. A wrapper for data parallelism has no row. An event of the backward pass belongs to
     the module whose forward pass created it.
 
     MACs and FLOPs (2 per multiply-add and all other operations), of the ops that `table` counts, come from a recording

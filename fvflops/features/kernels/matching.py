@@ -273,7 +273,7 @@ class _StepMatcher:
                 self._match(inner, self._children.get(event_index, ()), event_index)
         unmatched_work = self._count_products(outermost, unmatched_work)
         if call_event is None or (self._by_shapes is not None and not self._compiled):
-            # With shapes, an event that no recorded op matches has its own work, which may be that of these ops.
+            # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
             self._lost += unmatched_work.flops
         else:
             self.work[call_event] = unmatched_work

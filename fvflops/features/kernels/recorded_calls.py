@@ -55,7 +55,7 @@ class RecordedCall:
     inner: list[RecordedCall] = field(default_factory=list)
 
     def total(self) -> Work:
-        """Return the work with that of all calls inside."""
+        """Return the inclusive work."""
         total = NO_WORK.plus(self.work)
         for call in self.inner:
             total = total.plus(call.total())

@@ -84,7 +84,7 @@ def _name(event: KernelEvent) -> str:
 
 
 def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
-    """Return those of the events that are not nested in others of them."""
+    """Return the outermost events."""
     group = set(indexes)
     outermost = []
     for index in indexes:

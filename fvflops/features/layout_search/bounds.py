@@ -123,7 +123,7 @@ def _collectives(program: StepProgram) -> list[Collective]:
 
 
 def _payloads(program: StepProgram, axis: str) -> Counter[str]:
-    """Return collective → its bytes along an axis, those of each bytes once: FSDP2 may gather parameters twice."""
+    """Return collective → its bytes along an axis, of distinct payloads: FSDP2 may gather parameters twice."""
     payloads: Counter[str] = Counter()
     for part in program.programs:
         once: Counter[str] = Counter()

@@ -154,7 +154,7 @@ def find_savings(
 
 
 def repeated_modules(trace: Trace, modules: ModuleTree) -> dict[str, tuple[str, ...]]:
-    """Return class → names of its modules, for classes with submodules of which a run called several modules.
+    """Return class → names of its modules, for classes with submodules and several called modules.
 
     A module within another of its class is not listed, nor is the model itself. The classes are those in `modules`, a
     model that is not sharded: FSDP2 replaces them.
@@ -241,7 +241,7 @@ def _in_autocast(model: nn.Module, device: str) -> nn.Module:
 
 
 def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:
-    """Return what creates an optimizer like the given one, for a copy of its model."""
+    """Return a factory of an equivalent optimizer, for a copy of its model."""
     if not isinstance(maker, Optimizer):
         return maker
     updated = {id(parameter) for group in maker.param_groups for parameter in group["params"]}

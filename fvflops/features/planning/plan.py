@@ -159,7 +159,7 @@ class RankPlan(Displayed):
         return read_memory(self.recorded, run_end=self.step.recorded_events, **options)
 
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
-        """Return the memory of the step from that of its recording, which ranks with equal stages share."""
+        """Return the memory of the step, by replaying a timeline that ranks with equal stages share."""
         settings = {**self.settings, "step": "the first" if first_step else "any but the first"}
         return printed(replace(self._walk(recording).timeline, settings=settings))
 
@@ -508,7 +508,7 @@ def _estimate_reductions(
 
 
 def _list_averaged(stage: StageModule, prefix: str, device: str, group: Value, replicas: int) -> Iterator[Gradient]:
-    """Yield the gradients of a stage that its replicas average, and those of its experts that theirs do."""
+    """Yield the gradients that replicas of a stage average: dense ones, then those of experts."""
     experts = stage.experts
     divided = set() if experts is None else experts.divided_parameters
     of_experts = (

@@ -103,7 +103,7 @@ class RankModel:
         return stages_of_rank(layout.schedule, index, layout.size("pp"), layout.stages_per_rank)
 
     def describe_stages(self, rank: int, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], ...]:
-        """Return what tells ranks apart: for each stage whether it is the first, the last, and what its layers are.
+        """Return a key, equal for equal stages: whether each is the first or the last, and its layers.
 
         The first layers of a mixture of experts may be dense, some layers may have attention in windows, and some may
         be checkpointed by name.

@@ -75,7 +75,7 @@ class StageModule:
         return self._of_all_layers(self.module.named_parameters())
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return those of `named_parameters`."""
+        """Return the stage's parameters."""
         return [parameter for _, parameter in self.named_parameters()]
 
     def buffers(self) -> list[torch.Tensor]:
@@ -325,7 +325,7 @@ class _ActionRecorder:
     def _record_backward(self, action: Action, state: _State) -> _Step:
         index, kind = action.stage, action.kind
         module: Any = self._stages[index].module
-        # In the state of this action others of its kind were not run again.
+        # Not recorded from this state: actions of one kind run once.
         if not self._forwarded[index] and not (kind == "weight_backward" and self._half_done[index]):
             forward = Action("forward", index)
             step = self._record(forward, state)
@@ -410,7 +410,7 @@ def first_differentiable(result: Any) -> torch.Tensor:
 
 
 def _base_of(output: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of which an output is a view of equal shape, such as a slice of all: torch detaches in place.
+    """Return the base that an output aliases with equal shape, such as a slice of all: torch detaches in place.
 
     Models of transformers slice the hidden state for a head that the stage does not have.
     """

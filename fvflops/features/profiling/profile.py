@@ -241,7 +241,7 @@ class ProfileAnalysis(FlopCountAnalysis):
     def _clock_modules(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace, versions: list[tuple[torch.Tensor, int]]
     ) -> list[Trace]:
-        """Return the module times of a forward pass without per-op instrumentation, run as that of a Trace was.
+        """Return the module times of a forward pass without per-op instrumentation, in the Trace's execution.
 
         `versions` are those of the model's parameters before that run. The list is empty where there are no times.
         """

@@ -24,7 +24,7 @@ from fvflops.views.summary_rows import check_view, depth_of
 VIEWS = ("module", "operator")
 DEPTH = 2  # levels of modules below the root
 
-# Sort key, that of a column → what it needs: a measured column, a device's peaks, or "" for nothing.
+# Sort key → what its column needs: a measured column, a device's peaks, or "" for nothing.
 SORTS: Mapping[str, str] = {
     "time": "time",
     "self": "time",

@@ -88,7 +88,7 @@ def predict_call_memory(call: ModelCall, optimizer: torch.optim.Optimizer | None
 
 @contextmanager
 def _as_called(call: ModelCall) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Give the arguments of a call in a with block in which the modes are those of the call."""
+    """Yield the arguments of a call under the call's modes."""
     assert call.modes is not None
     with _autocast(call.autocast), quiet_log(), call.modes.applied():
         yield call.arguments()

@@ -127,7 +127,7 @@ class StepCosts:
                 return
 
     def _count_next(self, *, interpolated: bool = True) -> bool:
-        """Count the waiting call that tells most about others, and return whether there was one.
+        """Count the most informative pending call, and return whether there was one.
 
         Without `interpolated` only calls are counted whose cost cannot be interpolated.
         """

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fvflops.features.step_meter.model import UNKNOWN_COST, StepCost
 
-# A quadratic is determined by three counts; it is used if it gives all others, at least two, too.
+# A quadratic is determined by three counts; it is accepted if it predicts two or more other counts.
 _LEAST = 5
 # Above this number of counts a polynomial is not verified further.
 _ENOUGH = 12
@@ -145,7 +145,7 @@ class _Fit(NamedTuple):
             yield weight
 
     def gives(self, size: int, cost: StepCost) -> bool:
-        """Return whether a cost is that of the fit: FLOPs exactly, seconds but for rounding."""
+        """Return whether a cost matches the fit: FLOPs exactly, seconds but for rounding."""
         return all(
             (isnan(a) and isnan(b)) or a == b or (isinstance(b, float) and isclose(a, b, rel_tol=1e-9))
             for a, b in zip(self.at(size), cost, strict=True)

@@ -82,7 +82,7 @@ def overlap_buckets(
     last gradient, and those of the buckets before it.
     """
     ready = _find_ready(recorded, gradients)
-    # Of the gradients that are ready at once, those of later parameters arrive first.
+    # Gradients that are ready at once arrive in reverse order of the parameters.
     arriving = list(reversed(gradients))
     arriving.sort(key=lambda gradient: ready[gradient.parameter])
     calls: dict[int, list[Call]] = {}

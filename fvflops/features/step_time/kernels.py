@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
     bytes_only: bool = False
 
 
-# What an op launches of which neither bytes nor multiply-adds are known.
+# A kernel of unknown cost.
 UNKNOWN = Kernel("unknown", 0, 0, "")
 _KNOWN: SignatureCache[dict[bool | None, Kernel | None]] = SignatureCache()
 # They move data on the host or for bookkeeping, without a kernel of their own.

@@ -89,13 +89,13 @@ class Network:
         return min(self.inside.bandwidth, members * self.between.bandwidth)
 
     def _ring(self, steps: int, nodes: int, size: int) -> float:
-        """Return the latency of a ring's steps, of which one for each node leaves it."""
+        """Return the latency of a ring's steps, with one hop between nodes for each node."""
         if nodes == 1:
             return steps * self.inside.latency
         return steps / size * (nodes * self.between.latency + (size - nodes) * self.inside.latency)
 
     def _two_trees(self, nbytes: int, nodes: int, members: int) -> float:
-        """Return the time of an all-reduce by two trees of nodes, in each of which its ranks are a chain.
+        """Return the time of an all-reduce by a double binary tree over nodes, with chains inside a node.
 
         A node sends the payload twice in all, up and down, but of two nodes once: each is the root of one tree, to
         which it sends nothing up, and a leaf of the other, in which it sends nothing down.

@@ -13,7 +13,7 @@ from fvflops.features.step_time.kernels import UNKNOWN, FusedKernels, Kernel, ke
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.module_tree import innermost
 
-# What optimizers create their state with, in their first step only, and what fills copies of parameters.
+# Ops that allocate optimizer state, in the first step only, and ops that fill copies of parameters.
 _FIRST_STEP = frozenset({"aten::zeros_like", "aten::zeros"})
 _FIRST_COPIES = frozenset({"aten::_foreach_copy_", "aten::copy_"})
 # FSDP2 runs what follows it, up to the optimizer's step, on the stream on which it runs.

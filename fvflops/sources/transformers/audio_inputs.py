@@ -1,4 +1,4 @@
-"""Inputs of single transformers models that hear: spectrograms, waveforms and codes."""
+"""Inputs of single audio models of transformers: spectrograms, waveforms and codes."""
 
 from __future__ import annotations
 

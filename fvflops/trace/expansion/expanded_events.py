@@ -47,7 +47,7 @@ class ExpandedEvents:
         self.positions.append(len(self.rows))
 
     def _move_between(self, begin: int, end: int, high_before: bool, high_after: bool) -> None:
-        """Append the events between two repetitions: at first they are next to the period with which the former ended.
+        """Append the events between two repetitions, lower edge first: next to the period with which the former ended.
 
         The latter begins at the other end of the run with the first event of its outermost period, if not there.
         """

@@ -66,7 +66,7 @@ class ExpandedStorages:
         return repetition.step * repetition.length
 
     def _copy(self, begin: int, end: int, moved_by: int, repetition: Repetition | None) -> None:
-        """Append storages of the recording; those of the last range of `repetition` are moved by some periods."""
+        """Append storages of the recording; those of the last range of `repetition` are shifted by some periods."""
         run = self._rows.run
         for index in range(begin, end):
             self._moved.append(len(self.storages))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fvflops.trace.records import TraceError
 
-# Periods in a shortened model: the first, two that must run equally, and the last. What precedes the first and follows
-# the last may have an effect on them, such as a gathered parameter or a gradient without a predecessor.
+# Periods in a shortened model: the first, two that must run equally, and the last. The first and last layers may
+# differ, by a gathered parameter or a gradient without a predecessor.
 KEPT = 4
 FIRST, SECOND = 1, 2  # numbers of the periods that must run equally
 

@@ -143,7 +143,7 @@ class RecordedRows:
         )
 
     def looks_like(self, first: Row, second: Row, step: int) -> bool:
-        """Return whether an event is the same as an earlier one, a period further, as far as its storages are known."""
+        """Return whether an event is the same as an earlier one, one layer later, by those storages that are known."""
         if first[0] != second[0] or not self.is_equal_stack(first[2], second[2], step):
             return False
         if first[0] == "enter":

@@ -1,4 +1,4 @@
-"""Repeat what belongs to the names of a shortened model for those of the full model."""
+"""Repeat the items of each layer of a shortened model for the full model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def repeat_periods(items: Iterable[tuple[str, T]], run: LayerRun) -> Iterator[tu
 
 
 def with_added(items: Iterable[T], name_of: Callable[[T], str], run: LayerRun) -> Iterator[tuple[T, int]]:
-    """Yield for each item of the full model that of the shortened model, and by how many periods it is further."""
+    """Yield for each item of the full model its item in the shortened model, and the layer offset."""
     ordered = [(item, run.period_of(name_of(item))) for item in items]
     copied = False
     for item, period in ordered:

@@ -41,7 +41,7 @@ class EstimatedMemory:
         """
         if not self.buckets:
             return timeline
-        # Accumulated gradients are alive at the end. Those that exist before the step, an optimizer's, are its buckets.
+        # Accumulated gradients are alive at the end; gradient buckets owned by the optimizer exist before the step.
         buckets = [
             block._replace(storage=None, kind="communication", op="", begin=-1)
             for block in timeline.blocks

@@ -65,7 +65,7 @@ class _PassMemory(NamedTuple):
 
 
 def walk_step(timeline: MemoryTimeline, step: RankStep) -> StepMemory:
-    """Return the memory of a step from that of its recording, `timeline`."""
+    """Return the memory of a step, by replaying the `timeline` of its recording."""
     passes = _read_passes(timeline, {(item.begin, item.end) for item in step.passes.values()})
     walk = _Walk([block for block in timeline.blocks if block.begin == _BEFORE])
     actions, seen = [], set()
@@ -96,7 +96,7 @@ class _Walk:
             self._alive.setdefault(_likeness(block), deque()).append(block)
 
     def state(self) -> frozenset[tuple[_Likeness, int]]:
-        """Return what tells apart the memory before an action: the blocks that are alive."""
+        """Return the key of the live blocks before an action."""
         return frozenset(self._changes.items())
 
     def run(self, item: _PassMemory, *, shown: bool) -> None:
