@@ -30,6 +30,7 @@ from fvflops.cli.planning.training_step import (
     NO_OPTIMIZER,
     add_step,
     check_optimizer,
+    choose_loss,
     choose_precision,
     default_loss,
     find_checkpointed_names,
@@ -42,10 +43,11 @@ from fvflops.cli.planning.training_step import (
 )
 from fvflops.cli.values import parse_mesh
 from fvflops.features.memory.allocator import reserved_memory
-from fvflops.features.memory.compute import HOST_DEVICE, MemoryTimeline
+from fvflops.features.memory.compute import HOST_DEVICE, MemoryTimeline, read_memory
 from fvflops.features.memory.fit import Verdict
 from fvflops.features.memory.memory import predict_memory
 from fvflops.features.memory.model import MemorySavings
+from fvflops.features.memory.offload import check_offload, describe_offload
 from fvflops.features.memory.plot import draw_memory
 from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_report, memory_title
 from fvflops.features.memory.savings import memory_savings
@@ -56,7 +58,6 @@ from fvflops.features.step_time.report import judge
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import load_table
 from fvflops.reports.formats import DATA_FORMATS
-from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, cast_inputs, with_input_hint
 from fvflops.units import format_bytes
@@ -119,7 +120,6 @@ def run(arguments: argparse.Namespace) -> int:
     capacity = find_capacity(arguments.device)
     accelerator = find_accelerator(arguments.device) if capacity is None else None
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
-    loss = default_loss if arguments.loss is None else load_function(arguments.loss, "--loss")
     _check(arguments)
     if mesh is not None:
         check_mesh_options(arguments, mesh)
@@ -132,6 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     if precision is not None:  # of a rank it is the plan's
         subject.model.to(precision.parameters)
         subject = cast_inputs(subject, precision.parameters)
+    loss = choose_loss(arguments, subject.model) or default_loss
     choose = find_checkpointed_names if mesh is None else find_policy
     step: dict[str, Any] = {
         "loss": loss,
@@ -183,13 +184,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """Raise ValueError for options that do not fit each other, before the model is loaded."""
     if arguments.inference:
-        for option in ("checkpoint", "master_weights", "loss", "first_step"):
+        for option in ("checkpoint", "master_weights", "loss", "offload", "first_step"):
             if getattr(arguments, option):
                 raise ValueError(f"--{option.replace('_', '-')} is for a training step: omit it, or --inference")
         if find_optimizer(arguments.optimizer or NO_OPTIMIZER) is not None:
             raise ValueError("--optimizer is for a training step: omit it, or --inference")
         if arguments.mesh is not None or arguments.microbatches != 1:
             raise ValueError("--mesh and --microbatches are for a training step: omit them, or --inference")
+    check_offload(arguments.offload)
     if arguments.repeat is not None and arguments.mesh is not None:
         raise ValueError("--repeat runs the model on one device: omit it, or --mesh")
     if arguments.first_step and (arguments.optimizer or "").lower() == NO_OPTIMIZER:
@@ -249,8 +251,10 @@ def _predict_step(subject: LoadedModel, step: Mapping[str, Any], arguments: argp
         **step,
     )
     first_step = arguments.first_step
-    timeline = with_input_hint(subject, lambda: predict_memory(analysis, first_step=first_step))
-    return timeline, lambda: memory_savings(analysis, first_step=first_step), _repeat(analysis, arguments)
+    options = {"first_step": first_step, "offload": arguments.offload}
+    timeline = with_input_hint(subject, lambda: predict_memory(analysis, **options))
+    notes = [f"{text}." for text in describe_offload(read_memory(timeline.trace), arguments.offload)]
+    return timeline, lambda: memory_savings(analysis, **options), [*notes, *_repeat(analysis, arguments)]
 
 
 def _repeat(analysis: FlopCountAnalysis, arguments: argparse.Namespace) -> list[str]:
@@ -268,11 +272,13 @@ def _predict_rank(
         "mesh": mesh,
         **layout_options(arguments),
         **step,
+        "offload": arguments.offload,
     }
     plan = with_input_hint(subject, lambda: plan_rank(subject.model, args, subject.kwargs, **options))
     notes = [
         *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
         *(f"Not included: {part}." for part in plan.left_out),
+        *(f"{text}." for text in plan.describe_offload()),
     ]
     first_step = arguments.first_step
     return (

@@ -33,6 +33,7 @@ from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_
 from fvflops.cli.planning.training_step import (
     add_step,
     check_optimizer,
+    choose_loss,
     choose_precision,
     default_loss,
     find_modules,
@@ -56,7 +57,6 @@ from fvflops.features.step_time.reporting.step_trace import write_step_trace
 from fvflops.features.utilisation.devices import Device
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.formats import write_document
-from fvflops.sources.imports import load_function
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 
@@ -167,11 +167,13 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {
         **layout_options(arguments),
         "assume": read_assumptions(arguments),
+        "offload": arguments.offload,
         "table": table,
     }
+    loss = choose_loss(arguments, subject.model)
     options["optimizer"] = make_optimizer(arguments, default_optimizer, subject.model)
-    if arguments.loss is not None:
-        options["loss"] = load_function(arguments.loss, "--loss")
+    if loss is not None:
+        options["loss"] = loss
     with kernels_emulated(accelerator):
         if arguments.search:
             assert accelerator is not None  # checked
@@ -242,7 +244,9 @@ def _report_step(
 def _report_search(
     subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: dict[str, Any]
 ) -> None:
-    kept = {name: options[name] for name in ("shard_by", "reduce_each_microbatch", "routing", "assume", "table")}
+    kept = {
+        name: options[name] for name in ("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table")
+    }
     search = with_input_hint(
         subject,
         lambda: run_search(

@@ -42,7 +42,7 @@ CHOSEN: Mapping[str, Any] = {
 KEPT = (
     *("input", "seq", "image_size", "dtype", "denoising_steps", "guidance", "assume"),
     *("config", "task", "adapter", "trust_remote_code", "arg", "path", "trust_file"),
-    *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss"),
+    *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss", "offload"),
     *("device", "network", "efficiency", "fused", "bucket_cap_mb"),
 )
 _NEED_SEARCH = ("gpus", "global_batch", "choices", "best", "jobs")

@@ -16,15 +16,18 @@ from fvflops.analysis.training_step import sum_results
 from fvflops.capture.model.model import module_paths
 from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
 from fvflops.cli.values import parse_assumptions
+from fvflops.features.memory.chunked_loss import CHUNKED, compute_loss_in_chunks
+from fvflops.features.memory.offload import OFFLOADS
 from fvflops.features.memory.savings import ADAFACTOR_ASSUMES
 from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed, is_policy
 from fvflops.features.planning.optimizers.blockwise import BLOCKWISE_NAMES, find_blockwise
 from fvflops.features.planning.optimizers.master_weights import MasterWeights
 from fvflops.features.planning.optimizers.muon import Muon
 from fvflops.features.planning.plan import unsharded_class
-from fvflops.sources.imports import import_library
+from fvflops.sources.imports import import_library, load_function
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
 
@@ -54,8 +57,24 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     step.add_argument(
         "--loss",
         metavar="PATH:FUNCTION",
-        help="function of the model's result; default: its attribute loss, or else the sum of the outputs",
+        help="function of the model's result, or 'chunked': cross entropy with the output projection in chunks of "
+        "tokens (as liger's); default: its attribute loss, or else the sum of the outputs",
     )
+    step.add_argument(
+        "--offload",
+        action="append",
+        default=[],
+        choices=tuple(OFFLOADS),
+        help="keep it on the host: the optimizer, with it the gradients (ZeRO-Offload), activations; may be repeated",
+    )
+
+
+def choose_loss(arguments: argparse.Namespace, model: nn.Module) -> Loss | None:
+    """Return the function that `--loss` names, None without one; 'chunked' changes the model."""
+    if arguments.loss == CHUNKED:
+        compute_loss_in_chunks(model)
+        return None
+    return None if arguments.loss is None else load_function(arguments.loss, "--loss")
 
 
 def make_optimizer(arguments: argparse.Namespace, default: str, model: nn.Module) -> Any:
@@ -131,7 +150,12 @@ def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) 
 
 def typed_settings(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the settings as they are typed, in place of names of functions and classes."""
-    typed = {"loss": arguments.loss or "the model's if it returns one, else the sum of its outputs"}
+    chunked = "cross entropy in chunks of tokens"
+    typed = {
+        "loss": chunked
+        if arguments.loss == CHUNKED
+        else arguments.loss or "the model's if it returns one, else the sum of its outputs"
+    }
     return typed | ({"checkpointing": ", ".join(arguments.checkpoint)} if arguments.checkpoint else {})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from fvflops.capture.run import CostEstimate, choose_device, recording_lock, sus
 from fvflops.capture.session import Session
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
+from fvflops.features.memory.offload import offloaded
 from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.memory.settings import (
     describe_checkpointed,
@@ -43,6 +44,7 @@ def predict_memory(
     granularity: int | None = None,
     first_step: bool = False,
     workspaces: bool = True,
+    offload: Collection[str] = (),
 ) -> MemoryPrediction:
     """Return the predicted memory of a run in bytes at each event, with its peak by op, module and kind.
 
@@ -60,6 +62,8 @@ def predict_memory(
     `workspaces` adds the workspaces of kernels, where a rule computes them; ops with an unknown workspace are in
     `unseen`. The rule for convolutions on the CPU is for contiguous tensors, not channels_last.
 
+    `offload` names what is on the host, of OFFLOADS in offload.py: the "optimizer", its "gradients", "activations".
+
     Of a model whose control flow follows random draws the largest of three runs is predicted: with the current draws,
     with all draws almost lowest, and with all almost highest. Its Trace's `about` has the three peaks.
 
@@ -74,12 +78,14 @@ def predict_memory(
     """
 
     def read(trace: Trace) -> MemoryTimeline:
-        return read_memory(trace, device=device, granularity=granularity, first_step=first_step, workspaces=workspaces)
+        options: Any = {"device": device, "granularity": granularity, "workspaces": workspaces}
+        return offloaded(read_memory(trace, first_step=first_step, **options), offload)
 
     timeline = read(_record(source) if isinstance(source, ModelAnalysis) else trace_of(source))
     if isinstance(source, ModelAnalysis) and timeline.trace.info.random and model_run(source) is not None:
         timeline = _largest(source, timeline, read)
-    return printed(replace(timeline, settings=_settings_of(source, timeline.trace, first_step)))
+    settings = _settings_of(source, timeline.trace, first_step)
+    return printed(replace(timeline, settings=settings | ({"offload": list(offload)} if offload else {})))
 
 
 def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from fvflops.capture.training_step import OptimizerMaker
 from fvflops.features.communication.compute import read_communication
 from fvflops.features.communication.model import Communication
 from fvflops.features.memory.compute import MemoryTimeline, read_memory
+from fvflops.features.memory.offload import check_offload, describe_offload, offloaded
 from fvflops.features.memory.report import MemoryPrediction, printed
 from fvflops.features.memory.settings import settings_of_trace
 from fvflops.features.planning.checkpointing import Checkpoint, make_contexts
@@ -81,7 +82,8 @@ class RankPlan(Displayed):
     are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
     its calls that are estimated, not run, and `left_out` the work of a real step that is not included. `recorded` is
     the part that was run, equal microbatches once, and `estimated_memory` describes what `memory` adds to it. `step` is
-    the order of what the rank does, `table` the convention that `flops` counts by, `settings` what the plan assumes.
+    the order of what the rank does, `table` the convention that `flops` counts by, `settings` what the plan assumes,
+    `offload` what is on the host.
     """
 
     _report = "fvflops.features.planning.report:plan_report"
@@ -100,6 +102,7 @@ class RankPlan(Displayed):
     left_out: tuple[str, ...] = ()
     table: str | FormulaTable = "default"
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    offload: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
@@ -164,7 +167,11 @@ class RankPlan(Displayed):
         return printed(replace(self._walk(recording).timeline, settings=settings))
 
     def _walk(self, recording: MemoryTimeline) -> StepMemory:
-        return walk_step(self.estimated_memory.added_to(recording), self.step)
+        return walk_step(offloaded(self.estimated_memory.added_to(recording), self.offload), self.step)
+
+    def describe_offload(self) -> list[str]:
+        """Return how much is on the host, and what a plan does not include of that."""
+        return list(describe_offload(self.recorded_memory(), self.offload)) if self.offload else []
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -201,6 +208,7 @@ def plan_rank(
     optimizer: OptimizerMaker | None = None,
     checkpoint: Checkpoint = (),
     routing: Routing = None,
+    offload: Collection[str] = (),
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
@@ -236,6 +244,7 @@ def plan_rank(
         optimizer                   creates the optimizer from the rank's parameters: no optimizer step
         checkpoint                  a policy of `POLICIES` of checkpointing.py ("full", "every 2", "selective"), or
                                     modules whose activations are recomputed, as in TrainingStepAnalysis: none
+        offload                     what is on the host, of OFFLOADS in memory/offload.py: nothing
         routing                     tokens that each expert of a known mixture gets: a number for each expert, a row of
                                     numbers for each rank of ep, or a mapping from the name of each mixture's experts
                                     to these: all get as many
@@ -272,6 +281,7 @@ def plan_rank(
         optimizer=optimizer,
         checkpoint=checkpoint,
         routing=routing,
+        offload=offload,
         device=device,
         assume=assume,
         table=table,
@@ -321,6 +331,7 @@ def _plan(
     optimizer: OptimizerMaker | None = None,
     checkpoint: Checkpoint = (),
     routing: Routing = None,
+    offload: Collection[str] = (),
     device: str | torch.device | None = None,
     assume: Mapping[str, Any] | None = None,
     table: str | FormulaTable = "default",
@@ -339,6 +350,7 @@ def _plan(
         {axis: size for axis, size in mesh.items() if axis in EXPERT_AXES},
         routing,
     )
+    check_offload(offload)
     check_layout(layout, rank, microbatches, device)
     check_sequence(layout, inputs)
     recipe = Recipe(
@@ -353,7 +365,7 @@ def _plan(
     )
     rank_model = RankModel(model, inputs, layout, loss or sum_of_result)
     orders = order_step(layout, microbatches, has_optimizer=optimizer is not None, has_tied=bool(rank_model.tied))
-    settings = settings_of_plan(model, inputs, layout, recipe, loss)
+    settings = settings_of_plan(model, inputs, layout, recipe, loss) | ({"offload": list(offload)} if offload else {})
     dtypes = settings["weights"], settings["compute"]
     ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
     alike: dict[Any, list[int]] = {}
@@ -365,7 +377,12 @@ def _plan(
         # Where equal layers do not run equally, all of them are recorded.
         of_equal = _plan_equal_ranks(*arguments, shortened=True) or _plan_equal_ranks(*arguments, shortened=False)
         plans += (
-            replace(plan, table=table, settings={**settings, **settings_of_trace(plan.trace, *dtypes)})
+            replace(
+                plan,
+                table=table,
+                offload=tuple(offload),
+                settings={**settings, **settings_of_trace(plan.trace, *dtypes)},
+            )
             for plan in of_equal
         )
     return sorted(plans, key=lambda plan: plan.rank)

@@ -30,6 +30,7 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     notes = list(list_run_notes(plan.trace.about, plain_name))
     notes += [f"Estimated: {rule}." for rule in plan.derived]
     notes += [f"Not included: {part}." for part in plan.left_out]
+    notes += [f"{text}." for text in plan.describe_offload()]
     verdict = Verdict(plan.memory().peak)
     parts: list[Part] = [
         *lead(verdict, plan.settings),

@@ -251,6 +251,7 @@ def _list_assumptions(
         yield "the host waits for the device before each action"
     if fused:
         yield f"in one kernel each: calls of {', '.join(sorted(name.rpartition('.')[2] for name in fused))}"
+    yield from plans[0].describe_offload()
     if "optimizer" not in kinds:
         yield "the optimizer's step is not included"
     yield "data loading, logging, checkpoints and evaluation are not included"
