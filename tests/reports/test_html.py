@@ -209,6 +209,10 @@ def test_profile_command_writes_a_page_with_times(tmp_path, capsys):
     assert main(["profile", "zoo:lenet5", "--repeat", "1", "--backward", "--html", str(path)]) == 0
     data = read_data(path.read_text(encoding="utf-8"))
     assert data["measures"][-1]["key"] == "time" and data["phases"] == ["", "forward", "backward"]
+    other = tmp_path / "other.html"
+    assert main(["profile", "zoo:lenet5", "--repeat", "1", "--backward", "--output", str(other)]) == 0
+    assert set(read_data(other.read_text())) == set(read_data(path.read_text())), "one page, by either option"
+    assert main(["profile", "zoo:lenet5", "--top", "3", "--output", str(other)]) == 2
     assert main(["profile", "zoo:lenet5", "--html", str(path), "--weight", "macs"]) == 2
     assert "--weight sets" in capsys.readouterr().err, "the page has all measures"
     assert main(["profile", "zoo:lenet5", "--html", str(tmp_path)]) == 2

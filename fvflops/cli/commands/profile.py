@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files = find_group(parser, "additional files")
     add_exports(files, weights="time (default), flops, macs, bytes, memory")
     add_save_trace(files)
-    files.add_argument("--html", metavar="PATH", help="interactive page of the modules; --format html is the report")
+    files.add_argument("--html", metavar="PATH", help="also write the page of --format html")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -184,6 +184,10 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
             raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed writes DeepSpeed's text; omit --format")
+    if arguments.format == "html":
+        for option, default in {"by": "module", "phase": None, "depth": None, "sort": None, "top": None}.items():
+            if getattr(arguments, option) != default:
+                raise ValueError(f"--{option} is of tables, and --format html is a page with all views: omit it")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "default"))
     return CheckedOptions(table, peaks, _check_files(arguments))
@@ -265,6 +269,9 @@ def _write(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: Che
 
 
 def _write_report(profile: ProfileAnalysis, arguments: argparse.Namespace, checked: CheckedOptions) -> None:
+    if arguments.format == "html":
+        write(profile.to_html(name=arguments.model, device=checked.peaks), arguments.output)
+        return
     if arguments.deepspeed:
         write(_draw_deepspeed(profile, arguments, checked), arguments.output)
         return
