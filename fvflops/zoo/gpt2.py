@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fvflops.zoo.kv_cache import Decoded, KVCache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPT2Config:
@@ -43,10 +45,13 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.width, config.width)
         self.resid_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        if cache is not None:
+            k, v = cache.extend(self, k, v)
         dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        causal = cache is None or q.shape[2] > 1
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
         return self.resid_dropout(self.c_proj(out.transpose(1, 2).flatten(2)))
 
 
@@ -74,8 +79,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: Tensor, *cache: KVCache) -> Tensor:
+        x = x + self.attn(self.ln_1(x), *cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -84,7 +89,9 @@ class GPT2(nn.Module):
 
     Of these 19,327,352,832 are the two products of attention, without a discount for the causal half.
     The head shares the embedding's weight. Parameters are named as in transformers, without the prefix `transformer.`.
-    Takes token ids (b, n), returns logits (b, n, vocab_size); raises ValueError for more tokens than positions.
+    Takes token ids (b, n), returns logits (b, n, vocab_size); raises ValueError for more tokens than positions. With
+    `use_cache` it returns Decoded, with the KV cache for `past_key_values` of the next call, which takes one token;
+    `logits_to_keep` computes the logits of as many last positions.
 
     >>> with torch.device("meta"):
     ...     model = GPT2()
@@ -104,16 +111,26 @@ class GPT2(nn.Module):
         self.lm_head.weight = self.wte.weight
         self.apply(initialise)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        n = tokens.shape[1]
+    def forward(
+        self,
+        tokens: Tensor,
+        past_key_values: KVCache | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+    ) -> Tensor | Decoded:
+        cache = (past_key_values or KVCache(),) if use_cache else ()
+        first = cache[0].length if cache else 0
+        n = first + tokens.shape[1]
         if n > self.config.positions:
             raise ValueError(
                 f"tokens of shape {tuple(tokens.shape)} exceed this GPT-2's context length, {self.config.positions}"
             )
-        x = self.drop(self.wte(tokens) + self.wpe(torch.arange(n, device=tokens.device)))
+        x = self.drop(self.wte(tokens) + self.wpe(torch.arange(first, n, device=tokens.device)))
         for block in self.h:
-            x = block(x)
-        return self.lm_head(self.ln_f(x))
+            x = block(x, *cache)
+        x = self.ln_f(x)
+        logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
+        return Decoded(logits, *cache) if cache else logits
 
 
 def initialise(module: nn.Module) -> None:

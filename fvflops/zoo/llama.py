@@ -6,11 +6,15 @@ tokens, which is six times parameters times tokens). Llama 3.1 rescales the rota
 context: that does not change the cost, and is not implemented.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fvflops.zoo.kv_cache import Decoded, KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +91,16 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, heads, n, head_size)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        if cache is not None:
+            k, v = cache.extend(self, k, v)
+        causal = cache is None or q.shape[2] > 1
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=self.grouped)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -120,8 +127,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -138,7 +145,9 @@ class Llama(nn.Module):
 
     Takes token ids (b, n), returns logits (b, n, vocab_size). Parameters are named as in transformers, without the
     prefix `model.`. A pipeline stage without the embedding takes a hidden state (b, n, hidden_size), and where that is
-    a part of the sequence, the `length` of the whole.
+    a part of the sequence, the `length` of the whole. With `use_cache` it returns Decoded, with the KV cache for
+    `past_key_values` of the next call, which takes one token; `logits_to_keep` computes the logits of as many last
+    positions.
 
     >>> with torch.device("meta"):
     ...     model = Llama(CONFIGS["llama2_7b"])
@@ -146,32 +155,46 @@ class Llama(nn.Module):
     6738415616
     """
 
+    block: Callable[[Any], nn.Module] = Block
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(type(self).block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.apply(initialise)
 
-    def forward(self, tokens: Tensor, length: int | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        length: int | None = None,
+        past_key_values: KVCache | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+    ) -> Tensor | Decoded:
+        cache = (past_key_values or KVCache(),) if use_cache else ()
+        first = cache[0].length if cache else 0
         x = self.embed_tokens(tokens)
-        cos, sin = compute_rotary(length if isinstance(length, int) else tokens.shape[1], self.config, like=x)
+        n = length if isinstance(length, int) else tokens.shape[1]
+        cos, sin = compute_rotary(n, self.config, like=x, first=first)
         for block in self.layers:
-            x = block(x, cos, sin)
-        return self.lm_head(self.norm(x))
+            x = block(x, cos, sin, *cache)
+        x = self.norm(x)
+        logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
+        return Decoded(logits, *cache) if cache else logits
 
 
-def compute_rotary(n: int, config: LlamaConfig, *, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines of the rotary angles, each (n, head_size), dtype and device as `like`.
+def compute_rotary(n: int, config: LlamaConfig, *, like: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Compute the cosines and sines of the angles of n positions from `first` on, each (n, head_size), as `like`.
 
     The angles are computed in float32: bfloat16 cannot distinguish position 257 from 256.
     """
     powers = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=like.device) / config.head_size
-    positions = torch.arange(n, dtype=torch.float32, device=like.device)
+    positions = torch.arange(first, first + n, dtype=torch.float32, device=like.device)
     angles = torch.outer(positions, config.rope_theta**-powers).repeat(1, 2)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.llama import Attention, LlamaConfig, compute_rotary, initialise
+from fvflops.zoo.kv_cache import KVCache
+from fvflops.zoo.llama import Attention, Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +128,12 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = Mixture(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Mixtral(nn.Module):
+class Mixtral(Llama):
     """A Mixtral of any size.
 
     Parameters of the released checkpoint and those that a token uses, which are its multiply-adds in linear layers
@@ -145,8 +146,7 @@ class Mixtral(nn.Module):
     176,160,768 in each expert (3 * 4096 * 14336), and 8,192 in norms; the embedding and the head have 131,072,000 each
     (32000 * 4096), and the last norm 4,096.
 
-    Takes token ids (b, n), returns logits (b, n, vocab_size). A pipeline stage without the embedding takes a hidden
-    state (b, n, hidden_size), and where that is a part of the sequence, the `length` of the whole.
+    Takes and returns what a Llama does, of which only the layers differ.
 
     >>> with torch.device("meta"):
     ...     model = Mixtral(CONFIGS["mixtral_8x7b"])
@@ -154,20 +154,4 @@ class Mixtral(nn.Module):
     46702792704
     """
 
-    def __init__(self, config: MixtralConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
-        self.apply(initialise)
-
-    def forward(self, tokens: Tensor, length: int | None = None) -> Tensor:
-        x = self.embed_tokens(tokens)
-        cos, sin = compute_rotary(length if isinstance(length, int) else tokens.shape[1], self.config, like=x)
-        for block in self.layers:
-            x = block(x, cos, sin)
-        return self.lm_head(self.norm(x))
+    block = Block

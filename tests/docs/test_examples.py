@@ -49,6 +49,22 @@ def test_a_command_prints_and_draws_what_is_shown(case, capsys, tmp_path, monkey
         assert sorted(texts_of(picture)) == sorted(texts_of(ROOT / picture.relative_to(tmp_path)))
 
 
+README_TASKS = re.findall(r"\| `(fvflops [^`]+)`", PAGES["README.md"])
+
+
+@pytest.mark.parametrize(
+    "command", [task if "H100" in task else pytest.param(task, marks=pytest.mark.long) for task in README_TASKS]
+)
+def test_a_command_of_the_readmes_tasks_runs_as_it_is(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(README_TASKS) >= 10
+    assert main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr()
+    assert printed.out or list(tmp_path.iterdir())
+    if " plan " in command and "--device" in command:
+        assert "\nFits: " in printed.out
+
+
 def test_each_picture_is_made_by_a_command_and_shown():
     pictures = {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "pictures").iterdir()}
     commands = " ".join(case.command for case in collect(PAGES)).split()

@@ -23,6 +23,7 @@ from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.pictures.picture import kind_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, Attention, Block, GPT2Config
+from fvflops.zoo.llama import Llama, LlamaConfig
 from tests.support.random_cases import random_cases
 from tests.support.reports.report_formats import check_report
 
@@ -382,6 +383,19 @@ def test_a_generation_is_what_generate_does(name, table):
         assert cost.decode.polynomial.degree() == 1 and cost.prefill.polynomial.degree() == 2
 
 
+def test_the_zoos_decoders_generate_at_the_cost_of_those_of_transformers():
+    sizes = {"prompt": 5, "new": 9, "batch": 2}
+    kind, config = language_model("GPT2LMHeadModel")
+    own = GPT2(GPT2Config(vocab_size=64, positions=32, width=32, layers=2, heads=4)).eval()
+    assert fvflops.generation_cost(own, **sizes).total == fvflops.generation_cost(kind(config).eval(), **sizes).total
+    kind, config = language_model("LlamaForCausalLM")
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "layers": 2, "heads": 4, "kv_heads": 2}
+    own, theirs = Llama(LlamaConfig(**shape)).eval(), kind(config).eval()
+    for table in ("default", "torch"):
+        costs = [fvflops.generation_cost(model, table=table, **sizes) for model in (own, theirs)]
+        assert costs[0].total == costs[1].total and str(costs[0].decode) == str(costs[1].decode)
+
+
 def test_the_bytes_of_a_generation_are_those_of_real_execution():
     kind, config = language_model("GPT2LMHeadModel")
     model = kind(config).eval()
@@ -404,14 +418,14 @@ def test_a_generation_that_the_model_cannot_make_is_refused():
         fvflops.generation_cost(model, prompt=20, new=14)
     with pytest.raises(ScalingError, match="new must be an integer >= 1; got 0"):
         fvflops.generation_cost(model, prompt=20, new=0)
-    with pytest.raises(ScalingError, match="GPT2 takes no input_ids and past_key_values"):
-        fvflops.generation_cost(build("gpt2", device="meta"), prompt=2, new=2)
+    with pytest.raises(ScalingError, match="MPT takes no past_key_values and use_cache"):
+        fvflops.generation_cost(build("mpt_tiny", device="meta"), prompt=2, new=2)
 
     class WithoutUseCache(nn.Module):
         def forward(self, input_ids, past_key_values=None):
             raise AssertionError
 
-    with pytest.raises(ScalingError, match=r"WithoutUseCache takes no use_cache, .* whose forward takes input_ids"):
+    with pytest.raises(ScalingError, match=r"WithoutUseCache takes no use_cache, .* whose forward takes token ids"):
         fvflops.generation_cost(WithoutUseCache(), prompt=2, new=2)
 
 
@@ -608,7 +622,7 @@ def test_coefficients_are_exact_and_a_module_may_have_none():
             "must be one of prompt=N, new=N, batch=N; got 'prompts=8'",
         ),
         (["zoo:gpt2", "--generate", "prompt=8,new=1", "--vary", "seq=1..9"], "omit --vary"),
-        (["zoo:llama_tiny", "--generate", "prompt=8,new=1"], "Llama takes no input_ids and past_key_values"),
+        (["zoo:mpt_tiny", "--generate", "prompt=8,new=1"], "MPT takes no past_key_values and use_cache"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
 )

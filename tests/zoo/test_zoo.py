@@ -398,6 +398,20 @@ def test_gpt2_is_causal():
     assert is_causal(model, torch.arange(16).reshape(2, 8), position=5)
 
 
+@pytest.mark.parametrize("name", ["llama_tiny", "mixtral_tiny", "gpt2"])
+def test_decoding_with_a_cache_computes_what_the_whole_sequence_does(name: str):
+    model = build(name, device="cpu").eval() if name != "gpt2" else GPT2(GPT2Config(width=32, heads=4, layers=2)).eval()
+    ids = torch.randint(0, 200, (2, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(ids)
+        step = model(ids[:, :4], use_cache=True, logits_to_keep=1)
+        torch.testing.assert_close(step.logits, whole[:, 3:4])
+        for position in range(4, 7):
+            step = model(ids[:, position : position + 1], past_key_values=step.past_key_values, use_cache=True)
+            torch.testing.assert_close(step.logits, whole[:, position : position + 1])
+    assert step.past_key_values.length == 7
+
+
 def test_gpt2_shares_the_weight_of_embedding_and_head():
     model = GPT2(TINY_GPT2)
     assert model.lm_head.weight is model.wte.weight

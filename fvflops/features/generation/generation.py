@@ -35,9 +35,9 @@ def generation_cost(
 ) -> GenerationCost:
     """Return the cost of generating `new` tokens after a prompt of `prompt` tokens, for a batch of `batch` sequences.
 
-    `model` is a causal language model of transformers, or one with the same interface: it accepts `input_ids`,
-    `past_key_values`, the KV cache or None, and `use_cache`, and its result has the cache as `past_key_values`, or both
-    name it `cache`, as transformers 5.24 does.
+    `model` is a causal language model of transformers, or one with the same interface, as the zoo's GPT-2, Llama and
+    Mixtral: it accepts token ids as `input_ids` or as the first argument, `past_key_values`, the KV cache or None, and
+    `use_cache`, and its result has the cache as `past_key_values`, or both name it `cache`, as transformers 5.24 does.
     It may be on the meta device. As in transformers' `generate` the prefill computes the logits of the last position
     only, where the model supports that, and the last token is not fed back: `new` tokens take a prefill and `new` - 1
     decoding steps at the cache lengths `prompt`, `prompt` + 1 ... Sampling and other work of `generate` outside the
@@ -106,13 +106,14 @@ class _Decoder:
         is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
         self._cache = "cache" if "cache" in parameters else "past_key_values"
-        needed = ("input_ids", self._cache) if takes_any else ("input_ids", self._cache, "use_cache")
+        needed = (self._cache,) if takes_any else (self._cache, "use_cache")
         missing = [name for name in needed if name not in parameters]
+        self._ids = "input_ids" if "input_ids" in parameters else next(iter(parameters), "")
         if is_encoder_decoder or missing:
             raise ScalingError(
                 f"{type(model).__name__} takes no {' and '.join(missing or needed)}, so it cannot decode with a KV "
                 "cache: use a causal language model of transformers, such as transformers:GPT2LMHeadModel, or one "
-                "whose forward takes input_ids, past_key_values and use_cache, and whose result has past_key_values"
+                "whose forward takes token ids, past_key_values and use_cache, and whose result has past_key_values"
             )
         # As in generate: the language model head is applied to one position of the prompt.
         self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
@@ -141,11 +142,11 @@ class _Decoder:
         ids = torch.ones(self._batch, prompt, dtype=torch.int64, device=self._device)
         recording = record(self._model, table=self._table, warn=False, **self._run)
         with torch.no_grad(), BoundsCheckedEmbedding(), recording:
-            result = self._model(input_ids=ids, use_cache=True, **self._positions(0, prompt), **self._last_logits)
+            result = self._model(**{self._ids: ids}, use_cache=True, **self._positions(0, prompt), **self._last_logits)
             recording.step()
             for length in range(prompt, prompt + tokens):
-                options = {self._cache: self._cache_of(result), **self._positions(length, 1)}
-                result = self._model(input_ids=ids[:, :1], use_cache=True, **options)
+                options = {self._ids: ids[:, :1], self._cache: self._cache_of(result), **self._positions(length, 1)}
+                result = self._model(use_cache=True, **options)
                 recording.step()
         self._runs += 1
         if self._progress is not None:
