@@ -88,7 +88,7 @@ def test_data_hold_every_cell():
 def test_page_is_one_small_file_that_asks_for_nothing():
     page = render(break_count_down())
     assert len(page) < 105_000
-    link = f'<a class="hint" href="{TERMS}">'
+    link = f'<a href="{TERMS}">'
     assert (
         page.count(link) == 1 and page.count('href="#h-ledger"') == 3
     )  # from each table to the coverage, on to the docs

@@ -25,15 +25,15 @@ def evaluate(browser) -> Any:
 
 def test_numbers(evaluate):
     values = {
-        "m.short(4089184256)": "4.09 G",
-        "m.short(999.6)": "1 K",
-        "m.short(1536, 'B')": "1.54 kB",
+        "m.short(4089184256)": "4.09G",
+        "m.short(999.6)": "1K",
+        "m.short(1536, 'B')": "1.54 KB",
         "m.short(1234567, 'ns')": "1.23 ms",
         "m.short(405853388800, 'parameters')": "405.9B",
         "m.short(109482240, 'parameters')": "109.5M",
         "m.short(999960, 'parameters')": "1.0M",
         "m.short(480, 'parameters')": "480",
-        "m.signed(-1500, '')": "−1.5 K",
+        "m.signed(-1500, '')": "−1.5K",
         "m.signed(0, '')": "0",
         "m.percent(1, 3)": "33.3%",
         "m.percent(1, 100000)": "<0.1%",

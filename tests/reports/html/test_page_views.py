@@ -48,12 +48,12 @@ def test_equal_layers_are_one_block_that_opens(show):
     assert column(page, "module-table", 0)[2:4] == ["layers.0–125 × 126", "layers.0–125.mlp × 126"]
     page.hover(".cell.run")
     tip = page.inner_text("#tip").splitlines()
-    assert tip == ["layers.0–125", "Block × 126", "FLOPs 12.6 K · 96.9% of the model", "100 each"]
+    assert tip == ["layers.0–125", "Block × 126", "FLOPs 12.6K · 96.9% of the model", "100 each"]
     # By keys: down to the run, which says what it is, and open it.
     page.focus(".icicle")
     for key in ("Home", "ArrowDown", "ArrowDown"):
         page.keyboard.press(key)
-    assert page.inner_text("#live").startswith("layers.0–125, 126 equal modules, Block, FLOPs 12.6 K, 96.9%")
+    assert page.inner_text("#live").startswith("layers.0–125, 126 equal modules, Block, FLOPs 12.6K, 96.9%")
     assert "126 equal modules, together. Enter or a click opens them." in page.inner_text("#detail")
     page.keyboard.press("Enter")
     assert {"layers.0", "layers.64", "layers.125", "layers.64.mlp"} <= set(paths(page))
@@ -81,7 +81,7 @@ def test_a_profile_has_its_timeline_memory_and_roofline(show):
     assert page.get_attribute(".tile[aria-checked=true]", "data-key") == "time"
     sentences = page.inner_text("#top-costs-list").splitlines()
     assert sentences[0] == "fc1 takes 80.0% of the time and 99.9% of the FLOPs, act 20.0% and 0.1% of the FLOPs."
-    assert "relu takes 20.0% of the time for 0.1% of the FLOPs and 4 kB of memory traffic: memory-bound." in sentences
+    assert "relu takes 20.0% of the time for 0.1% of the FLOPs and 4 KB of memory traffic: memory-bound." in sentences
     assert sentences[-1] == "Memory is highest, 900 B, in the forward phase at relu of act (measured)."
     assert page.eval_on_selector_all("[role=tab]", "(tabs) => tabs.map((tab) => tab.textContent)") == [
         "Modules", "Timeline", "Memory", "Roofline",
@@ -123,10 +123,10 @@ def test_a_profile_has_its_timeline_memory_and_roofline(show):
 def test_two_models_are_born_as_a_comparison(show):
     page = show("".join(render_comparison(break_stack_down(40), break_stack_down(40, odd=7))))
     assert page.inner_text("h1") == "zoo:stack (this) → zoo:stack (other)"
-    assert page.inner_text(".tile[data-key=flops] .tile-other") == "→ 4.46 K +1.4%"
+    assert page.inner_text(".tile[data-key=flops] .tile-other") == "→ 4.46K +1.4%"
     assert page.inner_text(".tile[data-key=parameters] .tile-other") == "→ 12.0B equal"
     sentences = page.inner_text("#top-costs-list").splitlines()
-    assert sentences == ["FLOPs: 4.4 K → 4.46 K (+1.4%).", "Largest differences: layers.7.mlp +60."]
+    assert sentences == ["FLOPs: 4.4K → 4.46K (+1.4%).", "Largest differences: layers.7.mlp +60."]
     assert column(page, "differences", 0) == ["the whole model", "layers", "layers.7", "layers.7.mlp"]
     assert "4 modules of both differ, 119 modules are equal." in page.inner_text("#compared")
     page.click("#equal-rows")

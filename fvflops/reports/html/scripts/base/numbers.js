@@ -14,8 +14,7 @@ export function short(value, unit = "") {
   const rounded = Number(value.toPrecision(3));
   const [size, prefix] = PREFIXES.find(([size]) => Math.abs(rounded) >= size) || [1, ""];
   const number = Number((rounded / size).toPrecision(3)).toString();
-  const suffix = unit === "B" && prefix === "K" ? "kB" : prefix + unit;
-  return suffix ? `${number} ${suffix}` : number;
+  return unit ? `${number} ${prefix}${unit}` : number + prefix;
 }
 
 /** Return a number of parameters as papers write it: 405.9B, 109.5M. */

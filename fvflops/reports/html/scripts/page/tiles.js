@@ -32,7 +32,7 @@ function drawTile(report, key, keys) {
   );
 }
 
-const withoutUnit = (text) => text.replace(/ ?FLOP\/s$/, "");
+const withoutUnit = (text) => text.replace(/ ?([GKMPT]?)FLOP\/s$/, "$1");
 
 /** Return the value of the other report of a comparison, and the change. */
 function other(key) {
