@@ -68,7 +68,7 @@ def test_every_option_is_chosen_by_a_search_or_kept_in_the_command_of_one_layout
     parser = argparse.ArgumentParser()
     plan.add_arguments(parser)
     assert {name: parser.get_default(name) for name in CHOSEN} == CHOSEN
-    of_reports = {"model", "table", "format", "formats", "sort", "top", "output"}
+    of_reports = {"model", "table", "format", "formats", "sort", "top", "output", "digits"}
     of_searches = {"search", "gpus", "global_batch", "choices", "best", "jobs"}
     options = vars(parser.parse_args(["MODEL"])).keys()
     assert sorted(options) == sorted([*KEPT, *CHOSEN, *of_reports, *of_searches])

@@ -34,7 +34,7 @@ number = 3
 # Command line → what it repeats of the input, and the remedy. {tmp} is a folder with nets.py, a pipeline and others.
 CASES = {
     # Names of models
-    "resnet50": ("'resnet50'", "write zoo:resnet50, timm:NAME"),
+    "resnet50": ("'resnet50'", "did you mean zoo:resnet50, timm:resnet50"),
     "zoo:resnet5": ("'resnet5'", "did you mean 'resnet50'?"),
     "zoo:": ("zoo:", "write zoo:NAME with one of lenet5"),
     "hf:": ("'hf:'", "write hf:FOLDER or hf:ORG/NAME; 'fvflops list hf' lists the names"),

@@ -80,6 +80,7 @@ RARE = (
         "--fused",
         "--bucket-cap-mb",
         "--watts",
+        "--offload",
         "--sort",
     ],
 )

@@ -27,6 +27,7 @@ from fvflops.cli.arguments import (
     find_group,
     model_options,
 )
+from fvflops.cli.open_analysis import without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.values import parse_assumptions
@@ -149,7 +150,7 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Docum
     if arguments.backward:
         raise ValueError("--generate has no backward pass: omit --backward")
     sizes = parse_generation(arguments.generate)
-    subject = load_model(arguments.model, model_options(arguments, inputs=["1,1:int64"], device=built_on(arguments)))
+    subject = _load_model(arguments, ["1,1:int64"])
     device, emulated = runs_on(arguments)
     with emulated():
         cost = generation_cost(
@@ -283,7 +284,7 @@ def _load(
     """Return the model and the templates of its inputs: those passed, or of its library's default shapes."""
     smallest = {name: sizes[0] for name, sizes in vary.items()}
     texts = [_write_spec(template.fill(smallest)) for template in templates]
-    subject = load_model(arguments.model, model_options(arguments, inputs=texts, device=built_on(arguments)))
+    subject = _load_model(arguments, texts)
     _in_mode(subject, arguments)
     if not templates:
         args = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)
@@ -292,6 +293,11 @@ def _load(
             raise ValueError(f"the inputs of {arguments.model} are not all tensors: pass --input, with names of sizes")
         templates = [name_axes(name, value, list(vary)) for name, value in inputs]
     return subject, templates
+
+
+def _load_model(arguments: argparse.Namespace, texts: list[str]) -> LoadedModel:
+    options = model_options(arguments, inputs=texts, device=built_on(arguments))
+    return load_model(arguments.model, without_weights(arguments.model, options, arguments.execution))
 
 
 def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Template:
