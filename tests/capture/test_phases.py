@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fvflops import FlopCountAnalysis, StopsAt, record
 from fvflops.capture.run import record_call
+from tests.support.old_torch import checkpoint_to_the_end
 
 # Tokens and widths: a linear layer of a block has 2 * 4 * 8 multiply-adds, the product at a block's end 2 * 4 * 4.
 LINEAR, PRODUCT = 64, 32
@@ -25,13 +26,11 @@ WAYS = {
     "none": lambda run, x: run(x),
     "reentrant": partial(checkpoint, use_reentrant=True),
     "not reentrant": partial(checkpoint, use_reentrant=False),
-    "whole": partial(checkpoint, use_reentrant=False, early_stop=False),
+    "whole": checkpoint_to_the_end,
     "selective": partial(
         checkpoint, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(save_products)
     ),
-    "nested": lambda run, x: checkpoint(
-        lambda y: checkpoint(run, y, use_reentrant=False), x, use_reentrant=False, early_stop=False
-    ),
+    "nested": lambda run, x: checkpoint_to_the_end(lambda y: checkpoint(run, y, use_reentrant=False), x),
     "nested reentrant": lambda run, x: checkpoint(
         lambda y: checkpoint(run, y, use_reentrant=True), x, use_reentrant=True
     ),

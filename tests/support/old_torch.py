@@ -1,11 +1,23 @@
 """How the installed torch differs from the one that the tables are written for."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import flop_registry
+
+from fvflops.torch_internals import refusal
 
 # An older torch lacks some ops, or their kernels for the meta device.
 WRITTEN_FOR = (2, 13)
-OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < WRITTEN_FOR
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+OLDER = VERSION < WRITTEN_FOR
+# It dispatches a further `detach`, which costs nothing, for each mode on the stack.
+REPEATS_DETACH = VERSION < (2, 10)
 # The tables price ops that came after that version, and ops that went.
 LATER = frozenset(
     (
@@ -19,6 +31,28 @@ LATER = frozenset(
     )
 )
 GONE = frozenset(("_native::_foreach_mm_native_0", "aten::cholesky", "aten::qr"))
+
+
+def needs(feature: str) -> pytest.MarkDecorator:
+    """Skip a test of a feature with the refusal that a user reads, where torch is older than the feature's minimum."""
+    message = refusal(feature)
+    return pytest.mark.skipif(message is not None, reason=message or "")
+
+
+def since(minor: int, reason: str) -> pytest.MarkDecorator:
+    """Skip a test of what torch itself cannot do before 2.`minor`."""
+    return pytest.mark.skipif((2, minor) > VERSION, reason=f"torch {torch.__version__}: {reason}")
+
+
+def checkpoint_to_the_end(function: Callable[..., Any], *args: Any) -> Any:
+    """Checkpoint without early stop, but with it inside; torch 2.8 and older have no argument for it."""
+
+    def run(*args: Any) -> Any:
+        with set_checkpoint_early_stop(True):
+            return function(*args)
+
+    with set_checkpoint_early_stop(False):
+        return checkpoint(run, *args, use_reentrant=False)
 
 
 def may_lack(op: str) -> bool:

@@ -125,12 +125,13 @@ def _instrument(
     for call in calls:
         begins[call.first].append(call)
         ends[call.after].insert(0, call)  # inner calls end first
+    enter, leave = scopes.enter, scopes.leave  # torch 2.7 and older compare functions of a graph by identity
     for node in {**begins, **ends}:
         with graph.inserting_before(node):
             for call in ends[node]:
-                graph.call_function(scopes.leave, tuple(call.outputs))
+                graph.call_function(leave, tuple(call.outputs))
             for call in begins[node]:
-                graph.call_function(scopes.enter, (call.scope.key, region_of(call.scope.path), *call.inputs))
+                graph.call_function(enter, (call.scope.key, region_of(call.scope.path), *call.inputs))
     code = graph.python_code(root_module="self")
     namespace = dict(code.globals)
     exec(compile(code.src, "<fvflops graph>", "exec"), namespace)

@@ -16,7 +16,9 @@ from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.trace.module_tree import modules_above
 
 # Where dynamo and torch.export name the exported model itself.
-_ROOTS = re.compile(r"^(L\['self'\]|L__self__|_export_root)(\.|$)")
+_ROOTS = re.compile(r"^(L\['\w+'\]|L__self__|_export_root)(\.|$)")
+# How dynamo of torch 2.8 and older names a child.
+_GETATTR = re.compile(r"getattr\(([^()]*), '(\w+)'\)")
 _SUBSCRIPT = re.compile(r"\['?([^\]']*)'?\]")
 # A further call of a module, in keys of `nn_module_stack` and in names of unflattened modules.
 _CALL = re.compile(r"@\d+")
@@ -189,9 +191,11 @@ def _all_scopes(node: fx.Node) -> Iterator[NodeScope]:
 def _clean(path: str) -> str:
     """Return a module's path as `named_modules` writes it.
 
-    >>> _clean("L['self'].layers['0'].fc"), _clean("_export_root.b"), _clean("fc@1")
-    ('layers.0.fc', 'b', 'fc')
+    >>> _clean("L['self'].layers['0'].fc"), _clean("_export_root.b"), _clean("fc@1"), _clean("getattr(L['fn'], '0').fc")
+    ('layers.0.fc', 'b', 'fc', '0.fc')
     """
+    while (shorter := _GETATTR.sub(r"\1.\2", path)) != path:
+        path = shorter
     return _SUBSCRIPT.sub(r".\1", _CALL.sub("", _ROOTS.sub("", path))).lstrip(".")
 
 
