@@ -99,14 +99,15 @@ def lora(model: nn.Module, rank: int, modules: str, *, upcast: bool = False, **o
     import peft
 
     config = peft.LoraConfig(r=rank, lora_alpha=16, target_modules=modules.split(), **options)
+    whole: Any = model
     wrapped: nn.Module = peft.get_peft_model(model, config, autocast_adapter_dtype=upcast)
     if hasattr(model, "get_input_embeddings"):  # as for checkpoints whose inputs need no gradient
-        model.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_(True))
+        whole.get_input_embeddings().register_forward_hook(lambda _, args, output: output.requires_grad_(True))
     return wrapped
 
 
-_LLAMA3 = {"vocab_size": 128_256, "intermediate_size": 14_336, "num_key_value_heads": 8}
-_QWEN = {"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 11_008, "num_key_value_heads": 32}
+_LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "intermediate_size": 14_336, "num_key_value_heads": 8}
+_QWEN: dict[str, Any] = {"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 11_008, "num_key_value_heads": 32}
 _LINEARS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
 
 
