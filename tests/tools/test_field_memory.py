@@ -1,0 +1,35 @@
+"""Memory that users published: each row has a case, and the prediction of some is near."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.tools import load_tool
+from tests.support.torchvision_schemas import define_torchvision_schemas
+
+field = load_tool("training_runs.field_memory")
+
+
+def test_each_row_has_a_case():
+    rows = field.read_rows()
+    assert len(rows) == len(field.CASES) == 20
+    for row, case in zip(rows, field.CASES, strict=True):
+        assert (row["unit"] in ("fits", "GB at least")) == (case.quantity == "fits")
+        assert (case.other is not None) == ("saved" in row["unit"])
+
+
+@pytest.mark.parametrize(("number", "error"), [(1, 0.002), (8, 0.05), (11, 0.02), (16, 0.05)])
+def test_predictions_are_near(number, error):
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package)
+    define_torchvision_schemas()
+    found = field.compare(field.read_rows()[number - 1], field.CASES[number - 1])
+    assert abs(found.error) < error
+    table = field.write_table(iter([found]))
+    assert "1 of 1 rows are within 5 %; 0 of 0 verdicts are right." in table
+
+
+def test_a_verdict_is_judged_with_the_reserve():
+    row, case = field.read_rows()[-1], field.CASES[-1]
+    for needed, right in ((80e9, 1), (85e9, 0)):
+        assert f"{right} of 1 verdicts" in field.write_table(iter([field.Compared(row, case, needed, 1.0)]))
