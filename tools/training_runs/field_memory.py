@@ -107,7 +107,12 @@ def lora(model: nn.Module, rank: int, modules: str, *, upcast: bool = False, **o
 
 
 _LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "intermediate_size": 14_336, "num_key_value_heads": 8}
-_QWEN: dict[str, Any] = {"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 11_008, "num_key_value_heads": 32}
+_QWEN: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_key_value_heads": 32,
+}
 _LINEARS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
 
 
