@@ -108,7 +108,14 @@ def test_autocast_is_that_of_a_model_which_uses_it():
     used = predict_memory(step_of(InAutocast(), optimizer=SGD))
     assert saving.peak == used.peak and saving.saved > 0
     on_cuda = memory_savings(step_of(device="cuda"))
-    assert on_cuda.untried == () if torch.cuda.is_available() else ("autocast bfloat16 (needs a GPU)",)
+    assert on_cuda.untried == () and saving_of(on_cuda, "autocast", "bfloat16")
+    mixed = memory_savings(step_of(device="cuda", autocast=torch.bfloat16))
+    assert "autocast" not in {saving.change for saving in (*mixed.changes, *mixed.useless)}
+    halves = [saving_of(savings, "dtype", "bfloat16").peak for savings in (on_cuda, mixed)]
+    assert halves[0] == halves[1] and not mixed.failed
+    tokens, model = torch.ones(2, 16, dtype=torch.int64), build("llama_tiny", device="meta").train()
+    rank = plan_savings(model, (tokens,), mesh={"fsdp": 2}, precision="bf16-mixed")
+    assert saving_of(rank, "dtype", "bfloat16").saved > 0
 
 
 @pytest.mark.parametrize("as_instance", [False, True])

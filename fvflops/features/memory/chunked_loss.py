@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 CHUNKED = "chunked"
 # Names of the module that computes a language model's logits, where the model does not name it.
@@ -36,7 +35,7 @@ class ChunkedLossHead(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight: torch.Tensor = self.weight
-        if isinstance(weight, DTensor):
+        if hasattr(weight, "device_mesh"):  # a DTensor
             raise ValueError("--loss chunked is not planned with tp, which divides the output projection")
         hidden, kind = input.flatten(0, -2), input.device.type
         if torch.is_autocast_enabled(kind):

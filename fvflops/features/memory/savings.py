@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from itertools import compress
 from typing import Any, NamedTuple
@@ -88,6 +88,7 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
         kwargs,
         optimizers=step.optimizers,
         checkpointed=checkpointed_modules(model, step.checkpoint),
+        in_autocast=step.options["autocast"] is not None,
         assume=step.assume,
         table=table.name,
     )
@@ -109,25 +110,25 @@ def find_savings(
     *,
     optimizers: Sequence[OptimizerMaker],
     checkpointed: Sequence[nn.Module] = (),
+    in_autocast: bool = False,
     assume: Mapping[str, Any] | None = None,
     table: str,
 ) -> MemorySavings:
     """Return what lowers the peak memory of the training step that `predict` predicts.
 
     `predict` takes the changes to the step, with the names of TrainingStepAnalysis: `model`, `inputs`, `kwargs`,
-    `checkpoint`, `optimizer` and `assume`. The other arguments are those of the unchanged step.
+    `checkpoint`, `optimizer`, `autocast` and `assume`. The other arguments are those of the unchanged step.
     """
     base = predict()
     classes = _rank_by_activations(base.memory, repeated_modules(base.memory.trace, read_modules(model)))
     first_paths = {id(module): name for name, module in reversed(module_paths(model))}
-    device = base.memory.device.partition(":")[0]
     present = {first_paths[id(module)] for module in checkpointed}
     attempts = [
         _Attempt("checkpoint", name, names, partial(predict, checkpoint=names))
         for name, names in classes[:CLASSES]
         if set(names) != present
     ]
-    attempts += _other_dtypes(predict, model, (args, kwargs), optimizers, device)
+    attempts += _other_dtypes(predict, model, (args, kwargs), optimizers, in_autocast)
     attempts += _other_optimizers(predict, optimizers, assume)
     tried, failed = [], {}
     for attempt in attempts:
@@ -149,7 +150,7 @@ def find_savings(
         changes=tuple(saving for saving in tried if saving.saved > 0),
         useless=tuple(saving for saving in tried if saving.saved <= 0),
         failed=failed,
-        untried=(*(f"checkpoint {name}" for name, _ in classes[CLASSES:]), *_list_untried(model, device)),
+        untried=tuple(f"checkpoint {name}" for name, _ in classes[CLASSES:]),
     )
 
 
@@ -191,7 +192,7 @@ def _other_dtypes(
     model: nn.Module,
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     optimizers: Sequence[OptimizerMaker],
-    device: str,
+    in_autocast: bool,
 ) -> Iterator[_Attempt]:
     if not _is_float32(model):
         return
@@ -200,44 +201,15 @@ def _other_dtypes(
         args, kwargs = cast_floats(inputs, torch.bfloat16)
         makers = [_create_again(maker, model) for maker in optimizers]
         copied = copy_to_meta(model).to(torch.bfloat16)
-        return predict(model=copied, inputs=args, kwargs=kwargs, optimizer=makers)
-
-    def make_autocast() -> PredictedStep:
-        makers = [_create_again(maker, model) for maker in optimizers]
-        return predict(model=_in_autocast(copy_to_meta(model), device), optimizer=makers)
+        return predict(model=copied, inputs=args, kwargs=kwargs, optimizer=makers, autocast=None)
 
     yield _Attempt("dtype", "bfloat16", (), make)
-    if _has_autocast(device):
-        yield _Attempt("autocast", "bfloat16", (), make_autocast)
+    if not in_autocast:
+        yield _Attempt("autocast", "bfloat16", (), partial(predict, autocast=torch.bfloat16))
 
 
 def _is_float32(model: nn.Module) -> bool:
     return any(parameter.dtype is torch.float32 for parameter in model.parameters())
-
-
-def _has_autocast(device: str) -> bool:
-    """Return whether autocast can be enabled for a device; for CUDA torch requires a GPU."""
-    return device == "cpu" or (device == "cuda" and torch.cuda.is_available())
-
-
-def _list_untried(model: nn.Module, device: str) -> list[str]:
-    return ["autocast bfloat16 (needs a GPU)"] if _is_float32(model) and not _has_autocast(device) else []
-
-
-def _in_autocast(model: nn.Module, device: str) -> nn.Module:
-    """Return a model after changing its class to one whose forward runs in autocast to bfloat16."""
-    original: Any = type(model)
-
-    @wraps(original.forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return original.forward(self, *args, **kwargs)
-
-    # A copy of the model has this class too, unlike an attribute `forward`, which would run the first model. Plans of
-    # pipeline and tensor parallelism look a class up by its name.
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    model.__class__ = type(original.__name__, (original,), {**names, "forward": forward})
-    return model
 
 
 def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:

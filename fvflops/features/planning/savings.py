@@ -11,6 +11,7 @@ from fvflops.capture.training_step import OptimizerMaker
 from fvflops.features.memory.model import MemorySavings
 from fvflops.features.memory.savings import PredictedStep, find_savings
 from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed
+from fvflops.features.planning.fully_sharded import find_precision
 from fvflops.features.planning.plan import plan_rank
 from fvflops.formulas import FormulaTable, resolve_table
 
@@ -38,7 +39,7 @@ def plan_savings(
     >>> best.change, best.name, best.modules
     ('checkpoint', 'Block', ('layers.0', 'layers.1'))
     """
-    formulas = resolve_table(table)
+    formulas, precision = resolve_table(table), find_precision(options.get("precision"))
 
     def predict(
         model: nn.Module = model,
@@ -47,10 +48,13 @@ def plan_savings(
         optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = optimizer,
         checkpoint: Checkpoint = checkpoint,
         assume: Mapping[str, Any] | None = assume,
+        autocast: Any = ...,
     ) -> PredictedStep:
         maker: Any = next(iter(optimizer), None) if isinstance(optimizer, (list, tuple)) else optimizer
         changed: Any = {"optimizer": maker, "checkpoint": checkpoint, "assume": assume, "table": formulas}
-        plan = plan_rank(model, inputs, kwargs, **changed, **options)
+        if autocast is not ...:
+            changed["precision"] = None if autocast is None else "bf16-mixed"
+        plan = plan_rank(model, inputs, kwargs, **{**options, **changed})
         return PredictedStep(plan.memory(first_step=first_step), plan.flops(formulas).total())
 
     return find_savings(
@@ -60,6 +64,7 @@ def plan_savings(
         kwargs or {},
         optimizers=() if optimizer is None else (optimizer,),
         checkpointed=find_checkpointed(model, checkpoint),
+        in_autocast=precision is not None and not precision.is_uniform,
         assume=assume,
         table=formulas.name,
     )
