@@ -48,7 +48,7 @@ class Internal:
 
     `kind` is the form in which it is provided: `value`, resolved once; `target` to wrap, (owner, attribute); `reader`,
     a function that returns the current value; `loaded`, a function that returns the module if a program has imported
-    it.
+    it. `older` is the name in older releases.
     """
 
     module: str
@@ -57,6 +57,7 @@ class Internal:
     kind: Literal["value", "target", "reader", "loaded"] = "value"
     optional: bool = False
     fallback: Any = None
+    older: str = ""
 
     @property
     def path(self) -> str:
@@ -72,7 +73,8 @@ class Internal:
         """
         try:
             value = importlib.import_module(self.module)
-            return attrgetter(self.name)(value) if self.name else value
+            name = self.older if self.older and not hasattr(value, self.name) else self.name
+            return attrgetter(name)(value) if name else value
         except (ImportError, AttributeError) as error:
             import torch
 
@@ -149,7 +151,9 @@ _OVERHEAD = "measurement of profiling overhead"
 
 # Feature -> the oldest torch on which it is not refused; docs/reference/versions.md says what is tested.
 MINIMUM: Mapping[str, str] = {
-    "counting": "2.6",
+    **dict.fromkeys(("counting", "record", "TrainingStepAnalysis", "StepMeter", "memory of one device"), "2.6"),
+    **dict.fromkeys(("profile", "exported programs"), "2.6"),
+    **dict.fromkeys(("exported programs in files", "flex_attention"), "2.9"),
     "plan and sharded memory": "2.10",
 }
 
@@ -163,13 +167,21 @@ def refusal(feature: str) -> str | None:
     import torch
 
     minimum = MINIMUM[feature]
-    if _release(torch.__version__) >= _release(minimum):
+    if is_torch(minimum):
         return None
     return f"torch {torch.__version__} is too old for {feature}: install torch {minimum} or newer"
 
 
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
+def is_torch(minimum: str) -> bool:
+    """Return whether torch is of this release or newer.
+
+    >>> is_torch("2.6"), is_torch("3.0")
+    (True, False)
+    """
+    import torch
+
+    release, least = ([int(part) for part in version.split(".")[:2]] for version in (torch.__version__, minimum))
+    return release >= least
 
 
 INTERNALS: Mapping[str, Internal] = {
@@ -319,7 +331,10 @@ INTERNALS: Mapping[str, Internal] = {
     ),
     "clear_native_shardings": Internal("torch._C", "_clear_DTensor_sharding_propagator_cache", _PLAN),
     "all_gather_with_gradient": Internal(
-        "torch.distributed._functional_collectives", "all_gather_single_autograd", "plan of context parallelism"
+        "torch.distributed._functional_collectives",
+        "all_gather_single_autograd",
+        "plan of context parallelism",
+        older="all_gather_tensor_autograd",
     ),
     "pipeline_schedules": Internal("torch.distributed.pipelining.schedules", "", _PIPELINE),
     "add_unsharding": Internal("torch.distributed.pipelining.schedules", "_add_unshard_reshard", _PIPELINE),

@@ -82,6 +82,7 @@ SET_ASIDE = {
     "mempool": "marks in a graph that is compiled",
     "onnx": "marks in a graph that is exported",
     "onnx_symbolic": "marks in a graph that is exported",
+    "prepacked": "kernels for mobile devices",
     "prim": "TorchScript's own statements",
     "static_runtime": "TorchScript's static runtime runs them, with no dispatcher between",
 }

@@ -39,7 +39,7 @@ from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
-from fvflops.torch_internals import dispatch_mode_stack, pytree
+from fvflops.torch_internals import OpOverload, dispatch_mode_stack, pytree
 from fvflops.trace import StopsAt, Trace
 
 EXECUTIONS = ("auto", "shapes", "real")
@@ -342,6 +342,8 @@ def _may_need_autograd(error: Exception) -> bool:
     """Return whether an error may be due to running a model without autograd whose forward uses it."""
     if isinstance(error, DataDependentError):
         return False
+    if isinstance(error, NotImplementedError) and error.args and isinstance(error.args[0], OpOverload):
+        return True  # nested tensors of torch 2.6 have some ops with autograd only
     files = (frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__))
     mentions_grad = isinstance(error, RuntimeError) and "grad" in str(error)
     return mentions_grad or any("torch/autograd/" in file for file in files)

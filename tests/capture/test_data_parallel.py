@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.capture.run import ExecutionError
+from tests.support.old_torch import VERSION
 from tests.support.processes.data_parallel_worker import RANKS
 from tests.support.processes.start import run_ranks
 
@@ -83,6 +84,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_wrapped_models_step_by_shapes_is_the_real_one(name: str):
+    if name == "FSDP2" and VERSION < (2, 7):
+        pytest.skip("FSDP2 of this torch asks a CPU for the streams of a GPU")
     model = WRAPPED[name]()
     optimizer = torch.optim.AdamW(model.parameters())
     counted = TrainingStepAnalysis(model, X, loss=torch.sum, optimizer=optimizer, table="exact")

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
+from tests.support.old_torch import VERSION, since
 
 X = torch.randn(2, 8)
+REFUSED = "Guard failed|Expected input"  # by the program, since torch 2.9 and before
 
 
 class Block(nn.Module):
@@ -45,10 +47,10 @@ class Net(nn.Module):
         return torch.cat([x, x * 2], 1)
 
 
-def export(model, args=(X,), kwargs=None, **options):
+def export(model, args=(X,), kwargs=None, *, strict=False, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, args, kwargs, **options)
+        return torch.export.export(model, args, kwargs, strict=strict, **options)
 
 
 def count(model, inputs=X, **options):
@@ -65,6 +67,9 @@ def test_a_program_exported_by_dynamo_has_the_modules_of_the_model(execution):
     program = export(model, kwargs=kwargs, strict=True)
     expected = count(model, kwargs=kwargs, execution=execution)
     assert rows(expected)["a.act"] == {"relu": 48}  # three times 16, also where b calls it
+    if VERSION < (2, 10):  # dynamo names a shared module by each of its names
+        assert count(program, kwargs=kwargs, execution=execution).by_operator() == expected.by_operator()
+        return
     for exported in (program, program.module()):
         analysis = count(exported, kwargs=kwargs, execution=execution)
         assert rows(analysis) == rows(expected)
@@ -84,6 +89,7 @@ def test_a_program_exported_by_dynamo_has_the_modules_of_the_model(execution):
             assert analysis.to_dict(by="call")[column][1:] == expected.to_dict(by="call")[column][1:], column
 
 
+@since(11, "torch.export refuses a branch of torch.cond that uses its module")
 def test_a_program_exported_without_dynamo_has_the_names_under_which_modules_are_called():
     model, kwargs = Net().eval(), {"scale": torch.ones(8)}
     expected, analysis = count(model, kwargs=kwargs), count(export(model, kwargs=kwargs), kwargs=kwargs)
@@ -112,13 +118,15 @@ def test_other_graphs_have_the_modules_too(how):
         graph = torch.export.unflatten(export(model))
     elif how == "dynamic shapes":
         graph = export(model, dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=16)},)).module()
-        with pytest.raises(AssertionError, match="Guard failed"):
+        with pytest.raises((AssertionError, RuntimeError), match=REFUSED):
             count(graph, torch.randn(17, 8)).total()
         assert rows(count(graph, torch.randn(16, 8))) == rows(count(model, torch.randn(16, 8)))
     else:
         model, graph = nn.Sequential(model, nn.Tanh()), nn.Sequential(export(model).module(), nn.Tanh())
     assert rows(count(graph)) == rows(count(model))
     tree = count(graph).module_tree().by_name
+    if how == "unflatten" and VERSION < (2, 7):
+        return  # its modules do not know the classes
     assert [tree[name].class_name for name in (("0.0", "0.0.fc") if "another" in how else ("0", "0.fc"))] == [
         "Block",
         "Linear",
@@ -149,7 +157,7 @@ def test_a_recording_leaves_a_graph_as_it_was():
         inner = count(graph)  # another recording inside
         assert rows(inner) == rows(count(model))
     assert run.by_module()["0.fc"] > inner.by_module()["0.fc"]  # with the backward pass
-    with pytest.raises(AssertionError, match="Guard failed"):
+    with pytest.raises((AssertionError, RuntimeError), match=REFUSED):
         count(graph, torch.randn(3, 8)).total()
     assert type(graph).forward is forward and "forward" not in vars(graph) and len(graph.graph.nodes) == nodes
 
@@ -167,6 +175,6 @@ def test_a_program_runs_on_its_example_inputs_or_on_others():
     program = export(nn.Sequential(nn.Linear(8, 2)), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},))
     assert count(program, None).trace().info.inputs == "float32[2, 8]"
     assert count(program, torch.randn(5, 8)).macs() == 5 * 8 * 2
-    program.example_inputs = None
+    program._example_inputs = None
     with pytest.raises(ValueError, match="no example inputs: pass inputs"):
         count(program, None)

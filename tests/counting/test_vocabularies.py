@@ -11,6 +11,7 @@ from fvflops.formulas import load_table
 from fvflops.formulas.language.example import Example
 from fvflops.trace.signature import packet_of
 from fvflops.zoo import build
+from tests.support.old_torch import VERSION
 
 # Conventions of forward passes only, in which the ops that autograd shows are ignored: calflops, deepspeed, ptflops,
 # thop, torch_flops, torch_profiler, torchinfo.
@@ -24,6 +25,11 @@ OTHER_CASES = {
 }
 _VECTORS = "with autograd torch computes the vectors too"
 _MEAN = "torch's mean, which fvcore's convention does not count"
+_CPU_FALLBACK = (
+    {}
+    if VERSION >= (2, 13)
+    else {"aten::_grid_sampler_2d_cpu_fallback_backward": "torch 2.12 and older: a composite op of loops, without ops"}
+)
 # Convention → row → why its FLOPs differ under autograd.
 DIFFERENT = {
     "default": {
@@ -35,6 +41,7 @@ DIFFERENT = {
     "exact": {
         "aten::_scaled_dot_product_attention_math": "the softmax also replaces rows that are masked completely",
         "aten::affine_grid_generator_backward": "the base grid is computed by the op itself",
+        **_CPU_FALLBACK,
         "aten::isfinite": "called it is one comparison; torch decomposes it into abs and two comparisons",
         "aten::linalg_eigvals": _VECTORS,
         "aten::linalg_eigvalsh": _VECTORS,

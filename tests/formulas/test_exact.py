@@ -15,7 +15,7 @@ from fvflops.formulas.loading import shipped_tables
 from fvflops.trace import Status
 from tests.support.library_schemas import define_library_schemas
 from tests.support.models.whole_models import build_case
-from tests.support.old_torch import OLDER
+from tests.support.old_torch import OLDER, VERSION
 from tests.support.tools import load_tool
 from tests.support.torchvision_schemas import define_torchvision_schemas
 
@@ -243,7 +243,7 @@ DECOMPOSED = {
     "glu": (aten.glu.default, (r(2, 6), 1), {}),
     "softmax": (aten._softmax.default, (r(2, 3), 1, False), {}),
     "log_softmax": (aten._log_softmax.default, (r(2, 3), 1, False), {}),
-    "rms_norm": (aten._fused_rms_norm.default, (r(2, 6), [6], r(6), 1e-5), {}),
+    **({"rms_norm": (aten._fused_rms_norm.default, (r(2, 6), [6], r(6), 1e-5), {})} if VERSION >= (2, 10) else {}),
     "weight_norm": (aten._weight_norm_interface.default, (r(2, 6), r(2, 1), 0), {}),
     "dropout": (aten.native_dropout.default, (r(2, 6), 0.5, True), {}),
     "addcmul": (aten.addcmul.default, (r(2, 3), r(2, 3), r(2, 3)), {"value": 2}),

@@ -19,6 +19,7 @@ from fvflops.counting.unknown_masks import find_unknown_masks
 from fvflops.formulas.functions.attention import SKIPS, count_band
 from fvflops.trace import Signature, Status, TensorSpec, Trace
 from fvflops.trace.spec import decode_value, encode_value
+from tests.support.old_torch import needs
 from tests.support.table_folder import TableFolder
 
 B, H, D, Dv = 2, 3, 8, 5
@@ -497,6 +498,7 @@ def sum_blocks(blocks, queries, keys, sizes):
     )
 
 
+@needs("flex_attention")
 @pytest.mark.parametrize("execution", ["shapes", "real"])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("inside", [False, True])
@@ -519,6 +521,7 @@ def test_flex_attention_counts_the_blocks_it_computes(tables, name, execution, i
     assert (pairs == 3 * 2 * queries * keys) == (name == "all")
 
 
+@needs("flex_attention")
 def test_flex_attention_without_a_mask_is_dense(tables):
     query = torch.randn(1, 2, 70, D)
     for table in tables:
@@ -526,6 +529,7 @@ def test_flex_attention_without_a_mask_is_dense(tables):
         assert analysis.total() == 2 * 70 * 70 * 2 * D
 
 
+@needs("flex_attention")
 def test_the_backward_of_flex_attention_counts_the_same_blocks(tables):
     mask = flex.create_block_mask(MASKS["causal"], None, None, 70, 70, device="cpu", BLOCK_SIZE=16)
     pairs = 3 * 2 * sum_blocks(mask.to_dense(), 70, 70, (16, 16))

@@ -30,7 +30,12 @@ LATER = frozenset(
         *("symm_mem::nccl_all_to_all_nd", "torchvision::_cuda_version", "torchvision::qroi_align"),
     )
 )
-GONE = frozenset(("_native::_foreach_mm_native_0", "aten::cholesky", "aten::qr"))
+GONE = frozenset(
+    (
+        *("_native::_foreach_mm_native_0", "aten::cholesky", "aten::qr"),
+        *("prims::_low_memory_max_pool2d_offsets_to_indices", "prims::_low_memory_max_pool2d_with_offsets"),
+    )
+)
 
 
 def needs(feature: str) -> pytest.MarkDecorator:

@@ -13,6 +13,7 @@ from fvflops.features.planning.plan import plan_rank
 from fvflops.trace.expansion.comparison import are_equal_runs
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Block, Llama
+from tests.support.old_torch import needs
 
 TOKENS = torch.ones(2, 16, dtype=torch.int64)
 AdamW = torch.optim.AdamW
@@ -48,6 +49,7 @@ def read_slices(step):
     return [(step.pass_of(action).begin, step.pass_of(action).end) for action in step.actions]
 
 
+@needs("plan and sharded memory")
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_of_few_layers_is_that_of_all(name, monkeypatch):
     make, mesh, options = CASES[name]
@@ -79,6 +81,7 @@ def test_a_plan_of_few_layers_is_that_of_all(name, monkeypatch):
     assert memory.curve() == expected.curve() and memory.at_peak() == expected.at_peak()
 
 
+@needs("plan and sharded memory")
 def test_layers_that_are_checkpointed_irregularly_are_all_recorded(monkeypatch):
     with torch.device("meta"):
         model = make_llama()

@@ -20,12 +20,14 @@ from fvflops.torch_internals import (
     DispatchKey,
     DispatchModeKey,
     HigherOrderOperator,
+    MissingInternal,
     compile_and_call,
     disable_dispatch_modes,
     get_dispatch_mode,
     is_batched,
     is_functorch_wrapped,
     pytree,
+    refusal,
     unwrap_functorch,
 )
 
@@ -33,6 +35,7 @@ _DENSE = DispatchKey.CompositeExplicitAutograd
 # torch's function that compiles a function and calls it; older versions have none.
 _COMPILED = None if compile_and_call is None else Patch(*compile_and_call)
 _CALLS = Patch(HigherOrderOperator, "__call__")
+_NO_FLEX_ATTENTION = refusal("flex_attention")  # it accepts no mode of ours
 _TRACERS = tuple(DispatchModeKey.__members__.values())
 
 
@@ -90,6 +93,8 @@ def run_control_flow(recorder: Recorder, mode: Mode) -> list[Wrapper]:
 
 def _run_in_python(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(op: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
+        if _NO_FLEX_ATTENTION and op.name().startswith("flex_attention") and recorder.is_recording_thread():
+            raise MissingInternal(_NO_FLEX_ATTENTION)
         op_call = HigherOrderCall(op, partial(original, op), recorder, mode)
         handler, decomposes = _SINGLE_CALLS.get(op.name()), False
         if handler is None and op_call.name not in recorder.stops_at:

@@ -72,6 +72,8 @@ def _default_device() -> Any:
 
 def _set_default_device(context: Any) -> None:
     torch.set_default_device(None if context is None else context.device)
+    if context is None:  # torch.get_default_device of torch 2.9 and older fails on None
+        vars(global_device_context()).pop("device_context", None)
 
 
 def _print_options() -> dict[str, Any]:

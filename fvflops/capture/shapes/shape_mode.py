@@ -648,14 +648,14 @@ class ShapeMode(SubclassAwareMode):
         begun = self._begin_op(reads)
         try:
             result = func(*real_args, **real_kwargs)
-        except NotImplementedError:
+        except RuntimeError as error:
             # A kernel that this machine lacks. One that refuses its arguments raises in a real run too.
-            if not _is_kernel_missing(func, self.device) or outcome.written or not outcome.outputs:
-                raise
-            values = substitute((tuple(args), dict(kwargs)), self._without_values, self.concrete.device_for)
-            with self:
-                return func(*values[0], **values[1])
-        except RuntimeError:
+            if isinstance(error, NotImplementedError) or "not implemented for" in str(error):  # torch 2.6 only says so
+                if not _is_kernel_missing(func, self.device) or outcome.written or not outcome.outputs:
+                    raise
+                values = substitute((tuple(args), dict(kwargs)), self._without_values, self.concrete.device_for)
+                with self:
+                    return func(*values[0], **values[1])
             moved = _move_to_one_device(op.schema, real_args, real_kwargs)
             if moved is None:
                 raise

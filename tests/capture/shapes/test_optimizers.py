@@ -54,7 +54,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
         for kind in ("foreach", "for-loop")
     },
     **{f"{name} fused": partial(getattr(torch.optim, name), fused=True) for name in FUSED},
-    "Muon": lambda parameters: torch.optim.Muon([item for item in parameters if item.ndim == 2]),
+    **(
+        {"Muon": lambda parameters: torch.optim.Muon([item for item in parameters if item.ndim == 2])}
+        if hasattr(torch.optim, "Muon")
+        else {}
+    ),
     "Adafactor": torch.optim.Adafactor,
 }
 # Adafactor reads the value of a parameter's norm, which does not affect the cost.

@@ -25,7 +25,7 @@ from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count
 from fvflops.counting import count
 from fvflops.trace import Status, Trace, tensors_in
 from tests.support.models.whole_models import MODELS, build_case
-from tests.support.old_torch import OLDER
+from tests.support.old_torch import OLDER, VERSION
 from tests.support.trace_comparison import OPEN, PRICER, WAYS_OF_VIEWS, add_up, differences, text_of, totals_of
 
 Case = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -564,6 +564,8 @@ CASES: dict[str, Callable[[], Case]] = {
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", CASES)
 def test_small_model_has_the_same_costs_in_shape_execution(name: str, backward: bool):
+    if VERSION < (2, 9) and backward and name == "FFT":
+        pytest.skip("this torch's transforms refuse an expanded gradient")
     if OLDER and backward and name == "LSTM without biases":
         pytest.skip(f"torch {torch.__version__}: its meta kernel gives the absent biases other gradients")
     torch.manual_seed(0)
@@ -1058,7 +1060,7 @@ def test_a_kernel_that_only_a_missing_device_has_gives_unknown_values():
     trace = record_call(run, (torch.ones(3, device="cpu"),), execution="shapes", device="cuda")
     (histogram,) = (item for item in trace.signatures if item.packet == "aten::histc")
     assert [spec.shape for spec in tensors_in(histogram.outputs)] == [(3,)]
-    with pytest.raises(ExecutionError, match="histogram_cpu"):  # as a real run
+    with pytest.raises((ExecutionError, RuntimeError), match="histogram_cpu"):  # as a real run
         record_call(run, (torch.ones(3),), execution="shapes", device="cpu")
 
 

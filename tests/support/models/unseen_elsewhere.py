@@ -614,9 +614,11 @@ def forked_by_torch(scan: Scan, x: torch.Tensor) -> Any:
     return torch.jit.fork(scan.layer, x)
 
 
+# An older torch exports tensors to be read only.
+_DLPACK = (dlpack_into_zeros,) if np.from_dlpack(torch.zeros(1)).flags.writeable else ()
 _UNSEEN = (
     *(numpy_into_zeros, numpy_into_ones, numpy_into_empty, numpy_into_a_buffer, numpy_into_the_input),
-    *(numpy_into_a_part, asarray_into_zeros, dlpack_into_zeros, ctypes_into_zeros, storage_pointer, python_apply),
+    *(numpy_into_a_part, asarray_into_zeros, *_DLPACK, ctypes_into_zeros, storage_pointer, python_apply),
     *(python_map, array_of_a_tensor, bytearray_of_a_tensor, python_array_of_a_tensor, shared_memory_of_a_tensor),
     *(array_in_another_module, scipy_into_zeros, pillow_filter, dispatch_disabled, process_pool, process, program),
     *(program_without_a_result, shell, fork),

@@ -14,11 +14,12 @@ import torch
 
 from fvflops.capture.shapes.layouts.elementwise import SCALAR, elementwise_result, is_dense
 from fvflops.capture.shapes.layouts.memory_formats import suggested_format
-from fvflops.torch_internals import is_flash_enabled, is_math_enabled
+from fvflops.torch_internals import is_flash_enabled, is_math_enabled, is_torch
 
 _Rule = Callable[..., Any]
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _META = torch.device("meta")
+_SHARES_HEADS = is_torch("2.9")  # the fused kernel of a CPU
 
 
 def _contiguous_same_float_dtype(*tensors: torch.Tensor | None) -> bool:
@@ -378,7 +379,7 @@ def scaled_dot_product_attention(
         and query.stride(3) == key.stride(3) == value.stride(3) == 1
         and query.shape[::3] == key.shape[::3] == value.shape[::3]
         and key.shape[1] == value.shape[1]
-        and (query.shape[1] == key.shape[1] or options.get("enable_gqa", False))
+        and (query.shape[1] == key.shape[1] or (_SHARES_HEADS and options.get("enable_gqa", False)))
         and key.shape[2] == value.shape[2]
         and not (is_causal and attn_mask is not None)
         and (attn_mask is None or attn_mask.dim() in (2, 4))

@@ -33,6 +33,16 @@ def alias(self: torch.Tensor) -> torch.Tensor:
     return self.view_as(self)
 
 
+def embedding(weight: torch.Tensor, indices: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Return torch's result; the meta kernels of torch 2.8 to 2.12 take indices of any type."""
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
+            f"but got {indices.dtype} instead"
+        )
+    return torch.ops.aten.embedding.default(weight, indices, *rest, **options)
+
+
 def return_nothing(*_: Any, **__: Any) -> None:
     """Return None, as optimizer ops that write to their arguments do."""
 
@@ -103,6 +113,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::_standard_gamma_grad": partial(like_argument, (0,)),
     "aten::_transform_bias_rescale_qkv": transform_bias_rescale_qkv,
     "aten::binomial": partial(contiguous_like, 0),
+    "aten::embedding": embedding,
     "aten::empty_like": partial(preserve_strides, torch.ops.aten.empty_like.default),
     "aten::fake_quantize_per_channel_affine_cachemask": fake_quantize,
     "aten::fake_quantize_per_tensor_affine_cachemask": fake_quantize,
