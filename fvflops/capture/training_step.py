@@ -72,7 +72,8 @@ def record_step(
     torch.utils.checkpoint.checkpoint, non-reentrant by default). A data-dependent step raises ExecutionError.
     """
 
-    kind = choose_device(device, [parameter.device for parameter in model.parameters()]).type
+    weights = [weight for _, module in module_paths(model) for weight in module._parameters.values()]
+    kind = choose_device(device, [weight.device for weight in weights if weight is not None]).type
     forward = nullcontext if autocast is None else partial(torch.autocast, "cpu" if kind == "meta" else kind, autocast)
 
     def run(session: Session) -> dict[str, str]:

@@ -101,6 +101,7 @@ def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[s
     Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that what is missing
     from the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
 
+    >>> from fvflops.trace import ModuleTree
     >>> columns = {"flops": {"": 10, "a": 2, "a.x": 2, "b": 3}}
     >>> net = {name: ModuleInfo(name, name, "Linear") for name in columns["flops"]}
     >>> count_itself(Summary(ModuleTree(net), columns), [""], "flops")

@@ -118,7 +118,8 @@ class GPT2(nn.Module):
         use_cache: bool = False,
         logits_to_keep: int = 0,
     ) -> Tensor | Decoded:
-        cache = (past_key_values or KVCache(),) if use_cache else ()
+        # torch.fx passes proxies for all arguments.
+        cache = (past_key_values or KVCache(),) if use_cache is True else ()
         first = cache[0].length if cache else 0
         n = first + tokens.shape[1]
         if n > self.config.positions:
@@ -129,7 +130,7 @@ class GPT2(nn.Module):
         for block in self.h:
             x = block(x, *cache)
         x = self.ln_f(x)
-        logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
+        logits = self.lm_head(x[:, -logits_to_keep:] if cache and logits_to_keep else x)
         return Decoded(logits, *cache) if cache else logits
 
 

@@ -176,7 +176,8 @@ class Llama(nn.Module):
         use_cache: bool = False,
         logits_to_keep: int = 0,
     ) -> Tensor | Decoded:
-        cache = (past_key_values or KVCache(),) if use_cache else ()
+        # torch.fx passes proxies for all arguments.
+        cache = (past_key_values or KVCache(),) if use_cache is True else ()
         first = cache[0].length if cache else 0
         x = self.embed_tokens(tokens)
         n = length if isinstance(length, int) else tokens.shape[1]
@@ -184,7 +185,7 @@ class Llama(nn.Module):
         for block in self.layers:
             x = block(x, cos, sin, *cache)
         x = self.norm(x)
-        logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
+        logits = self.lm_head(x[:, -logits_to_keep:] if cache and logits_to_keep else x)
         return Decoded(logits, *cache) if cache else logits
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from fvflops import TrainingStepAnalysis, memory_savings, predict_memory
 from fvflops.analysis.training_step import sum_results
 from fvflops.cli import main
+from fvflops.cli.planning.training_step import DefaultLoss, find_vocabulary
 from fvflops.reports.formats import FORMATS
 from fvflops.zoo import build
 from tests.support.reports.report_formats import check_report
@@ -87,12 +89,12 @@ def peak_of(capsys, *argv: str) -> int:
 
 def tiny_step(**options) -> TrainingStepAnalysis:
     model, tokens = build("llama_tiny", device="meta").train(), torch.ones(2, 16, dtype=torch.int64)
-    return TrainingStepAnalysis(model, tokens, loss=sum_results, table="default", warn=False, **options)
+    return TrainingStepAnalysis(model, tokens, **{"loss": sum_results, "table": "default", "warn": False, **options})
 
 
 def test_the_report_says_what_python_says(capsys):
     tables = read(capsys, *TINY)
-    step = tiny_step(optimizer=torch.optim.AdamW)
+    step = tiny_step(optimizer=torch.optim.AdamW, loss=DefaultLoss(vocabulary=256))
     timeline, savings = predict_memory(step), memory_savings(step)
     moment = timeline.at_peak()
     (peak,) = tables["peak"]
@@ -260,3 +262,23 @@ def test_policies_and_master_weights_are_those_of_plan(capsys):
     assert bytes_of(masters, "optimizer state") > 2 * bytes_of(half, "optimizer state")
     assert main(["memory", "zoo:llama_tiny", "--checkpoint", "selective"]) == 2
     assert "--checkpoint selective is planned for a rank: add --mesh" in capsys.readouterr().err
+
+
+def test_a_language_model_without_a_loss_has_cross_entropy_of_its_logits_in_float32(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "losses.py").write_text(
+        "import torch\nfrom torch.nn.functional import cross_entropy\n"
+        "def entropy(logits):\n"
+        "    labels = torch.zeros(logits.shape[:2], dtype=torch.int64, device=logits.device)\n"
+        "    return cross_entropy(logits.float().flatten(0, 1), labels.flatten())\n"
+        "def total(logits):\n    return logits.sum()\n"
+    )
+
+    def peak(*options):
+        return read(capsys, "zoo:gpt2", "--arg", "layers=1", "--batch", "4", "--optimizer", "none", *options)["peak"][
+            0
+        ]["bytes"]
+
+    assert peak() == peak("--loss", "losses.py:entropy") > peak("--loss", "losses.py:total")
+    assert find_vocabulary(build("vit_b_16", device="meta")) is None

@@ -32,7 +32,6 @@ from fvflops.cli.planning.training_step import (
     check_optimizer,
     choose_loss,
     choose_precision,
-    default_loss,
     find_checkpointed_names,
     find_optimizer,
     find_policy,
@@ -132,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     if precision is not None:  # of a rank it is the plan's
         subject.model.to(precision.parameters)
         subject = cast_inputs(subject, precision.parameters)
-    loss = choose_loss(arguments, subject.model) or default_loss
+    loss = choose_loss(arguments, subject.model)
     choose = find_checkpointed_names if mesh is None else find_policy
     step: dict[str, Any] = {
         "loss": loss,
@@ -151,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             predicted = _predict_rank(subject, step, mesh, arguments)
     timeline, find, notes = predicted
-    typed = {} if arguments.inference else typed_settings(arguments)
+    typed = {} if arguments.inference else typed_settings(arguments, loss)
     timeline = replace(timeline, settings={**timeline.settings, **typed})
     notes = [*_describe_paged(timeline, arguments), *notes]
     verdict = Verdict(timeline.peak, advice="Add --device, such as H100 or 24GB.")

@@ -31,11 +31,11 @@ from fvflops.cli.planning.accelerator import (
 from fvflops.cli.planning.layout_search import add_search, check_search, describe_command, run_search
 from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options
 from fvflops.cli.planning.training_step import (
+    DefaultLoss,
     add_step,
     check_optimizer,
     choose_loss,
     choose_precision,
-    default_loss,
     find_modules,
     find_policy,
     make_optimizer,
@@ -173,7 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     loss = choose_loss(arguments, subject.model)
     options["optimizer"] = make_optimizer(arguments, default_optimizer, subject.model)
-    if loss is not None:
+    if accelerator is not None or not isinstance(loss, DefaultLoss):
         options["loss"] = loss
     with kernels_emulated(accelerator):
         if arguments.search:
@@ -185,7 +185,6 @@ def run(arguments: argparse.Namespace) -> int:
         if accelerator is None:
             _report_rank(subject, arguments, table, {**options, "device": arguments.device})
         else:
-            options.setdefault("loss", default_loss)
             _report_step(subject, arguments, accelerator, options)
     return 0
 
@@ -209,7 +208,7 @@ def _report_rank(
 ) -> None:
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
         plan = with_input_hint(subject, lambda: plan_rank(subject.model, _args_of(subject), subject.kwargs, **options))
-    typed = {} if arguments.loss is None else typed_settings(arguments)
+    typed = {} if arguments.loss is None else typed_settings(arguments, options["loss"])
     plan = replace(plan, settings={**plan.settings, **typed})
     write_report(plan_report(plan, table, name=arguments.model, command=repeat_command(arguments)), arguments)
 
@@ -235,7 +234,7 @@ def _report_step(
             bucket_cap_mb=arguments.bucket_cap_mb,
         )
     first, *others = estimate.plans
-    first = replace(first, settings={**first.settings, **typed_settings(arguments)})
+    first = replace(first, settings={**first.settings, **typed_settings(arguments, options["loss"])})
     estimate = replace(estimate, plans=(first, *others))
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
@@ -263,11 +262,11 @@ def _report_search(
             bucket_cap_mb=arguments.bucket_cap_mb,
             optimizer=options["optimizer"],
             precision=options["precision"],
-            loss=options.get("loss", default_loss),
+            loss=options["loss"],
             **kept,
         ),
     )
-    search = replace(search, settings={**search.settings, "loss": typed_settings(arguments)["loss"]})
+    search = replace(search, settings={**search.settings, "loss": typed_settings(arguments, options["loss"])["loss"]})
     commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
     report = search_report(search, name=arguments.model, command="".join(commands))
     report = report.ranked(sort=arguments.sort, top=arguments.top)

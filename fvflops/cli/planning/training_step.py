@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from fvflops.analysis.training_step import sum_results
@@ -19,7 +21,7 @@ from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import loss_in
 from fvflops.cli.values import parse_assumptions
-from fvflops.features.memory.chunked_loss import CHUNKED, compute_loss_in_chunks
+from fvflops.features.memory.chunked_loss import CHUNKED, compute_loss_in_chunks, find_head
 from fvflops.features.memory.offload import OFFLOADS
 from fvflops.features.memory.savings import ADAFACTOR_ASSUMES
 from fvflops.features.planning.checkpointing import Checkpoint, find_checkpointed, is_policy
@@ -32,6 +34,7 @@ from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
 
 NO_OPTIMIZER = "none"
+_LOGITS = 3  # axes: batch, tokens, vocabulary
 _OF_OUTPUT = ("--format", "--output")
 
 
@@ -58,7 +61,8 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
         "--loss",
         metavar="PATH:FUNCTION",
         help="function of the model's result, or 'chunked': cross entropy with the output projection in chunks of "
-        "tokens (as liger's); default: its attribute loss, or else the sum of the outputs",
+        "tokens (as liger's); default: its attribute loss, or else cross entropy of a language model's logits, or else "
+        "the sum of the outputs",
     )
     step.add_argument(
         "--offload",
@@ -69,12 +73,13 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     )
 
 
-def choose_loss(arguments: argparse.Namespace, model: nn.Module) -> Loss | None:
-    """Return the function that `--loss` names, None without one; 'chunked' changes the model."""
+def choose_loss(arguments: argparse.Namespace, model: nn.Module) -> Loss:
+    """Return the function that `--loss` names, or a DefaultLoss; 'chunked' changes the model."""
     if arguments.loss == CHUNKED:
         compute_loss_in_chunks(model)
-        return None
-    return None if arguments.loss is None else load_function(arguments.loss, "--loss")
+    elif arguments.loss is not None:
+        return load_function(arguments.loss, "--loss")
+    return DefaultLoss(None if arguments.loss == CHUNKED else find_vocabulary(model))
 
 
 def make_optimizer(arguments: argparse.Namespace, default: str, model: nn.Module) -> Any:
@@ -148,14 +153,10 @@ def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) 
     return shlex.join(words)
 
 
-def typed_settings(arguments: argparse.Namespace) -> dict[str, str]:
+def typed_settings(arguments: argparse.Namespace, loss: Loss) -> dict[str, str]:
     """Return the settings as they are typed, in place of names of functions and classes."""
     chunked = "cross entropy in chunks of tokens"
-    typed = {
-        "loss": chunked
-        if arguments.loss == CHUNKED
-        else arguments.loss or "the model's if it returns one, else the sum of its outputs"
-    }
+    typed = {"loss": chunked if arguments.loss == CHUNKED else arguments.loss or str(loss)}
     return typed | ({"checkpointing": ", ".join(arguments.checkpoint)} if arguments.checkpoint else {})
 
 
@@ -169,16 +170,47 @@ def read_assumptions(arguments: argparse.Namespace) -> dict[str, float]:
     return {**needed, **parse_assumptions(arguments.assume)}
 
 
-def default_loss(result: Any) -> torch.Tensor:
-    """Return the loss in a model's result if it is there, else the sum of its outputs."""
-    loss = loss_in(result)
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss
-    if not any(tensor.requires_grad for tensor in tensors_of(result)):
-        raise ValueError(
-            "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
-        )
-    return sum_results(result)
+@dataclass(frozen=True, slots=True)
+class DefaultLoss:
+    """The loss in a model's result if it is there, else one of its outputs.
+
+    That is the cross entropy in float32 of logits over the tokens of a `vocabulary`, as trainers of language models
+    compute it, with labels of zeros; without one, or with other outputs, their sum.
+    """
+
+    vocabulary: int | None = None
+
+    def __call__(self, result: Any) -> torch.Tensor:
+        """Return the loss of a result."""
+        loss = loss_in(result)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            return loss
+        if not any(tensor.requires_grad for tensor in tensors_of(result)):
+            raise ValueError(
+                "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
+            )
+        logits = result if isinstance(result, torch.Tensor) else getattr(result, "logits", None)
+        if isinstance(logits, torch.Tensor) and logits.ndim == _LOGITS and logits.shape[-1] == self.vocabulary:
+            labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+            return cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return sum_results(result)
+
+    def __str__(self) -> str:
+        other = "the sum of its outputs" if self.vocabulary is None else "cross entropy of its logits in float32"
+        return f"the model's if it returns one, else {other}"
+
+
+def find_vocabulary(model: nn.Module) -> int | None:
+    """Return the number of tokens that a language model embeds and computes logits of, None of another model.
+
+    >>> from fvflops.zoo import build
+    >>> find_vocabulary(build("llama_tiny")), find_vocabulary(build("lenet5"))
+    (256, None)
+    """
+    head = find_head(model)
+    tables = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    size = getattr(head, "out_features", None)
+    return size if size in tables else None
 
 
 def find_modules(subject: LoadedModel, classes: Sequence[str], *, option: str = "--checkpoint") -> list[str]:

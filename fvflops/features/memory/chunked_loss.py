@@ -20,14 +20,19 @@ def compute_loss_in_chunks(model: nn.Module) -> None:
     >>> model.lm_head(torch.zeros(1, 16, 8)).ndim
     0
     """
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if callable(find) else next((getattr(model, name) for name in _HEADS if hasattr(model, name)), None)
+    head = find_head(model)
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ValueError(
             f"--loss chunked: no output projection without a bias is known of {type(model).__name__}: pass a function"
         )
     # A copy of the model has the class too, unlike an attribute `forward`.
     head.__class__ = ChunkedLossHead
+
+
+def find_head(model: nn.Module) -> nn.Module | None:
+    """Return the module that computes a language model's logits, None where none is known."""
+    find = getattr(model, "get_output_embeddings", None)
+    return find() if callable(find) else next((getattr(model, name) for name in _HEADS if hasattr(model, name)), None)
 
 
 class ChunkedLossHead(nn.Linear):

@@ -34,11 +34,10 @@ def kept_activations(timeline: MemoryTimeline, event: int | None = None) -> list
     >>> from fvflops import TrainingStepAnalysis, predict_memory
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
     >>> memory = predict_memory(TrainingStepAnalysis(model, torch.ones(64, 8), loss=torch.sum))
-    >>> for kept in kept_activations(memory)[:3]:
+    >>> for kept in kept_activations(memory)[:2]:
     ...     print(kept)
     KeptActivations(module='1', op='aten::gelu_backward', nbytes=2048, storages=1)
     KeptActivations(module='2', op='aten::mm', nbytes=2048, storages=1)
-    KeptActivations(module='2', op='', nbytes=2048, storages=1)
     """
     trace = timeline.trace
     scopes = trace.scopes()

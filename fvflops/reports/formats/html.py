@@ -44,7 +44,7 @@ def write(document: Document, *, width: int | None = None) -> str:
 
     >>> from fvflops.reports.document import module_column, number_column
     >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
-    >>> "<td>72</td>" in write(Document("plan", "Net", [table]))
+    >>> ">72</td>" in write(Document("plan", "Net", [table]))
     True
     """
     body = "\n".join(map(_write_part, document.parts)).replace(f"<li>Terms: {_escape(TERMS)}</li>", "")

@@ -90,7 +90,7 @@ def test_in_python_the_models_exception_is_unchanged():
 def test_cuda_without_cuda_is_one_line_with_the_remedy(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert main(["count", "zoo:lenet5", "--device", "cuda"]) == 2
+    assert main(["count", "zoo:lenet5", "--build-on", "cuda"]) == 2
     has_none = f"device 'cuda': this torch ({torch.__version__}) has no CUDA: omit the device, or pass cpu or meta"
     assert capsys.readouterr().err == f"fvflops: error: {has_none}\n"
     monkeypatch.setattr(torch.version, "cuda", "13.0")

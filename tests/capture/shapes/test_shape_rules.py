@@ -525,7 +525,10 @@ def test_every_rule_is_tested():
         | {name for name, _, _ in SHAPES_FROM_SOURCE}
         | {name for name, _, _ in LAYOUTS}
     )
-    assert {*RULES, *CPU_RULES} - tested == TESTED_ELSEWHERE
+    rules = {
+        name for name in (*RULES, *CPU_RULES) if not name.startswith("c10d::")
+    }  # in tests/features/planning/test_ranks.py
+    assert rules - tested == TESTED_ELSEWHERE
 
 
 # --- models ------------------------------------------------------------------------------------------------------
