@@ -154,7 +154,7 @@ MINIMUM: Mapping[str, str] = {
     **dict.fromkeys(("counting", "record", "TrainingStepAnalysis", "StepMeter", "memory of one device"), "2.6"),
     **dict.fromkeys(("profile", "exported programs"), "2.6"),
     **dict.fromkeys(("exported programs in files", "flex_attention"), "2.9"),
-    "plan and sharded memory": "2.10",
+    "plan and sharded memory": "2.12",
 }
 
 
@@ -329,6 +329,7 @@ INTERNALS: Mapping[str, Internal] = {
     "propagate_sharding": Internal(
         "torch.distributed.tensor", "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding", _PLAN
     ),
+    "find_redistribution": Internal("torch.distributed.tensor._redistribute", "_gen_transform_infos", _PLAN),
     "clear_native_shardings": Internal("torch._C", "_clear_DTensor_sharding_propagator_cache", _PLAN),
     "all_gather_with_gradient": Internal(
         "torch.distributed._functional_collectives",

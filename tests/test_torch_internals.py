@@ -130,7 +130,7 @@ def test_a_missing_name_says_what_is_lost(name: str) -> None:
         assert type(found[0] if internal.kind == "target" else found) is Missing
 
 
-@pytest.mark.parametrize("version", ["2.10.0a0+b4e4ee8", "2.13.0+cpu", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.12.0a0+b4e4ee8", "2.13.0+cpu", "3.0.0"])
 def test_a_torch_of_the_minimum_is_not_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert refusal("plan and sharded memory") is None
@@ -138,7 +138,7 @@ def test_a_torch_of_the_minimum_is_not_refused(version: str, monkeypatch: pytest
 
 def test_an_older_torch_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
-    message = "torch 2.9.1+cpu is too old for plan and sharded memory: install torch 2.10 or newer"
+    message = "torch 2.9.1+cpu is too old for plan and sharded memory: install torch 2.12 or newer"
     assert refusal("plan and sharded memory") == message
     with pytest.raises(PlanError, match=re.escape(message)), fake_process_group(2, 0):
         pass

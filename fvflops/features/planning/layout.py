@@ -227,9 +227,10 @@ def fake_process_group(size: int, rank: int) -> Iterator[None]:
 
 def _clear_sharding_cache() -> None:
     """Clear DTensor's sharding caches: their entries name process groups, which are destroyed with the fake one."""
-    from fvflops.torch_internals import clear_native_shardings, propagate_sharding
+    from fvflops.torch_internals import clear_native_shardings, find_redistribution, propagate_sharding
 
     propagate_sharding.cache_clear()
+    find_redistribution.cache_clear()  # torch 2.10 takes the mask of a sharded embedding from an equal plan
     clear_native_shardings()
 
 
