@@ -195,7 +195,7 @@ def compute_rotary(n: int, config: LlamaConfig, *, like: Tensor, first: int = 0)
     The angles are computed in float32: bfloat16 cannot distinguish position 257 from 256.
     """
     powers = torch.arange(0, config.head_size, 2, dtype=torch.float32, device=like.device) / config.head_size
-    positions = torch.arange(first, first + n, dtype=torch.float32, device=like.device)
+    positions = torch.arange(first, n + first if first else n, dtype=torch.float32, device=like.device)
     angles = torch.outer(positions, config.rope_theta**-powers).repeat(1, 2)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 

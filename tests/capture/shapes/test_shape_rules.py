@@ -103,6 +103,18 @@ LIKE_OPS = [
 SLICED = [floats(4, 9)[:1, :3], floats(3, 7, 2)[:, :1].transpose(0, 1), floats(2)[::2], floats(4, 9)[:2, :3]]
 
 CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (OPS.embedding.default, (torch.ones(10, 4), torch.tensor([[1, 2, 9]])), {}),
+    *(
+        (
+            OPS._weight_norm_interface_backward.default,
+            (torch.ones(3, 4, 5), torch.rand(3, 4, 5), g, norms),
+            {"dim": dim},
+        )
+        for dim, g, norms in (
+            (0, torch.ones(3, 1, 1), torch.ones(3, 1, 1)),
+            (2, torch.ones(1, 1, 5), torch.ones(1, 1, 5)),
+        )
+    ),
     *(
         (OPS._grouped_mm.default, grouped(dtype, *shapes), {})
         for dtype in (torch.float32, torch.bfloat16)
