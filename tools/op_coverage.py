@@ -78,6 +78,7 @@ SET_ASIDE = {
     "_native_aot": "questions about kernels",
     "_test": "torch's own tests of its dispatcher",
     "coor": "questions about the current device",
+    "cplib": "gathers of an experimental context parallelism, whose custom ops torch 2.12 loads",
     "cuda": "TorchScript's streams and devices",
     "mempool": "marks in a graph that is compiled",
     "onnx": "marks in a graph that is exported",

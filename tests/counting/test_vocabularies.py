@@ -27,8 +27,8 @@ _VECTORS = "with autograd torch computes the vectors too"
 _MEAN = "torch's mean, which fvcore's convention does not count"
 _CPU_FALLBACK = (
     {}
-    if VERSION >= (2, 13)
-    else {"aten::_grid_sampler_2d_cpu_fallback_backward": "torch 2.12 and older: a composite op of loops, without ops"}
+    if VERSION >= (2, 12)
+    else {"aten::_grid_sampler_2d_cpu_fallback_backward": "torch 2.11 and older: a composite op of loops, without ops"}
 )
 # Convention → row → why its FLOPs differ under autograd.
 DIFFERENT = {

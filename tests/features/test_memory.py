@@ -26,6 +26,7 @@ from fvflops.trace import Signature, TensorSpec, TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import compare_forward, compare_steps
 from tests.support.models.mixed_precision_adam import MixedPrecisionAdam
+from tests.support.old_torch import VERSION
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 BATCH, ITEM = 5, 4  # rows of the input, bytes of a float
@@ -110,7 +111,9 @@ def test_adam_keeps_two_states_and_the_count_of_its_steps():
 
 def test_an_optimizer_that_takes_all_parameters_at_once_needs_as_much_again():
     moment = predict_step(optimizer=partial(torch.optim.AdamW, foreach=True)).at_peak()
-    assert moment.op == "aten::_foreach_sqrt" and moment.by_kind["temporary"] == PARAMETERS
+    assert moment.op == "aten::_foreach_sqrt" and moment.nbytes == 9948
+    if VERSION >= (2, 11):  # before, they live until the step has returned, as state does
+        assert moment.by_kind["temporary"] == PARAMETERS
 
 
 def test_in_a_later_step_the_states_are_there_from_the_start():
@@ -581,7 +584,9 @@ def test_predicted_is_measured(name, request):
     model, inputs = MODELS[name]()
     model(inputs).sum().backward()  # what is made once, such as tables of angles, is made
     model.zero_grad()
-    pairs = [compare_forward(model.eval(), (inputs,))]
+    # torch 2.8 and older have no fused kernel for shared heads: a forward pass alone shows no memory inside attention.
+    fuses = name != "Llama" or VERSION >= (2, 9)
+    pairs = [compare_forward(model.eval(), (inputs,))] if fuses else []
     optimizer = torch.optim.AdamW if name in ("transformer encoder", "Llama") else SGD
     pairs += compare_steps(model.train(), (inputs,), loss=lambda result: result.exp().sum(), optimizer=optimizer)
     for predicted, measured in pairs:

@@ -13,6 +13,7 @@ from fvflops.features.planning.savings import plan_savings
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import measure_steps
+from tests.support.old_torch import needs
 
 ROWS, WIDTH, HIDDEN, BLOCKS = 1024, 32, 128, 4
 
@@ -238,6 +239,7 @@ def test_a_trace_has_no_model():
     assert FlopCountAnalysis.from_trace(trace).total() == step_of().total()
 
 
+@needs("plan and sharded memory")
 def test_a_rank_of_a_mesh_has_savings_too():
     model, tokens = build("llama_tiny", device="meta"), (torch.ones(4, 64, dtype=torch.int64),)
     options = {"mesh": {"fsdp": 2}, "optimizer": torch.optim.AdamW, "table": "exact"}

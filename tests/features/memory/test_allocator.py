@@ -10,6 +10,7 @@ from fvflops import plan_rank, record_call
 from fvflops.features.memory.allocator import reserved_memory
 from fvflops.features.memory.compute import Block, MemoryTimeline
 from fvflops.zoo import build
+from tests.support.old_torch import needs
 
 MIB = 2**20
 
@@ -46,6 +47,7 @@ def test_blocks_are_placed_by_best_fit(name):
     assert reserved_memory(timeline, expandable_segments=True).peak == expandable * MIB
 
 
+@needs("plan and sharded memory")
 def test_streams_have_memory_of_their_own():
     tokens = torch.ones(1, 64, dtype=torch.int64)
     model = build("llama_tiny", device="meta", hidden_size=512, intermediate_size=1024)
