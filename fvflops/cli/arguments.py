@@ -200,7 +200,7 @@ def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
             dest="run_device",
             type=parse_device,
             metavar="DEVICE",
-            help="device on which the model would run, whose kernels are counted; needs none: cpu, cuda, or an "
+            help="device on which the model would run, whose kernels are counted (none is needed): cpu, cuda, or an "
             "accelerator such as H100; default: that of the model",
         )
     run.add_argument(

@@ -100,7 +100,7 @@ def test_defaults_are_mixed_precision_where_the_accelerator_has_it(capsys):
 
     mixed = settings("--device", "H100")
     assert (mixed["weights"], mixed["compute"], mixed["optimizer_state"]) == ("float32", "bfloat16", "float32")
-    assert (mixed["master_weights"], mixed["optimizer"]) == ("the weights", "AdamW")
+    assert (mixed["master_weights"], mixed["optimizer"]) == ("float32, the weights themselves", "AdamW")
     plain = settings("--device", "V100 32GB"), settings(), settings("--device", "H100", "--precision", "fp32")
     assert {item["compute"] for item in plain} == {"float32"} and "master_weights" not in plain[0]
     half = settings("--device", "H100", "--dtype", "bf16")

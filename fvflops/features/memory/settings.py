@@ -99,7 +99,7 @@ def settings_of_trace(trace: Trace, weights: str = "", compute: str = "") -> dic
     about = trace.about
     is_mixed = weights != compute and weights == "float32"
     has_optimizer = about.get("optimizer", "none") != "none"
-    masters = "the weights" if is_mixed else "none" if compute in ("bfloat16", "float16") else None
+    masters = "float32, the weights themselves" if is_mixed else "none" if compute in ("bfloat16", "float16") else None
     return given(
         optimizer=about.get("optimizer"),
         optimizer_state=about.get("optimizer_state") if has_optimizer else None,

@@ -208,7 +208,9 @@ def _list_settings(
     bucket_cap_mb: float | None,
 ) -> dict[str, Any]:
     """Return the settings of the time, without those that do not apply."""
-    settings: dict[str, Any] = {"efficiency": efficiency.source.partition(";")[0], "host_waits": host_waits}
+    settings: dict[str, Any] = {"efficiency": efficiency.source.partition(";")[0]}
+    if host_waits:
+        settings["host_waits"] = True
     if fused:
         settings["fused"] = sorted(name.rpartition(".")[2] for name in fused)
     if any(action.kind == "allreduce" for plan in plans for action in plan.step.actions):
