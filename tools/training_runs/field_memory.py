@@ -113,7 +113,6 @@ _QWEN: dict[str, Any] = {
     "intermediate_size": 11_008,
     "num_key_value_heads": 32,
 }
-_LINEARS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
 
 
 def mistral() -> nn.Module:
@@ -125,7 +124,37 @@ def mistral_lora() -> nn.Module:
 
 
 def qwen() -> nn.Module:
-    return lora(causal("Qwen2", **_QWEN), 64, _LINEARS, lora_dropout=0.05)
+    # peft 0.5 kept adapters in float32. Qwen's query, key and value are one Linear: as many parameters as these ranks.
+    ranks = {"k_proj": 32, "v_proj": 32}
+    modules = "q_proj k_proj v_proj o_proj gate_proj up_proj"
+    return Autocast(lora(causal("Qwen2", **_QWEN), 64, modules, upcast=True, lora_dropout=0.05, rank_pattern=ranks))
+
+
+class Autocast(nn.Module):
+    """A model that computes in bfloat16, as in transformers' Trainer with `bf16`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.model(**inputs)
+
+
+class AutomodelLinear(nn.Module):
+    """A Linear with an adapter whose result is dropped out, as NeMo Automodel's are (_peft/lora.py)."""
+
+    def __init__(self, linear: nn.Linear, rank: int, dropout: float) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"bias": False, "device": linear.weight.device, "dtype": linear.weight.dtype}
+        self.linear, self.dropout = linear.requires_grad_(False), nn.Dropout(dropout)
+        self.down = nn.Linear(linear.in_features, rank, **options)
+        self.up = nn.Linear(rank, linear.out_features, **options)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.linear(inputs) + self.dropout(self.up(self.down(inputs)))
+        return result
 
 
 class WithLoss(nn.Module):
@@ -148,6 +177,15 @@ def zoo_llama(config: LlamaConfig, chunks: int = 1) -> nn.Module:
         return WithLoss(Llama(config), chunks)
 
 
+def automodel_llama() -> nn.Module:
+    """Return the model of Automodel's llama3_1_8b_peft_benchmark.yaml: all Linears, lm_head too, have adapters."""
+    model = causal("Llama", hidden_size=4096, **_LLAMA3).requires_grad_(False)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model.set_submodule(name, AutomodelLinear(module, 16, 0.1))
+    return model
+
+
 def torchtune_llama() -> nn.Module:
     model = causal("Llama", hidden_size=4096, **_LLAMA3)
     compute_loss_in_chunks(model)
@@ -166,6 +204,8 @@ _LOOP = partial(torch.optim.AdamW, foreach=False)  # transformers' AdamW updates
 _BERT: dict[str, Any] = {"model": partial(classifier, "Bert"), "quantity": "reserved", "labels": 2}
 # Up to 1.10 torch kept the input of each softmax too (derivatives.yaml): 16 heads of 512 x 512 in each of 24 layers.
 _SOFTMAX = 16 * 512 * 512 * 4
+# Up to 1.13 zero_grad() kept the gradients, which live through the next forward pass, as between micro-batches.
+_ZEROED = {"microbatches": 2}
 _ROBERTA: dict[str, Any] = {
     "tokens": (64, 96),
     "quantity": "reserved",
@@ -173,12 +213,12 @@ _ROBERTA: dict[str, Any] = {
     "added": _CONTEXT,
     "assumes": "nvidia-smi, float32",
 }
+# Qwen's own code of 2023 registered the causal mask of 8,192 positions in each of 32 layers (modeling_qwen.py).
 _QWEN_OPTIONS: dict[str, Any] = {
     "model": qwen,
-    "options": _CHECKPOINTS,
-    "quantity": "reserved",
-    "added": _CONTEXT,
-    "assumes": "nvidia-smi",
+    "options": {**_CHECKPOINTS, "microbatches": 2},  # of 8, which need no more memory
+    "added": 32 * 8192**2,
+    "assumes": "a causal mask in each layer",
 }
 _TITAN = partial(zoo_llama, CONFIGS["llama3_8b"])
 
@@ -211,11 +251,11 @@ CASES: tuple[Case, ...] = (
         **_ROBERTA,
     ),
     Case(
-        model=lambda: lora(causal("Llama", hidden_size=4096, **_LLAMA3), 8, _LINEARS),
+        model=automodel_llama,
         tokens=(2, 4096),
         quantity="fits",
         device="H100",
-        assumes="batch 2, all linear layers, rank 8",
+        assumes="its peft_benchmark.yaml",
     ),
     Case(
         model=_TITAN,
@@ -226,14 +266,14 @@ CASES: tuple[Case, ...] = (
         assumes="8 ranks, 8 chunks",
     ),
     *(Case(tokens=(1, length), **_QWEN_OPTIONS) for length in (256, 2048, 8192)),
-    Case(tokens=(4, 512), options={"optimizer": _LOOP}, added=4 * 24 * _SOFTMAX, **_BERT),
+    Case(tokens=(4, 512), options={"optimizer": _LOOP, **_ZEROED}, added=4 * 24 * _SOFTMAX, **_BERT),
     Case(tokens=(1, 512), options={"optimizer": _LOOP, "microbatches": 4}, added=24 * _SOFTMAX, **_BERT),
     Case(tokens=(1, 512), options={"optimizer": _LOOP, "microbatches": 4, **_CHECKPOINTS}, added=_SOFTMAX, **_BERT),
     Case(
         tokens=(4, 512),
         added=4 * 24 * _SOFTMAX,
         **_BERT,
-        options={"optimizer": torch.optim.Adafactor, "assume": {"aten::_local_scalar_dense": 1.0}},
+        options={**_ZEROED, "optimizer": torch.optim.Adafactor, "assume": {"aten::_local_scalar_dense": 1.0}},
     ),
     Case(
         model=torchtune_llama,
