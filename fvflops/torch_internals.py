@@ -154,6 +154,7 @@ MINIMUM: Mapping[str, str] = {
     **dict.fromkeys(("counting", "record", "TrainingStepAnalysis", "StepMeter", "memory of one device"), "2.6"),
     **dict.fromkeys(("profile", "exported programs"), "2.6"),
     **dict.fromkeys(("exported programs in files", "flex_attention"), "2.9"),
+    "Mixtral of the zoo": "2.10",
     "plan and sharded memory": "2.12",
 }
 

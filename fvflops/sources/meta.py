@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from fvflops.garbage_collector import gc_paused
-from fvflops.torch_internals import DeviceContext, device_constructors
+from fvflops.torch_internals import DeviceContext, device_constructors, is_torch
 
 Built = TypeVar("Built")
 
@@ -34,6 +35,9 @@ _FILLED = frozenset({torch.zeros, torch.ones})
 
 class _MetaContext(DeviceContext):
     """`torch.device("meta")` in which calls that only change the values of a meta tensor do nothing."""
+
+    if not is_torch("2.11"):  # older ones go below a context that is around, which then decides
+        __enter__, __exit__ = TorchFunctionMode.__enter__, TorchFunctionMode.__exit__
 
     def __init__(self) -> None:
         super().__init__(_META)
@@ -72,6 +76,8 @@ def _changes_only_values(
 @contextmanager
 def on_meta() -> Iterator[None]:
     """Build on the meta device, without initialisers, in this thread, while the context lasts."""
+    if not is_torch("2.10"):  # its import fails there with older ones, and most libraries import it
+        import torch._dynamo  # noqa: F401
     with gc_paused(), _MetaContext():
         yield
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fvflops.torch_internals import refusal
 from fvflops.zoo.kv_cache import KVCache
 from fvflops.zoo.llama import Attention, Llama, LlamaConfig
 
@@ -88,6 +89,8 @@ class Experts(nn.Module):
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
+        if message := refusal("Mixtral of the zoo"):
+            raise ValueError(message)
         experts, inner, outer = config.experts, config.intermediate_size, config.hidden_size
         self.gate_proj = nn.Parameter(torch.empty(experts, inner, outer))
         self.up_proj = nn.Parameter(torch.empty(experts, inner, outer))

@@ -112,7 +112,7 @@ def test_kernels_that_only_cuda_has_are_met_by_a_rule_or_by_name():
     known = (*BY_RULE, *INSIDE, *BY_NAME)
     assert len(only) > 50 and [op for op in only if not any(part in op for part in known)] == []
     met = {part for part in known if any(part in op for op in only)}
-    assert set(known) - met <= {"native_dropout", "_scaled_addmm"}
+    assert set(known) - met <= {"native_dropout", "_philox", "_scaled_addmm"}  # on some torch the CPU has it too
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
