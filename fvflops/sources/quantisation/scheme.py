@@ -46,7 +46,11 @@ class Scheme(NamedTuple):
             dtype = torch.int8 if whole is not None else torch.uint8
             offset = make((*stack, blocks[0], math.ceil(blocks[1] * self.offset_bits / 8)), dtype=dtype)
         scale = make((*stack, *blocks), dtype=self.scale)
-        compute = getattr(torch, self.compute) if self.compute else None
+        compute = getattr(torch, self.compute, None) if self.compute else None
+        if self.compute and compute is None:
+            raise ValueError(
+                f"torch {torch.__version__} has no {self.compute}, in which these weights compute: use a newer torch"
+            )
         return PackedWeight((codes, scale, offset), self.format, weight.shape, weight.dtype, compute)
 
 
