@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from fvflops.capture.shapes.meta_run import substitute
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.torch_internals import device_constructors, dispatch_mode_stack
 
-_DEVICE, _FLEX_ATTENTION = torch.Tensor.device, "torch.nn.attention.flex_attention"
+_DEVICE = torch.Tensor.device
+_FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _CONSTRUCTORS = [
     Patch(torch, name)
     for name in sorted(getattr(function, "__name__", "") for function in device_constructors())
@@ -76,8 +78,8 @@ class MissingDeviceMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__self__", None) is _DEVICE and sys._getframe(1).f_globals.get("__name__") == _FLEX_ATTENTION:
-            return self._device  # of the query or of the block mask, whose tensors have values: both must be equal
+        if getattr(func, "__self__", None) is _DEVICE and _chooses_by_device(sys._getframe(1)):
+            return self._device
         if getattr(func, "__name__", "") in (self._device_type, "pin_memory") and args:  # Tensor.cuda()
             return args[0]
         cpu = torch.device("cpu")
@@ -90,6 +92,16 @@ class MissingDeviceMode(TorchFunctionMode):
 
     def _parse(self, value: Any) -> Any:
         return torch.device(value) if isinstance(value, str) and value.partition(":")[0] == self._device_type else value
+
+
+def _chooses_by_device(frame: FrameType) -> bool:
+    """Return whether torch's code reads the device of a tensor that may have values, as inputs have, to choose by it.
+
+    flex_attention wants the devices of the query and of the block mask to be equal; a checkpoint enables the autocast
+    of its inputs' device when it recomputes.
+    """
+    module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
+    return module == _FLEX_ATTENTION or (module == "torch.utils.checkpoint" and function == "add_device_types")
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from fvflops import TrainingStepAnalysis, predict_memory
 from fvflops.features.memory.workspaces import OWN_KERNELS
 from fvflops.torch_internals import has_kernel_for_key
+from fvflops.trace.spec import TensorSpec
+from tests.support.old_torch import OLDER, VERSION
 
 # A composite op whose only kernels are of these keys runs as its decomposition on dense tensors of the CPU and CUDA.
 OTHER_KEYS = ("NestedTensor", "MPS", "XPU", "Sparse", "Mkldnn", "Quantized")
@@ -82,6 +84,11 @@ def native_functions() -> dict[str, set[str]]:
 KERNELS = native_functions()
 
 
+# The lists are those of the torch that the tables are written for, and of newer ones.
+listed = pytest.mark.skipif(OLDER, reason="the lists of ops are those of a newer torch")
+
+
+@listed
 def test_composite_ops_with_kernels_of_their_own_are_known():
     found = {}
     for op, keys in KERNELS.items():
@@ -93,6 +100,7 @@ def test_composite_ops_with_kernels_of_their_own_are_known():
     assert found == dict(OWN_KERNELS)
 
 
+@listed
 def test_the_list_of_torch_is_what_its_dispatcher_has():
     """A composite op with a kernel for autograd has kernels of its own on some device."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
@@ -103,6 +111,7 @@ def test_the_list_of_torch_is_what_its_dispatcher_has():
     assert set(OWN_KERNELS) <= own <= listed
 
 
+@listed
 def test_kernels_that_only_cuda_has_are_met_by_a_rule_or_by_name():
     only = [
         op
@@ -115,6 +124,10 @@ def test_kernels_that_only_cuda_has_are_met_by_a_rule_or_by_name():
     assert set(known) - met <= {"native_dropout", "_philox", "_scaled_addmm"}  # on some torch the CPU has it too
 
 
+fused = pytest.mark.skipif(VERSION < (2, 9), reason="CUDA has no fused RMSNorm before torch 2.9")
+
+
+@fused
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_keeps_its_input_and_a_scale_for_each_row_on_cuda(dtype):
     """CUDA's kernel keeps no float32 copies, in the memory of one device as in that of a rank."""
@@ -149,3 +162,34 @@ def test_rms_norm_with_a_weight_of_another_dtype_is_decomposed_as_in_torch():
     trace = predict_memory(TrainingStepAnalysis(Mixed(), torch.ones(4, 8), loss=torch.sum, device="cuda")).trace
     ops = {signature.packet for signature in trace.signatures}
     assert "aten::rsqrt" in ops and "aten::_fused_rms_norm" not in ops
+
+
+def test_ops_of_other_libraries_run_under_autocast_as_cuda_runs_them():
+    """Torchvision's have a kernel for CUDA's autocast that computes in float32 and returns the dtype of the input.
+
+    A checkpoint recomputes in the same dtypes, and the autocast that it enters again registers no kernel twice.
+    """
+    with torch.library._scoped_library("fvflops_autocast", "FRAGMENT") as library:
+        library.define("rescale(Tensor x, Tensor rows) -> Tensor")
+        library.impl("rescale", lambda x, rows: x * rows, "CompositeImplicitAutograd")
+        library.impl("rescale", lambda x, rows: x, "AutocastCUDA")  # the emulation replaces it
+
+        class Rescale(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear, self.rows = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.ops.fvflops_autocast.rescale(self.linear(x), self.rows)
+
+        step = TrainingStepAnalysis(
+            nn.Sequential(Rescale(), Rescale()),
+            torch.ones(4, 8),
+            loss=torch.sum,
+            device="cuda",
+            autocast=torch.bfloat16,
+            checkpoint=[Rescale],
+        )
+        found = [signature for signature in step.trace().signatures if signature.packet in ("aten::mul", "aten::addmm")]
+    dtypes = {(s.packet, spec.dtype) for s in found for spec in s.inputs if isinstance(spec, TensorSpec)}
+    assert dtypes == {("aten::mul", "float32"), ("aten::addmm", "bfloat16")}

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -91,9 +92,14 @@ def autocast_emulated() -> Iterator[None]:
 
 def cast_by_autocast(op: str, *tensors: torch.Tensor | None) -> list[Any]:
     """Return tensors as emulated autocast passes them to an op such as "aten::rms_norm"."""
-    if torch.is_autocast_enabled("cuda") and op in _ops("AutocastCUDA"):
+    if torch.is_autocast_enabled("cuda") and op in _ops_of_cuda():
         return _cast(op.removeprefix("aten::").partition(".")[0], tensors)
     return list(tensors)
+
+
+@lru_cache
+def _ops_of_cuda() -> frozenset[str]:
+    return frozenset(ops_of_dispatch_key("AutocastCUDA"))
 
 
 def _returning(value: bool, _: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +115,7 @@ def _around_setter(stack: ExitStack, original: Callable[..., Any]) -> Callable[.
         enabled = torch.is_autocast_enabled("cuda")
         if enabled and not before:
             _THREAD.cpu = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-            stack.enter_context(_kernels_registered())
+            stack.enter_context(_KERNELS.registered())
         if enabled or before:
             is_enabled, dtype = (True, torch.get_autocast_dtype("cuda")) if enabled else _THREAD.cpu
             _set_enabled("cpu", is_enabled)
@@ -118,29 +124,51 @@ def _around_setter(stack: ExitStack, original: Callable[..., Any]) -> Callable[.
     return set_state
 
 
-@contextmanager
-def _kernels_registered() -> Iterator[None]:
-    """Register kernels for the ops on which the autocasts of CUDA and of the CPU differ."""
-    on_cuda = _ops("AutocastCUDA")
-    with scoped_library("aten", "IMPL") as library:
-        for op in on_cuda ^ _ops("AutocastCPU"):
-            name, _, overload = op.removeprefix("aten::").partition(".")
-            packet = getattr(torch.ops.aten, name)
-            function = getattr(packet, overload or "default")
-            converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
-            with warnings.catch_warnings():  # torch warns that a kernel is replaced
-                warnings.filterwarnings("ignore", "Warning only once for all operators")
-                library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
-        yield
+class _Kernels:
+    """Kernels for the ops on which the autocasts of CUDA and of the CPU differ, while someone needs them."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._libraries = threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        """Register the kernels, once if the context is entered again by a second autocast or in another thread."""
+        with self._lock:
+            if not self._users:
+                self._register()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._libraries.close()
+
+    def _register(self) -> None:
+        on_cuda = frozenset(ops_of_dispatch_key("AutocastCUDA"))
+        differing = sorted(on_cuda.symmetric_difference(ops_of_dispatch_key("AutocastCPU")))
+        with ExitStack() as stack, warnings.catch_warnings():  # torch warns that a kernel is replaced
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for namespace, ops in groupby(differing, lambda op: op.partition("::")[0]):
+                library = stack.enter_context(scoped_library(namespace, "IMPL"))
+                for op in ops:
+                    name, _, overload = op.removeprefix(f"{namespace}::").partition(".")
+                    packet = getattr(getattr(torch.ops, namespace), name)
+                    function = getattr(packet, overload or "default")
+                    converted = getattr(packet, _NORMS[op]) if op in _NORMS else function
+                    library.impl(op, partial(_run, function, converted, op in on_cuda), "AutocastCPU")
+            self._libraries = stack.pop_all()
 
 
-@lru_cache
-def _ops(dispatch_key: str) -> frozenset[str]:
-    return frozenset(ops_of_dispatch_key(dispatch_key))
+_KERNELS = _Kernels()
 
 
 def _run(function: Any, converted: Any, is_on_cuda: bool, *args: Any, **kwargs: Any) -> Any:
-    """Run an op as the autocast of CUDA does if that is enabled, else as the CPU's; `converted` gets a dtype."""
+    """Run an op as the autocast of CUDA does if that is enabled, else as the CPU's; `converted` gets a dtype.
+
+    Ops of torchvision, in float32 too, return the dtype that they were given.
+    """
     with ExcludeDispatchKeys(DispatchKeySet(DispatchKey.AutocastCPU)):
         if torch.is_autocast_enabled("cuda") is not is_on_cuda:
             return function(*args, **kwargs)
@@ -148,7 +176,13 @@ def _run(function: Any, converted: Any, is_on_cuda: bool, *args: Any, **kwargs: 
         if name not in _RESULT_IN_FLOAT32 and converted is function:
             leaves, structure = pytree.tree_flatten((args, kwargs))
             args, kwargs = pytree.tree_unflatten(_cast(name, leaves), structure)
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if function.namespace == "aten":
+                return result
+            dtype = next(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
+            return pytree.tree_map_only(
+                torch.Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, result
+            )
         names = [argument.name for argument in converted._schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         given["dtype"] = given.get("dtype") or torch.float32

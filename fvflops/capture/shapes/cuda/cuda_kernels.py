@@ -302,7 +302,8 @@ def _rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> Any:
     input, weight = cast_by_autocast("aten::rms_norm", input, weight)
-    if weight is not None and weight.dtype is not input.dtype:
+    has_kernel = hasattr(_ATEN, "_fused_rms_norm_backward")  # from torch 2.9 on
+    if not has_kernel or (weight is not None and weight.dtype is not input.dtype):
         return NotImplemented
     return _FusedRMSNorm.apply(input, list(normalized_shape), weight, eps)
 
