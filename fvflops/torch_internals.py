@@ -250,6 +250,7 @@ INTERNALS: Mapping[str, Internal] = {
         "torch._higher_order_ops.utils", "_hop_compile_and_call", _CONTROL, "target", optional=True
     ),
     "triton_kernel_wrap": Internal("torch._higher_order_ops.triton_kernel_wrap", "", _TRITON),
+    "compiler": Internal("torch._dynamo", "", _META_BUILDING),
     "loaded_compiler": Internal("torch._dynamo", "", "detection of compiled code", "loaded"),
     "optimizes_scripts": Internal("torch._C", "_get_graph_executor_optimize", _SCRIPT, fallback=lambda: True),
     "set_script_optimization": Internal("torch._C", "_set_graph_executor_optimize", _SCRIPT, fallback=bool),

@@ -11,6 +11,7 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from fvflops.garbage_collector import gc_paused
+from fvflops import torch_internals
 from fvflops.torch_internals import DeviceContext, device_constructors, is_torch
 
 Built = TypeVar("Built")
@@ -76,8 +77,8 @@ def _changes_only_values(
 @contextmanager
 def on_meta() -> Iterator[None]:
     """Build on the meta device, without initialisers, in this thread, while the context lasts."""
-    if not is_torch("2.10"):  # its import fails there with older ones, and most libraries import it
-        import torch._dynamo  # noqa: F401
+    if not is_torch("2.10"):  # there, its import fails with older ones, and most libraries import it
+        assert torch_internals.compiler
     with gc_paused(), _MetaContext():
         yield
 

@@ -1,7 +1,7 @@
 """The schemas of libraries' operators, which are not installed: their argument names are what a table's rows speak of.
 
 Taken from the sources of flash-attn 2.8.3, xFormers 0.0.35 and 0.0.28.post3 (the last with its own cutlass kernels),
-causal-conv1d 1.7.0, bitsandbytes 0.50.2, torchao 0.18.0, spikingjelly 2.0.0, optimum-quanto 0.2.7 and DeepGEMM. The ops
+causal-conv1d 1.7.0, bitsandbytes 0.50.2, torchao 0.18.0, spikingjelly 2.0.0, optimum-quanto 0.2.7, transformers 5.23 and DeepGEMM. The ops
 have no kernels; a test that runs one gives it a kernel. A library that is installed defines its own first: it could not
 after this.
 """
@@ -23,7 +23,8 @@ _LATE = (
 )
 
 # Libraries that may be installed.
-_INSTALLED = ("bitsandbytes", "torchao")
+_INSTALLED = ("bitsandbytes", "torchao", "transformers")
+_MODULES = {"torchao": "torchao.ops", "transformers": "transformers.integrations.moe"}
 
 _FLASH_FORWARD = (
     "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, "
@@ -150,6 +151,10 @@ SCHEMAS = {
         "str process_group_name) -> Tensor",
         "sequence_parallel_trailing_matmul_bwd(Tensor gathered_input, Tensor weight, Tensor grad_scattered_output, "
         "bool fuse, str process_group_name) -> (Tensor, Tensor)",
+    ),
+    "transformers": (
+        "grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor",
+        "grouped_mm_fallback_backward(Tensor input, Tensor weight, Tensor offs, Tensor grad_output) -> (Tensor, Tensor)",
     ),
     "bitsandbytes": (
         "gemv_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, int blocksize) -> Tensor",
@@ -287,7 +292,7 @@ def define_library_schemas() -> None:
     for name in _INSTALLED:
         if importlib.util.find_spec(name) is not None:
             with contextlib.suppress(ImportError, OSError):  # made for another torch, or another machine
-                importlib.import_module(f"{name}.ops" if name == "torchao" else name)
+                importlib.import_module(_MODULES.get(name, name))
     define_ops()
     for namespace, schemas in SCHEMAS.items():
         library = torch.library.Library(namespace, "FRAGMENT")
