@@ -10,8 +10,8 @@ import torch
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
-from fvflops.garbage_collector import gc_paused
 from fvflops import torch_internals
+from fvflops.garbage_collector import gc_paused
 from fvflops.torch_internals import DeviceContext, device_constructors, is_torch
 
 Built = TypeVar("Built")

@@ -1,9 +1,9 @@
 """The schemas of libraries' operators, which are not installed: their argument names are what a table's rows speak of.
 
 Taken from the sources of flash-attn 2.8.3, xFormers 0.0.35 and 0.0.28.post3 (the last with its own cutlass kernels),
-causal-conv1d 1.7.0, bitsandbytes 0.50.2, torchao 0.18.0, spikingjelly 2.0.0, optimum-quanto 0.2.7, transformers 5.23 and DeepGEMM. The ops
-have no kernels; a test that runs one gives it a kernel. A library that is installed defines its own first: it could not
-after this.
+causal-conv1d 1.7.0, bitsandbytes 0.50.2, torchao 0.18.0, spikingjelly 2.0.0, optimum-quanto 0.2.7, transformers 5.23
+and DeepGEMM. The ops have no kernels; a test that runs one gives it a kernel. A library that is installed defines its
+own first: it could not after this.
 """
 
 import contextlib
@@ -154,7 +154,7 @@ SCHEMAS = {
     ),
     "transformers": (
         "grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor",
-        "grouped_mm_fallback_backward(Tensor input, Tensor weight, Tensor offs, Tensor grad_output) -> (Tensor, Tensor)",
+        "grouped_mm_fallback_backward(Tensor input, Tensor weight, Tensor offs, Tensor grad) -> (Tensor, Tensor)",
     ),
     "bitsandbytes": (
         "gemv_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, int blocksize) -> Tensor",
