@@ -124,7 +124,7 @@ def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:
         prog="fvflops",
         usage="fvflops COMMAND [OPTIONS] ...",
         description="What a PyTorch model costs, and where. `fvflops COMMAND --help` has examples of a command.",
-        epilog=EXIT_CODES,
+        epilog=f"{EXIT_CODES}\n\nthe words of reports: https://fvflops.github.io/fvflops/concepts/terms/",
     )
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)

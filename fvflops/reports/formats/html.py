@@ -47,7 +47,7 @@ def write(document: Document, *, width: int | None = None) -> str:
     >>> ">72</td>" in write(Document("plan", "Net", [table]))
     True
     """
-    body = "\n".join(map(_write_part, document.parts)).replace(f"<li>Terms: {_escape(TERMS)}</li>", "")
+    body = "\n".join(map(_write_part, document.parts))
     if any(status in body.lower() for status in _STATUSES):
         body += f"\n{_LINK}"
     style, script = read_style("base.css") + read_style("document.css"), join_scripts(REPORT)
@@ -71,8 +71,9 @@ def _write_part(part: Part) -> str:
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
         return f"{title}{_write_plot(partial(svg_scatter, part))}{_write_notes(part.notes)}"
     if isinstance(part, Items):
-        heading = f"<p>{_escape(part.heading)}</p>\n" if part.heading else ""
-        return heading + "<ul>" + "".join(f"<li>{_escape(item)}</li>" for item in part.items) + "</ul>"
+        if not part.heading:
+            return "\n".join(f"<p>{_escape(item)}</p>" for item in part.items)
+        return f"<p>{_escape(part.heading)}</p>\n<ul>{''.join(f'<li>{_escape(item)}</li>' for item in part.items)}</ul>"
     if isinstance(part, Command):
         command = f'<pre class="wide" tabindex="0"><code>{_escape(part.command)}</code></pre>'
         return f"<p>{_escape(part.heading)}</p>\n{command}"
