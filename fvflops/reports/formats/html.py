@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
@@ -72,16 +73,22 @@ def _write_part(part: Part) -> str:
         return f"{title}{_write_plot(partial(svg_scatter, part))}{_write_notes(part.notes)}"
     if isinstance(part, Items):
         if not part.heading:
-            return "\n".join(f"<p>{_escape(item)}</p>" for item in part.items)
-        return f"<p>{_escape(part.heading)}</p>\n<ul>{''.join(f'<li>{_escape(item)}</li>' for item in part.items)}</ul>"
+            return "\n".join(f"<p>{_write_sentence(item)}</p>" for item in part.items)
+        items = "".join(f"<li>{_write_sentence(item)}</li>" for item in part.items)
+        return f"<p>{_escape(part.heading)}</p>\n<ul>{items}</ul>"
     if isinstance(part, Command):
         command = f'<pre class="wide" tabindex="0"><code>{_escape(part.command)}</code></pre>'
         return f"<p>{_escape(part.heading)}</p>\n{command}"
-    return "\n".join(f"<p>{_escape(line)}</p>" for line in part.split("\n"))
+    return "\n".join(f"<p>{_write_sentence(line)}</p>" for line in part.split("\n"))
+
+
+def _write_sentence(text: str) -> str:
+    """Return a sentence in which commands between backticks are code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", _escape(text))
 
 
 def _write_notes(notes: Sequence[str]) -> str:
-    return "".join(f"\n<small>{_escape(note)}</small>" for note in notes)
+    return "".join(f"\n<small>{_write_sentence(note)}</small>" for note in notes)
 
 
 def _write_plot(draw: Callable[..., str]) -> str:
