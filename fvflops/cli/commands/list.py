@@ -22,7 +22,7 @@ from fvflops.reports.document import Document, Items, Part, Table, number_column
 from fvflops.reports.formats import FORMATS
 from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
-from fvflops.units import format_bytes, format_ratio
+from fvflops.units import format_bytes, format_quantity, format_ratio
 
 EXAMPLES = (
     "fvflops list",
@@ -77,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kind in ABOUT:
         about = ABOUT[arguments.kind]()
         columns, rows = [*columns, text_column("description")], [[name, about[name]] for name in names]
-    document = Document(arguments.kind, arguments.kind, [Table("names", columns, rows)])
+    document = Document(
+        arguments.kind, f"{arguments.kind}: {format_quantity(len(names), 'name')}", [Table("names", columns, rows)]
+    )
     if arguments.format != "text":
         write_report(document, arguments)
         return 0

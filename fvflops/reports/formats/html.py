@@ -53,7 +53,7 @@ def write(document: Document, *, width: int | None = None) -> str:
         body += f"\n{_LINK}"
     style, script = read_style("base.css") + read_style("document.css"), join_scripts(REPORT)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; base-uri 'none'"
-    title = _escape(document.title or document.kind)
+    title = _escape(document.title or document.kind.capitalize())
     return _PAGE.format(title=title, policy=policy, style=style, script=script, body=body)
 
 
@@ -83,7 +83,11 @@ def _write_part(part: Part) -> str:
 
 
 def _write_sentence(text: str) -> str:
-    """Return a sentence in which commands between backticks are code."""
+    """Return a sentence in which commands between backticks are code.
+
+    >>> _write_sentence("`fvflops plan` lists <all>.")
+    '<code>fvflops plan</code> lists &lt;all&gt;.'
+    """
     return re.sub("`([^`]+)`", r"<code>\1</code>", _escape(text))
 
 
