@@ -9,7 +9,7 @@ from fvflops.reports.calls.module_calls import module_call_table
 from fvflops.reports.calls.op_calls import op_call_table
 from fvflops.reports.calls.source_lines import line_table
 from fvflops.reports.document import Document, Items, Table
-from fvflops.reports.terminal.op_coverage import op_coverage_notes, terms_note
+from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.views.analysed_run import describe_run
 from fvflops.views.summary import make_summary
 
@@ -26,11 +26,10 @@ def call_report(analysis: FlopCountAnalysis, by: str, *, depth: int | None = Non
     about = {"fvflops": __version__, **describe_run(run)}
     rows = list_call_rows(analysis, by, depth)
     summary = make_summary({run.counts.metric: run})
-    notes = [*op_coverage_notes(summary, escape=str), *terms_note(summary)]
     return Document(
         "calls",
         f"{about['model']}: {_TITLES[by]}",
-        [_make_table(analysis, by, depth), Items("", notes)],
+        [_make_table(analysis, by, depth), Items("", op_coverage_notes(summary, escape=str))],
         data={"about": about, "rows": [dict(zip(rows.headings, row, strict=True)) for row in rows.rows]},
     )
 

@@ -24,26 +24,26 @@ COMMANDS = {
     "compare": "count a model by several conventions, and explain the differences",
     "diff": "compare the cost of two models, traces or git revisions, by module and operator",
     "check": "fail where a model exceeds its budget",
-    "plan": "plan a training step on a device mesh: work of a rank; with an accelerator memory, time and cost",
-    "list": "list the models, devices, conventions and formats that can be named",
-    "ops": "list the ops that a table counts, or explain one",
+    "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
+    "plan": "plan a training step on a device mesh: work of a rank, and with --device memory, time and cost",
     "memory": "predict the peak memory of a training step, and show what would lower it",
     "roofline": "show whether compute or memory bounds a model on a device, and a lower bound on its time",
     "peak": "measure the peaks of this machine's device, for utilisations and rooflines",
     "profile": "measure a model's time and memory, with its counts",
     "annotate": "add a model's FLOPs, bytes and modules to chrome traces that torch.profiler wrote earlier",
     "sweep": "count many models into a file, in worker processes with limits of time and memory",
+    "list": "list the models, devices, conventions and formats that can be named",
+    "ops": "list the ops that a convention counts, or explain one",
     "completion": "print a completion script for bash, zsh or fish",
-    "scale": "fit a model's cost as a polynomial in its sizes, or count text generation",
 }
 
 
 # What the exit codes mean; grep, diff and pip have the same.
 EXIT_CODES = """\
 exit codes:
-  0  success, and help
-  1  a failed check: over budget, a model of several that was not counted
-  2  an error, or a wrong argument
+  0    success, and help
+  1    a failed check: over budget, or a model of several that was not counted
+  2    an error, or a wrong argument
   130  interrupted (Ctrl-C)
   143  terminated (SIGTERM): a sweep, which has written its rows"""
 _INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT or SIGTERM, as shells report it
@@ -123,8 +123,8 @@ def build_parser(selected: Collection[str] = COMMANDS.keys()) -> Parser:
     parser = Parser(
         prog="fvflops",
         usage="fvflops COMMAND [OPTIONS] ...",
-        description="What a PyTorch model costs, and where.",
-        epilog=EXIT_CODES,
+        description="What a PyTorch model costs, and where. `fvflops COMMAND --help` has examples of a command.",
+        epilog=f"{EXIT_CODES}\n\nthe words of reports: https://fvflops.github.io/fvflops/concepts/terms/",
     )
     parser.add_argument("--version", action="version", version=f"fvflops {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)

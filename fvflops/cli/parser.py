@@ -7,6 +7,7 @@ rare ones, which `--help all` shows.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, cast
 
@@ -42,15 +43,25 @@ _RARE = frozenset(
     ]
 )
 _ALL = "all"  # --help all
+_SHORT = 25  # a command with as many options or fewer has no rare ones
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wraps paragraphs, and keeps the lines of examples and exit codes."""
+    """Wraps paragraphs between words, keeps the lines of examples and exit codes, and names a value once an option."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith(_VERBATIM):
             return "\n".join(indent + line for line in text.split("\n"))
         return super()._fill_text(text, width, indent)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,6 +113,7 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.description)
         if self.examples:
             formatter.add_text(write_examples(self.examples))
+        everything = everything or len(self.options()) <= _SHORT
         shown = [action for action in self.options() if everything or not self._is_rare(action)]
         first = [action for name in self.first for action in shown if name in action.option_strings]
         sections: list[tuple[str | None, list[argparse.Action]]] = [

@@ -27,13 +27,14 @@ def test_names_are_one_a_line(capsys):
     assert {"text", "csv", "svg", "trace"} <= set(run(capsys, "list", "formats").splitlines())
 
 
-def test_tables_and_devices_say_what_each_is(capsys):
-    for kind, names in {"tables": shipped_tables(), "devices": [device.name for device in load_devices()]}.items():
+def test_conventions_and_devices_say_what_each_is(capsys):
+    for kind, names in {"conventions": shipped_tables(), "devices": [device.name for device in load_devices()]}.items():
         rows = list(csv.DictReader(io.StringIO(run(capsys, "list", kind, "--format", "csv"))))
         assert [row["name"] for row in rows] == names and all(row["description"] for row in rows)
         text = " ".join(run(capsys, "list", kind).split())
         assert all(f"{row['name']} {row['description']}" in text for row in rows)
-    assert "H100 SXM 84.9 GB, 3.35 TB/s, 989TFLOP/s bf16" in text
+    assert "H100 SXM 84.9 GB, 3.35 TB/s, 989 TFLOP/s bf16" in text
+    assert run(capsys, "list", "tables") == run(capsys, "list", "conventions")  # its name in version 1.0
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_text_is_80_columns_wide_and_collapses_layers(capsys):
     assert (code, err) == (0, "") and max(map(len, text.splitlines())) <= 80
     assert text.startswith("zoo:llama_tiny on int64[2, 16]: peak memory ")
     words = " ".join(text.split())
-    assert "optimizer AdamW; " in words and "checkpointing Block; " in words
+    assert "optimizer: AdamW; " in words and "checkpointing: Block; " in words
     assert "recompute" in text and "0–1 × 2" in text and "p parameter, " in text
     assert "What lowers the peak" in text and "dtype bfloat16" in text and "checkpoint Block" not in text
     _, deep, _ = run(capsys, *QUICK, "--depth", "4")
@@ -173,7 +173,7 @@ def test_a_rank_of_a_mesh(capsys):
             assert ("recompute" in phases) == bool(checkpoint)
     _, text, _ = run(capsys, *QUICK, "--mesh", "dp=2", "--microbatches", "2")
     words = " ".join(text.split())
-    assert "mesh dp=2; " in words and "Estimated: DDP buckets, as large as the gradients." in words
+    assert "mesh: dp=2; " in words and "Estimated: DDP buckets, as large as the gradients." in words
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_profile_by_module_operator_and_op(capsys):
     backward = [*LENET, "--backward", "--phase", "backward", "--by", "operator"]
     assert "\naten::convolution_backward," in run(capsys, *backward, "--format", "csv")[1]
     _, text, _ = run(capsys, *backward)
-    assert " in the backward phase." in " ".join(text.split()) and "forward" not in columns(text)
+    assert " in the backward phase " in " ".join(text.split()) and "forward" not in columns(text)
 
 
 def test_deepspeeds_report(capsys):
@@ -95,7 +95,7 @@ def test_files_are_written_beside_the_report(capsys, tmp_path):
 
 def test_a_schedule_measures_its_active_steps(capsys, factory):
     _, text, _ = run(capsys, "nets.py:build", "--schedule", "skip_first=1,wait=1,active=2,repeat=1", "--steps", "5")
-    assert "The mean of 2 runs, active among 5 steps, " in text
+    assert "The mean of 2 runs, active among 5 steps." in text
 
 
 def test_a_profile_on_cuda_needs_a_gpu(capsys, monkeypatch):

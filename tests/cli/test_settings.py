@@ -67,7 +67,7 @@ def test_every_format_begins_with_the_verdict_and_all_settings(capsys, name):
     page = html.unescape(re.sub(r"<[^>]*>", "\n", run(capsys, *COMMANDS[name], "--format", "html")))
     assert page.index(lead[0]) < page.index(lead[1]) < page.index("Assumes: ") + len(lead[1])
     fields = re.sub(r"^Assumes: |\.$", "", lead[1]).split("; ")
-    assert fields == [f"{name_of(key)} {show(value)}" for key, value in data["settings"].items()]
+    assert fields == [f"{name_of(key)}: {show(value)}" for key, value in data["settings"].items()]
     needed = {"weights", "compute"} | (set() if name.endswith(("search", "pass")) else {"batch", "sequence"})
     needed |= set() if name.endswith("pass") else {"optimizer", "loss"}
     needed |= set() if name.endswith(("search", "pass")) else {"checkpointing", "microbatches"}
@@ -100,7 +100,7 @@ def test_defaults_are_mixed_precision_where_the_accelerator_has_it(capsys):
 
     mixed = settings("--device", "H100")
     assert (mixed["weights"], mixed["compute"], mixed["optimizer_state"]) == ("float32", "bfloat16", "float32")
-    assert (mixed["master_weights"], mixed["optimizer"]) == ("float32, the weights themselves", "AdamW")
+    assert (mixed["master_weights"], mixed["optimizer"]) == ("the float32 weights", "AdamW")
     plain = settings("--device", "V100 32GB"), settings(), settings("--device", "H100", "--precision", "fp32")
     assert {item["compute"] for item in plain} == {"float32"} and "master_weights" not in plain[0]
     half = settings("--device", "H100", "--dtype", "bf16")

@@ -136,7 +136,7 @@ def test_savings_say_what_was_tried():
     for said in (
         "40 40.0% +25 +50%",
         "Not lower: optimizer Adafactor.",
-        "Fails: checkpoint Joins: CheckpointError: no.",
+        "Not predicted: checkpoint Joins: CheckpointError: no.",
         "Not tried: checkpoint MLP.",
         "FLOPs: convention exact.",
     ):

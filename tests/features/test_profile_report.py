@@ -126,7 +126,7 @@ def test_the_text_of_a_small_model():
         "head 1 1.1 µs 12.9% 1.1 µs 264 240M 0.412 fast 432 0.611 100 350 31.4% 400 32",
     ]
     assert "\n  1 " in text  # two levels below the root
-    assert text.startswith("Net on float32[2, 8]\n\nOne run, 8.5 µs.\n")
+    assert text.startswith("Net on float32[2, 8]: 8.5 µs\n\nOne run.\n")
     assert "\nProfiling overhead (3 µs, 500 ns per op) is subtracted.\n" in text
     assert max(map(len, text.splitlines())) < 140
 
@@ -435,7 +435,7 @@ def test_a_schedule_says_which_runs_are_measured():
     text = profile.table()
     # Each measured run is made again to clock its modules.
     assert len(runs) == 6 + 2 and profile.measured_runs == 2 and seen == [(done, 6) for done in range(1, 7)]
-    assert "The mean of 2 runs, active among 6 steps, " in text
+    assert "The mean of 2 runs, active among 6 steps." in text
 
 
 @pytest.mark.parametrize(
@@ -582,7 +582,7 @@ def test_a_profile_by_hand_renders_without_a_model():
     tree = profile_net().trace().modules
     lines = {"forward": {"": ProfileRow(calls=1, total_ns=2000, self_ns=2000, flops=10)}}
     report = profile_report(Profile(tree, lines, {"forward": {}}, about={"model": "Net", "table": "mine"}))
-    assert write_document(report).startswith("Net\n\nOne run, 2 µs.\n")
+    assert write_document(report).startswith("Net: 2 µs\n\nOne run.\n")
 
 
 @pytest.mark.parametrize("by", ["module", "operator"])

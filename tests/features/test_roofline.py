@@ -282,7 +282,7 @@ def rows(text):
 def test_the_command_draws_a_model_by_module_operator_and_op(capsys):
     code, out, err = run(capsys, "zoo:resnet50", "--device", "A100", "--depth", "1")
     assert (code, err) == (0, "")
-    assert out.startswith("zoo:resnet50 on A100 SXM 80GB\n\nmodule ")
+    assert out.startswith("zoo:resnet50 on A100 SXM 80GB: at least 214 µs, memory-bound\n\nmodule ")
     peaks = out.split("\n\n")[-1].splitlines()
     assert peaks[0] == "Peaks of A100 SXM 80GB"
     words = " ".join(out.split())
@@ -356,10 +356,10 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
     assert run(capsys, "--measure", "--device", "cpu", "--output", str(path)) == (0, "", "")
     code, out, err = run(capsys, "zoo:lenet5", "--device", str(path))
     assert (code, err) == (0, "") and rows(out)["model"][2] == "100.0%"
-    name = out.partition("\n")[0].removeprefix("zoo:lenet5 on ")
+    name = out.partition(": at least ")[0].removeprefix("zoo:lenet5 on ")
     assert run(capsys, "zoo:lenet5", "--device", f"{path}:{name}")[1] == out
     code, out, _ = run(capsys, "zoo:lenet5", "--measure", "--device", "cpu")
-    assert code == 0 and out.startswith(f"zoo:lenet5 on {name}\n")
+    assert code == 0 and out.startswith(f"zoo:lenet5 on {name}: at least ")
     path.write_text(path.read_text() + write_device(SLOW).partition("\n")[2])
     code, _, err = run(capsys, "zoo:lenet5", "--device", str(path))
     assert code == 2 and f"write {path}:{name}" in err

@@ -6,6 +6,8 @@ from typing import Any
 
 from fvflops.cli import main
 from fvflops.reports import REPORTS
+from fvflops.reports.document import Document, Table, number_column, text_column
+from fvflops.reports.formats import write_document
 from fvflops.trace import Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
 from tests.support.reports.breakdowns import HOSTILE, break_hostile_down, break_large_down, break_net_down, build_tree
@@ -247,3 +249,13 @@ def test_a_report_of_tables_is_sorted_searched_and_fits_a_phone(show, tmp_path):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     plot = page.locator(".plot svg:visible")
     assert plot.count() == 1 and plot.bounding_box()["x"] + plot.bounding_box()["width"] <= 390
+    assert min(button.bounding_box()["height"] for button in page.locator("th button:visible").all()) >= 24
+
+
+def test_a_long_title_is_whole_on_a_phone_and_a_table_prints_its_total_once(show):
+    table = Table("costs", [text_column("part"), number_column("flops")], [("a", 1)], total=("total", 1))
+    page = show(write_document(Document("x", "a title of many words, " * 8, [table]), "html"), ready="#theme:visible")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("(h => h.scrollHeight - h.clientHeight)(document.querySelector('h1'))") <= 1
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('tfoot')).display") == "table-row-group"

@@ -137,6 +137,25 @@ def test_colours_tell_what_is_missing_and_nothing_else_is_red():
     assert text.startswith("\x1b[1mmodule ") and "\x1b[36m█" in text and "\x1b" not in terminal.render(NET)
 
 
+def test_blank_cells_and_many_equal_rows_are_explained():
+    class Net(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Embedding(8, 4), *(nn.Linear(4, 4) for _ in range(40)), nn.Linear(4, 8, bias=False))
+            self[-1].weight, self.off = self[0].weight, nn.Linear(4, 4)
+
+        def forward(self, x):
+            for layer in list(self)[:-1]:
+                x = layer(x)
+            return x
+
+    analysis = FlopCountAnalysis(Net(), torch.zeros(1, 2, dtype=torch.long)).uncalled_modules_warnings(False)
+    summary = summarise(analysis)
+    notes = terminal.render(summary).split("\n\n")[1].splitlines()
+    collapsing = "--collapse shows consecutive equal layers as one row."
+    assert notes == ["41 has the parameters of 0, counted there.", "Not called: off.", collapsing]
+    assert collapsing not in terminal.render(collapse(summary))
+
+
 def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
     assert [truncate_middle("层层层层e\u0301", width) for width in (9, 8, 5, 2, 1)] == [
         "层层层层e\u0301",

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "traces",
         nargs="+",
         metavar="TRACE",
-        help="chrome trace of torch.profiler, .json or .json.gz; several are those of the ranks",
+        help="chrome trace of torch.profiler, .json or .json.gz; one for each rank",
     )
     parser.add_argument(
         "--model",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--device",
         metavar="TORCH_DEVICE",
-        help="device whose ops the model is counted with; default: that of the trace",
+        help="device whose ops are counted; default: the trace's",
     )
     files = parser.add_argument_group("annotated traces")
     files.add_argument(

@@ -22,7 +22,7 @@ from fvflops.reports.document import Document, Items, Part, Table, number_column
 from fvflops.reports.formats import FORMATS
 from fvflops.sources.load import SOURCES, load_source
 from fvflops.text import list_nearest
-from fvflops.units import format_bytes, format_short
+from fvflops.units import format_bytes, format_quantity, format_ratio
 
 EXAMPLES = (
     "fvflops list",
@@ -40,13 +40,13 @@ def _list_models(source: str) -> Sequence[str]:
 LISTS: Mapping[str, Callable[[], Sequence[str]]] = {
     **{source: partial(_list_models, source) for source in SOURCES if source != "torchhub"},  # its folders are many
     "devices": lambda: [device.name for device in load_devices()],
-    "tables": shipped_tables,
+    "conventions": shipped_tables,
     "formats": lambda: list(dict.fromkeys([*FORMATS, *REPORTS])),
 }
 # What says in a column what each of its names is → the function that returns name → that.
 ABOUT: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "devices": lambda: {device.name: _describe_device(device) for device in load_devices()},
-    "tables": lambda: {name: load_table(name).description for name in shipped_tables()},
+    "conventions": lambda: {name: load_table(name).description for name in shipped_tables()},
 }
 
 
@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             summary = _summarise()
         write_report(summary, arguments)
         return 0
+    if arguments.kind == "tables":  # its name in version 1.0
+        arguments.kind = "conventions"
     if arguments.kind not in LISTS:
         near = list_nearest(arguments.kind, LISTS) or f": write one of {', '.join(LISTS)}"
         raise ValueError(f"list has no {arguments.kind!r}{near}")
@@ -75,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kind in ABOUT:
         about = ABOUT[arguments.kind]()
         columns, rows = [*columns, text_column("description")], [[name, about[name]] for name in names]
-    document = Document(arguments.kind, arguments.kind, [Table("names", columns, rows)])
+    document = Document(
+        arguments.kind, f"{arguments.kind}: {format_quantity(len(names), 'name')}", [Table("names", columns, rows)]
+    )
     if arguments.format != "text":
         write_report(document, arguments)
         return 0
@@ -85,11 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write_lines(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Yield the lines of names, each with its description, if it has one, beside it."""
-    indent = max(len(str(name)) for name, *_ in rows) + 2
+    """Yield the lines of names, each with its description, if it has one, beside it, or below a long name."""
+    width = find_width(sys.stdout)
+    indent = max((len(name) for name, *_ in rows if len(name) <= width // 2), default=0) + 2
     for name, *about in rows:
-        text = f"{name:{indent}}{about[0]}" if about else str(name)
-        yield textwrap.fill(text, find_width(sys.stdout), subsequent_indent=" " * indent) if about else text
+        lines = textwrap.wrap("".join(about), width - indent)
+        if lines and len(name) < indent - 1:
+            name = f"{name:{indent}}{lines.pop(0)}"
+        yield from (name, *(" " * indent + line for line in lines))
 
 
 def _select(kind: str, pattern: str | None) -> Sequence[str]:
@@ -108,12 +115,12 @@ def _describe_device(device: Device) -> str:
     """Return the memory, the bandwidth and the highest dense peak of common dtypes of a device.
 
     >>> _describe_device(load_devices()[0])
-    '900 GB/s, 125TFLOP/s fp16'
+    '900 GB/s, 125 TFLOP/s fp16'
     """
     parts = [] if device.memory is None else [format_bytes(device.memory)]
     parts += [] if device.bandwidth is None else [f"{format_bytes(device.bandwidth)}/s"]
     dtype = next(name for name in ("bf16", "fp16", "fp32", *device.dtypes()) if name in device.dtypes())
-    return ", ".join([*parts, f"{format_short(device.peak(dtype))}FLOP/s {dtype}"])
+    return ", ".join([*parts, f"{format_ratio(device.peak(dtype) / 1e12)} TFLOP/s {dtype}"])
 
 
 def _summarise() -> Document:

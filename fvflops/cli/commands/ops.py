@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops ops`."""
     add_convention(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="op or module class to explain: aten::linear, linear")
-    parser.add_argument("--check", action="store_true", help="run and check the examples of the table's rows")
+    parser.add_argument("--check", action="store_true", help="run and check the examples of the convention's rows")
     add_imports(parser, help="module that registers ops, so that their rows can be checked and explained")
     add_report(parser)
 

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     find_group(parser, "additional files").add_argument(
         "--trace", metavar="PATH", help="a timeline of the simulated ranks for Perfetto, in Chrome's trace format"
     )
-    add_depth(parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1 %% of the time")
+    add_depth(parser, help="with a DEVICE: deepest module level shown; default: 3, rows of at least 1%% of the time")
     add_report(parser)
 
 

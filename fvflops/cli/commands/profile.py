@@ -62,7 +62,7 @@ class CheckedOptions:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fvflops profile`."""
-    add_convention(parser, None, note="default, with --deepspeed deepspeed")
+    add_convention(parser, None, note="default, or deepspeed with --deepspeed")
     add_model_source(parser)
     run = find_group(parser, "run")
     run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     peaks.add_argument("--measure", action="store_true", help="measure this machine's peaks; without MODEL print them")
     add_backward(parser)
     find_group(parser, "report").add_argument(
-        "--by", choices=VIEWS, default="module", help="default: module; op shows 20 rows without --top"
+        "--by", choices=VIEWS, default="module", help="one row per module (default), operator or op (20 without --top)"
     )
     add_depth(parser)
     add_report(parser)

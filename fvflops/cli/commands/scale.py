@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument(
         "--generate",
         metavar="KEY=N,...",
-        help="cost of text generation by a transformers model instead, such as prompt=128,new=256,batch=1",
+        help="cost of text generation by a language model instead, such as prompt=128,new=256,batch=1",
     )
     find_group(parser, "report").add_argument(
         "--metric",

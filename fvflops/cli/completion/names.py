@@ -63,9 +63,9 @@ def _list_kind(kind: str, environment: Mapping[str, str]) -> Sequence[str]:
 
 
 _KINDS: Mapping[str, Callable[[Mapping[str, str]], Sequence[str]]] = {
-    "table": lambda environment: _list_kind("tables", environment),
+    "table": lambda environment: _list_kind("conventions", environment),
     "device": lambda environment: _list_kind("devices", environment),
-    "list": lambda environment: [*DISTRIBUTIONS, "hf", "devices", "tables", "formats"],
+    "list": lambda environment: [*DISTRIBUTIONS, "hf", "devices", "conventions", "formats"],
 }
 
 

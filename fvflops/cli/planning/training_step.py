@@ -69,7 +69,7 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
         action="append",
         default=[],
         choices=tuple(OFFLOADS),
-        help="keep it on the host: the optimizer, with it the gradients (ZeRO-Offload), activations; may be repeated",
+        help="keep on the host the optimizer, also the gradients (ZeRO-Offload), or activations; may be repeated",
     )
 
 

@@ -22,7 +22,7 @@ _TOTALS = (
     text_column("convention"),
     number_column("total"),
     number_column("multiply_add", "FLOPs per MAC", form=str),
-    number_column("macs", "MACs"),
+    number_column("macs", "MACs", missing="-"),
     number_column("flops", "other FLOPs"),
 )
 
@@ -42,12 +42,15 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
     comparison.between(against, against)  # raises KeyError for an unknown name
     base = comparison.totals[against]
     counts = comparison.totals.values()
-    rows = [(count.name, count.total, count.multiply_add, count.macs, count.flops) for count in counts]
     descriptions = [
         f"{name}: {convention.description.partition(';')[0]}." for name, convention in comparison.totals.items()
     ]
     # One that counts FLOPs only, where others count multiply-adds too.
     without_macs = [count.name for count in counts if not count.macs and count.flops and any(c.macs for c in counts)]
+    rows = [
+        (count.name, count.total, count.multiply_add, None if count.name in without_macs else count.macs, count.flops)
+        for count in counts
+    ]
     notes = [f"{', '.join(without_macs)}: multiply-adds are among the other FLOPs."] if without_macs else []
     by_share: dict[str, list[str]] = {}
     for count in counts:
@@ -61,7 +64,6 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
         if name != against:
             reasons += _list_reasons(base, convention, comparison.between(against, name), shown)
     parts: list[Any] = [
-        _PREFACE,
         Table("conventions", _TOTALS, rows, noun="convention", notes=notes),
         Items("", descriptions),
     ]
@@ -69,7 +71,11 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
         columns = (text_column("convention"), number_column("difference", form=_sign), text_column("reason"))
         title = f"Why the others do not report {format_short(base.total)}, as {against} does"
         parts.append(Table("reasons", columns, reasons, title=title, noun="reason"))
-    return Document("comparison", comparison.subject, parts, data=_encode(comparison))
+    totals = [count.total for count in counts]
+    title = f"{comparison.subject}: {format_short(base.total)} FLOPs by {against}"
+    if min(totals) < max(totals):
+        title += f", {format_short(min(totals))} to {format_short(max(totals))} by {len(totals)} conventions"
+    return Document("comparison", title, [*parts, _PREFACE], data=_encode(comparison))
 
 
 def _list_reasons(

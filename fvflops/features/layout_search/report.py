@@ -35,7 +35,7 @@ from fvflops.units import (
 )
 
 _IN_ROWS = (
-    "Mesh, batch, microbatches, schedule, resharding and checkpointing are each layout's; the memory is the fastest's."
+    "Layouts differ in mesh, batch, microbatches, schedule, resharding and checkpointing; this memory is the fastest's."
 )
 _SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
 
@@ -61,9 +61,15 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     parts += [*_draw(search), *_list_not_fitting(search), *_list_failures(search)]
     parts += [f"No pipeline was tried: {search.without_pipelines}."] * bool(search.without_pipelines)
     parts.append(Items("Assumptions:", list(_list_assumptions(search))))
-    title = f"Layouts of {plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}"
+    title = f"{plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}: "
+    title += _name_fastest(found[0]) if found else "no layout fits"
     about = encode_lead(verdict, settings)
     return Document("layout_search", title, parts, main="best", data=_encode(search), about=about)
+
+
+def _name_fastest(result: LayoutResult) -> str:
+    seconds, mfu = format_seconds(result.seconds or 0), format_share(result.mfu or 0)
+    return f"{seconds} a step with {describe(result.candidate)}, MFU {mfu}"
 
 
 def _judge(search: LayoutSearch) -> Verdict:
@@ -106,10 +112,10 @@ def _summarise(search: LayoutSearch) -> str:
         if counts[status]
     ]
     return (
-        f"A global batch of {format_quantity(search.global_batch, 'sample')}. Of "
-        f"{format_quantity(len(search.results), 'layout')}, {format_thousands(planned)} were planned and simulated, in "
-        f"{format_seconds(search.seconds)}; {format_thousands(counts['fits'])} of them fit"
-        f"{''.join(f', {text}' for text in rest)}."
+        f"A global batch of {format_quantity(search.global_batch, 'sample')}. "
+        f"{format_quantity(len(search.results), 'layout')}: {format_thousands(counts['fits'])} fit"
+        f"{''.join(f', {text}' for text in rest)}; {format_thousands(planned)} were planned and simulated, in "
+        f"{format_seconds(search.seconds)}."
     )
 
 
@@ -176,14 +182,14 @@ def _suggest_larger(search: LayoutSearch, result: LayoutResult) -> Iterator[str]
 
 
 def _draw(search: LayoutSearch) -> Iterator[Part]:
-    """Yield the picture of the time and the memory of the planned layouts."""
+    """Yield the picture of the time and the memory of the planned layouts, if their memory differs."""
     front = {id(result) for result in search.pareto_front()}
     points = [
         Point(result.seconds, result.peak, result.candidate.command(), id(result) in front)
         for result in search.results
         if result.seconds is not None and result.peak is not None
     ]
-    if points:
+    if len({format_bytes(point.y) for point in points}) > 1:
         memory = search.device.memory
         limit = None
         if memory is not None and memory < 2 * max(point.y for point in points):
@@ -249,7 +255,7 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
         "Memory: what torch's allocator reserves with expandable segments; for the device's context and NCCL "
         f"{format_bytes(search.device.reserve(search.gpus))} are set aside."
     )
-    yield "What else a step's time rests on is listed by `fvflops plan` of one layout."
+    yield "`fvflops plan` of one layout lists what else its time assumes."
 
 
 def _encode(search: LayoutSearch) -> dict[str, Any]:

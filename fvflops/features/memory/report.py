@@ -179,7 +179,7 @@ def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart
         if any(chart.layers[kind]) or kind in moment.by_kind
     ]
     total = ("total", timeline.peak, _share(timeline.peak, timeline.peak), timeline.peak)
-    return Table("kinds", columns, rows, total=total, noun="kind")
+    return Table("kinds", columns, rows, title="Bytes by kind", total=total, noun="kind")
 
 
 def _tabulate_phases(timeline: MemoryTimeline) -> Table:
@@ -199,7 +199,7 @@ def _tabulate_phases(timeline: MemoryTimeline) -> Table:
         )
         moment = timeline.at(first)
         rows.append((phase, peak, moment.op, moment.module))
-    return Table("phases", columns, rows, noun="phase")
+    return Table("phases", columns, rows, title="Most bytes in each phase", noun="phase")
 
 
 def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int | None, collapsed: bool) -> Table:
@@ -223,7 +223,7 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
     ]
     hidden = 0 if depth is None else sum(depth_of(name) > depth for name, counts in sums.items() if any(counts))
     notes = [f"{format_quantity(hidden, 'more module')} below depth {depth}."] if hidden else []
-    title = "Modules at the peak, with their submodules"
+    title = "Bytes of modules at the peak, with their submodules"
     return Table("modules", columns, rows, title=title, notes=notes, noun="module")
 
 
@@ -285,7 +285,10 @@ def _tabulate_savings(savings: MemorySavings) -> Table:
         )
         for saving in savings.changes
     ]
-    title, notes = "What lowers the peak, each predicted on its own", [*_note(savings)] if savings.changes else []
+    title, notes = (
+        "What lowers the peak, in bytes, each predicted on its own",
+        [*_note(savings)] if savings.changes else [],
+    )
     return Table("savings", columns, rows, title=title, notes=notes, noun="change")
 
 
@@ -313,7 +316,7 @@ def _note(savings: MemorySavings) -> Iterator[str]:
     if savings.useless:
         yield f"Not lower: {', '.join(plain_name(_describe_change(saving)) for saving in savings.useless)}."
     for change, error in savings.failed.items():
-        yield f"Fails: {plain_name(change)}: {plain_name(error)}."
+        yield f"Not predicted: {plain_name(change)}: {plain_name(error)}."
     if savings.untried:
         yield f"Not tried: {', '.join(map(plain_name, savings.untried))}."
     yield f"FLOPs: convention {plain_name(savings.table)}."

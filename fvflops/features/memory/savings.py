@@ -138,7 +138,8 @@ def find_savings(
             except Exception as error:
                 if is_interrupt(error):
                     raise
-                failed[f"{attempt.change} {attempt.name}"] = " ".join(f"{type(error).__name__}: {error}".split())
+                kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+                failed[f"{attempt.change} {attempt.name}"] = " ".join(f"{kind}{error}".split())
             else:
                 peak = changed.memory.peak
                 tried.append(MemorySaving(*attempt[:3], peak, base.memory.peak - peak, changed.flops - base.flops))

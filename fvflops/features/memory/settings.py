@@ -18,6 +18,8 @@ from fvflops.trace import Trace
 from fvflops.units import format_parameters
 
 _ATTENTION = re.compile(r"(?:_scaled_dot_product_)?(\w*?)_?attention(?:_forward|_math|_for_cpu)*(?:\.|$)")
+# Setting → its name in a text, where its key says too little.
+_NAMES = {"bucket_cap_mb": "MiB of DDP's buckets", "host_waits": "host waits for the device"}
 _SOFTMAX = ("aten::_softmax", "aten::softmax")
 
 
@@ -25,9 +27,9 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
     """Return all settings in one line.
 
     >>> describe_settings({"weights": "float32", "sequence_parallel": False, "batch": 1})
-    'Assumes: weights float32; sequence parallel no; batch 1.'
+    'Assumes: weights: float32; sequence parallel: no; batch: 1.'
     """
-    return f"Assumes: {'; '.join(f'{name_of(key)} {show(value)}' for key, value in settings.items())}."
+    return f"Assumes: {'; '.join(f'{name_of(key)}: {show(value)}' for key, value in settings.items())}."
 
 
 def lead(verdict: Verdict, settings: Mapping[str, Any]) -> list[str]:
@@ -42,7 +44,7 @@ def encode_lead(verdict: Verdict, settings: Mapping[str, Any], command: str = ""
 
 def name_of(key: str) -> str:
     """Return the name of a setting in a text."""
-    return key.replace("_", " ")
+    return _NAMES.get(key, key.replace("_", " "))
 
 
 def show(value: Any) -> str:
@@ -99,7 +101,7 @@ def settings_of_trace(trace: Trace, weights: str = "", compute: str = "") -> dic
     about = trace.about
     is_mixed = weights != compute and weights == "float32"
     has_optimizer = about.get("optimizer", "none") != "none"
-    masters = "float32, the weights themselves" if is_mixed else "none" if compute in ("bfloat16", "float16") else None
+    masters = "the float32 weights" if is_mixed else "none" if compute in ("bfloat16", "float16") else None
     return given(
         optimizer=about.get("optimizer"),
         optimizer_state=about.get("optimizer_state") if has_optimizer else None,

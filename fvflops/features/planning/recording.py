@@ -223,8 +223,8 @@ def _step(optimizer: Optimizer) -> None:
             raise
         reason = truncate(" ".join(str(error).split()).partition(". ")[0], 120)
         raise PlanError(
-            f"torch's DTensor cannot run a step of {type(optimizer).__name__}, in training neither ({reason}): choose "
-            "another optimizer, such as AdamW, or a mesh of dp alone"
+            f"torch's DTensor cannot run {type(optimizer).__name__}'s step, so neither can training: choose another "
+            f"optimizer, such as AdamW, or a mesh of dp alone ({reason})"
         ) from error
 
 

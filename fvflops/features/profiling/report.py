@@ -90,9 +90,12 @@ def profile_report(
         notes=notes,
         noun=by,
     )
-    parts: list[Part] = ["\n".join(_describe_run(measured, total, phase)), table.ranked(sort=sort, top=top)]
+    parts: list[Part] = ["\n".join(_describe_run(measured)), table.ranked(sort=sort, top=top)]
     parts += ["\n".join([_describe_convention(measured, total), *_explain(measured, by, phase), *_list_gaps(measured)])]
-    return Document("profile", describe_subject(measured.about), parts, main=table.name)
+    title = describe_subject(measured.about)
+    if "time" in measured.columns:
+        title += f": {format_seconds(total.total_ns / 1e9)}{f' in the {phase} phase' if phase else ''}"
+    return Document("profile", title, parts, main=table.name)
 
 
 def check_profile_sort(sort: str) -> None:
@@ -235,15 +238,13 @@ def _describe_convention(measured: Profile, total: ProfileRow) -> str:
     return f"{text} FLOP/s, FLOP/byte and roofline have 2 per multiply-add, as peaks do: {shown}."
 
 
-def _describe_run(measured: Profile, total: ProfileRow, phase: str | None) -> Iterator[str]:
+def _describe_run(measured: Profile) -> Iterator[str]:
     about = measured.about
     runs = about.get("averaged", "one run")
     if int(about.get("warmup", 0)):
         runs += f" after {format_quantity(int(about['warmup']), 'warm-up run')}"
     if "steps" in about:
         runs += f", active among {format_thousands(int(about['steps']))} steps"
-    if "time" in measured.columns:
-        runs += f", {format_seconds(total.total_ns / 1e9)}{f' in the {phase} phase' if phase else ''}"
     yield _sentence(runs)
     if "overhead_ns" in about:
         overhead, per_op = (int(about[key]) / 1e9 for key in ("overhead_ns", "overhead_ns_per_op"))

@@ -63,7 +63,9 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
     ]
     if roofline.peaks:
         parts.append(_tabulate_peaks(roofline))
-    title = f"{subject} on {roofline.device}" if subject else f"Roofline on {roofline.device}"
+    title = (
+        f"{subject or 'Roofline'} on {roofline.device}: at least {format_seconds(total.seconds)}, {total.bound}-bound"
+    )
     return Document("roofline", title, parts, main=table.name)
 
 

@@ -24,7 +24,7 @@ from fvflops.reports.document import (
 from fvflops.reports.names import list_ops, plain_name
 from fvflops.trace.records import RunInfo
 from fvflops.trace.run_notes import list_run_notes, reads_of
-from fvflops.units import format_quantity, format_share, format_thousands
+from fvflops.units import format_quantity, format_share, format_short, format_thousands
 from fvflops.views.summary_rows import depth_of
 
 _MAX_TOKEN_ROWS = 8
@@ -72,7 +72,7 @@ def generation_report(cost: GenerationCost, *, title: str = "") -> Document:
         "prefill": _encode(cost.prefill),
         "decode": _encode(cost.decode),
     }
-    return Document("generation", title, parts, data=data)
+    return Document("generation", f"{title}: {format_short(cost.total)}", parts, data=data)
 
 
 def _write_equation(name: str, cost: CostExpression) -> str:

@@ -28,6 +28,7 @@ from fvflops.units import (
     format_bytes,
     format_parameters,
     format_quantity,
+    format_ratio,
     format_seconds,
     format_share,
     format_short,
@@ -101,9 +102,10 @@ def _describe_host(estimate: StepEstimate) -> Iterator[str]:
     """Yield that the host bounds the forward pass, if its kernels take less time than it waits for their launches."""
     share = estimate.host_bound.get("forward", 0.0)
     if share > _HOST_BOUND:
+        source = estimate.efficiency.source.rpartition("; ")[2]
         yield (
             f"The host bounds the forward pass: {format_share(share)} of it waits for the host. Launch overhead: "
-            f"{format_seconds(estimate.efficiency.launch)} an op, {estimate.efficiency.source}."
+            f"{format_seconds(estimate.efficiency.launch)} an op. {source[:1].upper()}{source[1:]}."
         )
 
 
@@ -155,7 +157,12 @@ def _list_figures(estimate: StepEstimate) -> Iterator[_Figure]:
     yield _Figure(f"{what}_per_second_per_gpu", f"{what}/s per GPU", each, each * faster, format_short, f"{what}/s")
     flops = estimate.model_flops_per_second
     yield _Figure(
-        "model_flops_per_second", "model TFLOP/s per GPU", flops, flops * faster, lambda x: f"{x / 1e12:.4g}", "FLOP/s"
+        "model_flops_per_second",
+        "model TFLOP/s per GPU",
+        flops,
+        flops * faster,
+        lambda x: format_ratio(x / 1e12),
+        "FLOP/s",
     )
     yield _Figure("mfu", "MFU", estimate.mfu, estimate.mfu * faster, format_share, "")
     yield _Figure("hfu", "HFU", estimate.hfu, estimate.hfu * faster, format_share, "")
@@ -222,7 +229,7 @@ def _tabulate_cost(cost: TrainingCost) -> Table:
     rows = [
         ("tokens", "tokens", format_short(cost.tokens), cost.tokens),
         ("steps", "steps", format_thousands(round(cost.steps)), cost.steps),
-        ("days", "days", f"{cost.days:,.3g}" if cost.days < 1000 else f"{cost.days:,.0f}", cost.days),
+        ("days", "days", format_ratio(cost.days), cost.days),
         ("GPU hours", "gpu_hours", format_thousands(round(cost.gpu_hours)), cost.gpu_hours),
     ]
     if cost.cost is not None:
@@ -230,7 +237,7 @@ def _tabulate_cost(cost: TrainingCost) -> Table:
         rows.append((label, "cost", format_thousands(round(cost.cost)), cost.cost))
     if cost.energy is not None:
         label = f"MWh, {cost.watts:g} W per GPU"
-        rows.append((label, "energy_kwh", f"{cost.energy / 1000:,.4g}", cost.energy))
+        rows.append((label, "energy_kwh", format_ratio(cost.energy / 1000), cost.energy))
     notes = ["Without restarts, evaluation and checkpoints, and at this step time throughout."]
     if cost.energy is not None:
         notes.append("The power is as given, of GPUs alone: no host, network or cooling.")
@@ -276,7 +283,7 @@ def _tabulate_ranks(estimate: StepEstimate, memories: Sequence[RankMemory], full
         text_column("rank"),
         text_column("stages"),
         number_column("parameters", form=format_parameters),
-        number_column("busy", "its actions", form=format_seconds),
+        number_column("busy", form=format_seconds),
         number_column("idle", "bubble", form=format_share),
         number_column("peak", "peak memory", form=format_bytes),
         text_column("note"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
@@ -47,12 +48,12 @@ def write(document: Document, *, width: int | None = None) -> str:
     >>> ">72</td>" in write(Document("plan", "Net", [table]))
     True
     """
-    body = "\n".join(map(_write_part, document.parts)).replace(f"<li>Terms: {_escape(TERMS)}</li>", "")
+    body = "\n".join(map(_write_part, document.parts))
     if any(status in body.lower() for status in _STATUSES):
         body += f"\n{_LINK}"
     style, script = read_style("base.css") + read_style("document.css"), join_scripts(REPORT)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; base-uri 'none'"
-    title = _escape(document.title or document.kind)
+    title = _escape(document.title or document.kind.capitalize())
     return _PAGE.format(title=title, policy=policy, style=style, script=script, body=body)
 
 
@@ -71,16 +72,27 @@ def _write_part(part: Part) -> str:
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
         return f"{title}{_write_plot(partial(svg_scatter, part))}{_write_notes(part.notes)}"
     if isinstance(part, Items):
-        heading = f"<p>{_escape(part.heading)}</p>\n" if part.heading else ""
-        return heading + "<ul>" + "".join(f"<li>{_escape(item)}</li>" for item in part.items) + "</ul>"
+        if not part.heading:
+            return "\n".join(f"<p>{_write_sentence(item)}</p>" for item in part.items)
+        items = "".join(f"<li>{_write_sentence(item)}</li>" for item in part.items)
+        return f"<p>{_escape(part.heading)}</p>\n<ul>{items}</ul>"
     if isinstance(part, Command):
         command = f'<pre class="wide" tabindex="0"><code>{_escape(part.command)}</code></pre>'
         return f"<p>{_escape(part.heading)}</p>\n{command}"
-    return "\n".join(f"<p>{_escape(line)}</p>" for line in part.split("\n"))
+    return "\n".join(f"<p>{_write_sentence(line)}</p>" for line in part.split("\n"))
+
+
+def _write_sentence(text: str) -> str:
+    """Return a sentence in which commands between backticks are code.
+
+    >>> _write_sentence("`fvflops plan` lists <all>.")
+    '<code>fvflops plan</code> lists &lt;all&gt;.'
+    """
+    return re.sub("`([^`]+)`", r"<code>\1</code>", _escape(text))
 
 
 def _write_notes(notes: Sequence[str]) -> str:
-    return "".join(f"\n<small>{_escape(note)}</small>" for note in notes)
+    return "".join(f"\n<small>{_write_sentence(note)}</small>" for note in notes)
 
 
 def _write_plot(draw: Callable[..., str]) -> str:

@@ -59,13 +59,16 @@ def _write_part(part: Part, width: int | None) -> str:
 
 
 def _break_command(command: str, width: int) -> list[str]:
-    """Return the lines of a shell command, broken between its words.
+    """Return the lines of a shell command, broken before its options.
 
-    >>> _break_command("fvflops plan net.py:build --device 'H100 SXM'", 38)
-    ['  fvflops plan net.py:build --device \\\\', "    'H100 SXM'"]
+    >>> _break_command("fvflops plan net.py:build --device 'H100 SXM' --batch 2", 38)
+    ['  fvflops plan net.py:build \\\\', "    --device 'H100 SXM' --batch 2"]
     """
-    lines = [" "]
+    parts: list[str] = []
     for word in map(shlex.quote, shlex.split(command)):
+        parts[-1:] = [*parts[-1:], word] if word.startswith("--") or not parts else [f"{parts[-1]} {word}"]
+    lines = [" "]
+    for word in parts:
         if display_width(f"{lines[-1]} {word} \\") > width and lines[-1].strip():
             lines[-1] += " \\"
             lines.append("   ")

@@ -25,6 +25,7 @@ _STYLE = """<style>
 .gantt .axis text { fill: var(--quiet); }
 .gantt .keys { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 4px 14px; margin-top: 4px; }
 .gantt .keys i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
+.gantt { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 @media (max-width: NARROWpx) { .gantt .wide-only { display: none; } .gantt { gap: 3px 6px; } }
 </style>""".replace("NARROW", str(_NARROW))
 

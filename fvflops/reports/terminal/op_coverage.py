@@ -31,7 +31,7 @@ def render(summary: Summary) -> str:
     ...     unsupported_elements={"mylib::scan": 4096}, unsupported_locations={"mylib::scan": {"'mixer'": 2}},
     ...     about={"table": "default", "multiply_add": "1"})))
     Convention: default (1 FLOP per multiply-add).
-    6 op calls: 3 counted, 0 zero-FLOP, 1 ignored by this convention, 2 unsupported.
+    6 op calls: 3 counted, 0 zero-FLOP, 1 ignored, 2 unsupported.
     Ignored by this convention: aten::sigmoid (1 call).
     Unsupported, so not counted: mylib::scan (2 calls, 4,096 output elements; in 'mixer').
     """
@@ -92,11 +92,6 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printab
     return sentences
 
 
-def terms_note(summary: Summary) -> list[str]:
-    """Return where the words ignored, zero-FLOP and unsupported are explained, if the notes name such ops."""
-    return [f"Terms: {TERMS}"] if summary.ledger.get("ignored") or summary.ledger.get("unsupported") else []
-
-
 def describe_ignored(share: str, by: str) -> str:
     """Return a sentence on the share of a model's FLOPs that a convention ignores.
 
@@ -121,7 +116,7 @@ def _count_calls(ledger: Mapping[str, Mapping[str, int]]) -> str:
     )
     return (
         f"{format_quantity(sum(calls.values()), 'op call')}: {format_thousands(counted)} counted, "
-        f"{format_thousands(zero_flop)} zero-FLOP, {format_thousands(ignored)} ignored by this convention, "
+        f"{format_thousands(zero_flop)} zero-FLOP, {format_thousands(ignored)} ignored, "
         f"{format_thousands(unsupported)} unsupported."
     )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fvflops.reports.formats.text import hidden_columns_note
 from fvflops.reports.names import printable
 from fvflops.reports.terminal import op_coverage
-from fvflops.reports.terminal.collapse import collapse_note
+from fvflops.reports.terminal.collapse import collapse, collapse_note
 from fvflops.reports.terminal.module_rows import Line, count_line, limit_depth, list_lines
 from fvflops.reports.terminal.op_coverage import Note
 from fvflops.reports.text.display_width import display_width, pad, truncate_middle, wrap
@@ -34,6 +34,8 @@ _MIN_BAR = 4
 # Columns of numbers are hidden before names are truncated to fewer cells; the second width is tried last.
 _NAME_WIDTHS = (20, 8)
 _INDENT = 2
+_LONG = 40  # rows of a table from which on equal layers are better collapsed
+_NAMED = 3  # modules that a sentence on blank cells names
 _GAP = len(GAP)
 _BOLD, _DIM, _BARS = "1", "2", "36"
 _TONES = {"unsupported": "31", "assumed": "33"}  # red, yellow
@@ -120,7 +122,7 @@ def render(
     paint: Paint = _paint if colour else lambda text, code: text
     table_notes = [*map(Note, [*grid.notes, *hidden_columns_note(_list_hidden(grid, layout), width)])]
     blocks = [_draw(grid, layout, _UNICODE if to_printable is printable else _ASCII, paint)]
-    for notes in (table_notes, [*op_coverage.list_notes(summary), *map(Note, op_coverage.terms_note(summary))]):
+    for notes in (table_notes, op_coverage.list_notes(summary)):
         if notes:
             blocks.append("\n".join(_write(to_printable(note.text), note.tone, width, paint) for note in notes))
     return "\n\n".join(blocks)
@@ -160,8 +162,26 @@ def _list_modules(summary: Summary, depth: int | None, sort: str | None, top: in
             numbers = tuple(_format_count(counts[heading], heading) for heading in headings)
             rows.append(_Row((ITSELF,), line.level + 1, numbers, counts[measure]))
     total = summary.columns[measure].get("", 0)
-    notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
+    shown = [line.name for line in lines[:top]]
+    notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, shown), *_explain_blanks(summary, shown)]
+    if len(rows) > _LONG and not summary.labels and collapse(summary).labels:
+        notes.append("--collapse shows consecutive equal layers as one row.")
     return _Grid(("module",), tuple(headings), headings.index(measure), total, rows, notes)
+
+
+def _explain_blanks(summary: Summary, shown: Sequence[str]) -> list[str]:
+    """Return sentences on blank cells: of modules whose parameters are another's, and of modules that never ran."""
+    owners = {parameter.identity: parameter.name.rpartition(".")[0] for parameter in summary.modules.parameters()}
+    notes = []
+    modules = [name for name in shown if name in summary.modules.by_name and "parameters" in summary.columns]
+    for name in modules:
+        shared = {owners[parameter.identity] for parameter in summary.modules.by_name[name].parameters} - {name}
+        if shared and not summary.columns["parameters"].get(name):
+            notes.append(f"{name} has the parameters of {', '.join(sorted(shared))}, counted there.")
+    uncalled = frozenset().union(*summary.uncalled.values())
+    never = [name for name in modules if name in uncalled and summary.columns["parameters"].get(name)]
+    more = f", and {len(never) - _NAMED} more" if len(never) > _NAMED else ""
+    return [*notes[:_NAMED], *([f"Not called: {', '.join(never[:_NAMED])}{more}."] if never else [])]
 
 
 def _format(summary: Summary, line: Line, heading: str) -> str:

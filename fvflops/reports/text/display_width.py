@@ -83,6 +83,22 @@ def wrap(sentence: str, width: int) -> list[str]:
     return [line for line in lines if line]
 
 
+def wrap_legend(entries: Sequence[str], width: int) -> list[str]:
+    """Return the entries of a legend as lines, broken between entries where they fit.
+
+    >>> wrap_legend(["p parameter", "w workspace"], 16)
+    ['p parameter,', 'w workspace']
+    """
+    lines: list[str] = []
+    for number, entry in enumerate(entries, start=1):
+        text = entry + "," * (number < len(entries))
+        if lines and display_width(f"{lines[-1]} {text}") <= width:
+            lines[-1] += f" {text}"
+        else:
+            lines += wrap(text, width)
+    return lines
+
+
 def wrap_notes(notes: Sequence[str]) -> str:
     """Return notes as wrapped lines, with a hanging indent."""
     return "\n".join(textwrap.fill(note, _NOTES_WIDTH, subsequent_indent="  ") for note in notes)

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from fvflops.reports.document import Chart
 from fvflops.reports.names import printable
-from fvflops.reports.text.display_width import wrap
+from fvflops.reports.text.display_width import wrap_legend
 
 _WIDTH, _HEIGHT = 80, 12  # if no width is given; rows of letters
 _LABELLED = 3  # every third row has a label
@@ -53,8 +53,8 @@ def text_chart(chart: Chart, *, width: int | None = None) -> str:
         lines.append(f"{labels.get(row, ''):>{margin}} |{cells}".rstrip())
     lines.append(f"{labels[0]:>{margin}} +{_draw_axis(sampled)}")
     lines.append((" " * (margin + 2) + _write_sections(sampled.sections)).rstrip())
-    legend = ", ".join(f"{letters[name]} {printable(name)}" for name in names if name in drawn)
-    return "\n".join([*lines, *wrap(legend, width or _WIDTH)])
+    legend = [f"{letters[name]} {printable(name)}" for name in names if name in drawn]
+    return "\n".join([*lines, *wrap_legend(legend, width or _WIDTH)])
 
 
 def _choose_letters(names: Iterable[str]) -> dict[str, str]:

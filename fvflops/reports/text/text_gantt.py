@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fvflops.reports.document import Gantt
 from fvflops.reports.names import printable
-from fvflops.reports.text.display_width import display_width, wrap
+from fvflops.reports.text.display_width import display_width, wrap_legend
 
 _WIDTH = 80  # if no width is given
 _IDLE = "."
@@ -24,7 +24,7 @@ def text_gantt(gantt: Gantt, *, width: int | None = None) -> str:
     pp 0  FFFFF.....BBBBBBBBBB
     pp 1  .....fffff..........
           0                8 s
-    F forward, B backward
+    F forward, B backward,
     . waiting
     """
     width = width or _WIDTH
@@ -44,11 +44,8 @@ def text_gantt(gantt: Gantt, *, width: int | None = None) -> str:
                 row += letters[piece.kind].lower() if piece.shade % 2 else letters[piece.kind]
         lines.append(f"{printable(lane):<{margin}}{row}")
     lines.append(f"{'':{margin}}0{gantt.form(gantt.end()):>{count - 1}}")
-    legend = ", ".join(f"{letters[kind]} {printable(name)}" for kind, name in gantt.kinds.items() if kind in drawn)
-    keys = [legend, f"{_IDLE} {printable(gantt.idle)}"]
-    joined = ", ".join(filter(None, keys))
-    fits = display_width(joined) <= width
-    return "\n".join([*lines, *(line for text in ([joined] if fits else keys) for line in wrap(text, width))])
+    legend = [f"{letters[kind]} {printable(name)}" for kind, name in gantt.kinds.items() if kind in drawn]
+    return "\n".join([*lines, *wrap_legend([*legend, f"{_IDLE} {printable(gantt.idle)}"], width)])
 
 
 def _choose_letters(kinds: Iterable[str]) -> dict[str, str]:

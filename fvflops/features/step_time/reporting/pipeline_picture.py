@@ -8,6 +8,7 @@ from fvflops.features.planning.plan import RankPlan
 from fvflops.features.step_time.model import StepEstimate
 from fvflops.features.step_time.schedule import Span
 from fvflops.reports.document import Gantt, Slice
+from fvflops.units import format_seconds
 
 # Kind of action → its name in the legend.
 KINDS = {
@@ -32,6 +33,7 @@ def pipeline_picture(estimate: StepEstimate) -> Gantt:
     }
     stages = max(len(plan.step.stages) for plan in estimate.plans)
     notes = ["Later stages of a rank are paler, in text in lower case."] if stages > 1 else []
+    notes += [f"Not drawn: {format_seconds(estimate.between)} between steps."] if estimate.between else []
     waiting = "waiting for other stages, or sending" if len(lanes) > 1 else "waiting"
     title, length = "Ranks of the pipeline over a step", estimate.simulation.seconds
     return Gantt("pipeline", lanes, KINDS, title, waiting, notes=notes, length=length)
