@@ -174,6 +174,21 @@ def _parse_finite(text: str) -> float:
     return number
 
 
+def describe_import_error(error: BaseException) -> str:
+    """Return the first cause of an error of an import in one line, with what to do about it where that is known.
+
+    >>> describe_import_error(RuntimeError("operator torchvision::nms does not exist")).partition(";")[2]
+    ' torchvision was built for another torch: install both from one index (see the page Install)'
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    reason = " ".join(str(error).split())
+    remedy = ""
+    if "torchvision::" in reason:  # what torchvision raises beside a torch that it was not compiled for
+        remedy = "; torchvision was built for another torch: install both from one index (see the page Install)"
+    return f"{type(error).__name__}: {reason}{remedy}"
+
+
 def checksum(text: str) -> str:
     """Return the CRC-32 of a text in UTF-8, as eight hexadecimal digits.
 

@@ -11,7 +11,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from fvflops.text import list_nearest
+from fvflops.text import describe_import_error, list_nearest
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:
@@ -69,13 +69,7 @@ def import_library(name: str, *, extra: str = "") -> ModuleType:
             raise ValueError(f"{library} is not installed: pip install 'fvflops[{extra or library}]'") from error
         raise
     except (ImportError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        remedy = ""
-        if "torchvision::" in reason:  # what torchvision raises beside a torch that it was not compiled for
-            remedy = "; torchvision was built for another torch: install both from one index (see the page Install)"
-        raise ValueError(
-            f"{name} is installed, but cannot be imported: {type(error).__name__}: {reason}{remedy}"
-        ) from error
+        raise ValueError(f"{name} is installed, but cannot be imported: {describe_import_error(error)}") from error
 
 
 def describe_unknown_model(library: str, name: str, names: Sequence[str]) -> str:

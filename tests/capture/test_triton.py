@@ -29,7 +29,10 @@ def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 with_heuristics = triton.heuristics({"BLOCK": lambda arguments: 32})(double)
-tuned = triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])(double)
+try:
+    tuned = triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])(double)
+except RuntimeError as error:
+    pytest.skip(f"triton {triton.__version__} tunes kernels beside a GPU only: {error}", allow_module_level=True)
 
 
 def _launch(kernel: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -254,6 +254,21 @@ def test_errors_of_a_factory(capsys, factory, name, message):
     assert code == 2 and message in err and err.count("\n") == 1
 
 
+def test_the_first_cause_of_an_import_is_named(capsys, monkeypatch):
+    """Transformers' classes are imported when they are asked for, and say only that they could not be."""
+    transformers = pytest.importorskip("transformers")
+
+    def fail(name: str) -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError(f"Could not import module {name!r}. Are this object's requirements right?") from error
+
+    monkeypatch.setattr(type(transformers), "__getattr__", lambda self, name: fail(name))
+    code, _, err = run(capsys, "count", "transformers:BertModel")
+    assert code == 2 and "'BertModel': RuntimeError: operator torchvision::nms does not exist; torchvision was" in err
+
+
 def test_debug_shows_the_traceback(factory):
     with pytest.raises(ZeroDivisionError):
         main(["count", "--debug", f"{factory}:broken"])

@@ -21,7 +21,7 @@ from fvflops.capture.model.input_specs import is_shape
 from fvflops.capture.model.model import describe_inputs, module_paths
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.paths import PACKAGE
-from fvflops.text import list_nearest, printable, printable_short
+from fvflops.text import describe_import_error, list_nearest, printable, printable_short
 
 _LOGGER = logging.getLogger("fvflops")
 _MAX_MESSAGE = 400  # characters
@@ -42,6 +42,8 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     if isinstance(error, Exception) and (explanation := explain_error(error)):
         return explanation
     text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
+    if isinstance(error, ImportError) and error.__cause__ is not None:  # as of transformers' classes, which are lazy
+        text = f"{text.partition('. ')[0]}: {describe_import_error(error)}"
     text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     is_own_error = bool(frames) and frames[-1].filename.startswith(str(PACKAGE))
