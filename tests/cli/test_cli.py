@@ -262,8 +262,11 @@ def test_the_first_cause_of_an_import_is_named(capsys, monkeypatch):
         try:
             raise RuntimeError("operator torchvision::nms does not exist")
         except RuntimeError as error:
-            raise ModuleNotFoundError(f"Could not import module {name!r}. Are this object's requirements right?") from error
+            raise ModuleNotFoundError(
+                f"Could not import module {name!r}. Are this object's requirements right?"
+            ) from error
 
+    monkeypatch.delitem(vars(transformers), "BertModel", raising=False)
     monkeypatch.setattr(type(transformers), "__getattr__", lambda self, name: fail(name))
     code, _, err = run(capsys, "count", "transformers:BertModel")
     assert code == 2 and "'BertModel': RuntimeError: operator torchvision::nms does not exist; torchvision was" in err
