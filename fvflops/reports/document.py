@@ -154,8 +154,11 @@ class Table:
         return next((index for index, column in enumerate(self.columns) if column.is_text), 0)
 
     def readable_by(self, reader: str) -> Table:
-        """Return the table with the columns for "people" or for "data" formats."""
+        """Return the table with the columns for "people", without those with no value, or for "data" formats."""
         selected = [index for index, column in enumerate(self.columns) if column.only_for in ("", reader)]
+        if reader == "people":
+            texts = self.texts()
+            selected = [index for index in selected if not texts or any(row[index] for row in texts)]
         if len(selected) == len(self.columns):
             return self
         return replace(

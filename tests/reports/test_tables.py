@@ -64,3 +64,10 @@ def test_a_fraction_is_written_exactly():
     )
     assert write_document(document, "csv").splitlines()[1] == "mm,1/3"
     assert '"f": "1/3"' in write_document(document, "json")
+
+
+def test_people_are_shown_no_column_without_a_value_and_data_has_it():
+    columns = text_column("name"), number_column("rank"), number_column("flops")
+    table = Table("x", columns, [("a", None, 0), ("b", None, 2)])
+    assert [column.key for column in table.readable_by("people").columns] == ["name", "flops"]
+    assert table.readable_by("data") == table

@@ -53,9 +53,9 @@ def peaks_report(device: Device, path: str | None) -> Document:
     file = path or "FILE.yaml"
     parts.append(
         Items(
-            f"{'' if path else 'To use them, write them with --output FILE.yaml. '}{file} is taken by:",
+            f"{'' if path else 'To use them, write them with --output FILE.yaml. '}Use {file} in:",
             [
-                f'fvflops.StepMeter(model, device="{file}"), mfu(..., device="{file}") and hfu',
+                f'fvflops.StepMeter(model, device="{file}"), and so in mfu and hfu',
                 f'MeterCallback(device="{file}") of fvflops.integrations',
                 f"fvflops roofline MODEL --device {file}",
                 f"fvflops profile MODEL --peaks {file}",

@@ -21,9 +21,9 @@ _TRACE_COLUMNS = (
     replace(number_column("macs", "MACs"), hide_order=1),
     number_column("flops", "FLOPs (2 per MAC)"),
     number_column("flops_per_second", "FLOP/s"),
-    number_column("share", "landed", form=lambda share: format_percent(round(share * 10**6), 10**6)),
+    number_column("share", "matched", form=lambda share: format_percent(round(share * 10**6), 10**6)),
 )
-_NOTES = ("landed: share of the model's FLOPs whose ops have an event in the trace.",)
+_NOTES = ("matched: share of the model's FLOPs whose ops have an event in the trace.",)
 _EVENT_COLUMNS = (
     text_column("event"),
     number_column("calls", form=str),
@@ -37,7 +37,7 @@ _EVENT_COLUMNS = (
 def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: str = "") -> Document:
     """Return the report of traces, each with the path of its annotated file; `subject` is the model.
 
-    `landed` is the share of the model's FLOPs whose ops have an event in the trace. The rows of events are those of the
+    `matched` is the share of the model's FLOPs whose ops have an event in the trace. Rows of events are those of the
     ops that have FLOPs of their own, so that they add up; their times are those of their kernels if they have any, else
     those on the CPU.
     """

@@ -262,7 +262,8 @@ def _lay_out(grid: _Grid, width: int | None) -> _Layout:
             needed = _total_width([min(cells, name_width) for cells in full_widths])
             if needed <= available:
                 remaining = available - needed - _GAP
-                bar = min(_MAX_BAR, max(available - _total_width(full_widths) - _GAP, min(remaining, 2 * _MIN_BAR)))
+                spare = available - _total_width(full_widths)  # beside whole names, which come before bars
+                bar = min(_MAX_BAR, spare - _GAP if spare >= 0 else min(remaining, 2 * _MIN_BAR))
                 bar = bar if percent and bar >= _MIN_BAR else 0
                 names = _narrow(full_widths, available - (bar + _GAP if bar else 0))
                 return _Layout(names, numbers, percent, bar)
