@@ -17,6 +17,7 @@ from fvflops.cli.planning.training_step import DefaultLoss, find_vocabulary
 from fvflops.reports.formats import FORMATS
 from fvflops.zoo import build
 from tests.support.reports.report_formats import check_report
+from tests.support.torchvision_schemas import define_torchvision_schemas
 
 FACTORY = """
 import torch
@@ -282,3 +283,16 @@ def test_a_language_model_without_a_loss_has_cross_entropy_of_its_logits_in_floa
 
     assert peak() == peak("--loss", "losses.py:entropy") > peak("--loss", "losses.py:total")
     assert find_vocabulary(build("vit_b_16", device="meta")) is None
+
+
+def test_a_decoder_is_recomputed_without_the_cache_that_it_keeps_by_default(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    define_torchvision_schemas()
+    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 64}
+    config = transformers.T5Config(**sizes, architectures=["T5ForConditionalGeneration"])
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    peaks = []
+    for options in (["--checkpoint", "full"], []):
+        assert main(["memory", f"hf:{tmp_path}", *options, "--no-savings", "--format", "json"]) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["verdict"]["needed"])
+    assert peaks[0] < peaks[1]

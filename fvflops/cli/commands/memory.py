@@ -36,6 +36,7 @@ from fvflops.cli.planning.training_step import (
     find_optimizer,
     find_policy,
     make_optimizer,
+    prepare_training,
     read_assumptions,
     repeat_command,
     typed_settings,
@@ -124,7 +125,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_mesh_options(arguments, mesh)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    subject.train(not arguments.inference)
+    if arguments.inference:
+        subject.train(False)
+    else:
+        prepare_training(subject)
     has_bf16 = capacity is not None or (accelerator is not None and "bf16" in accelerator.matrix)
     choose_precision(arguments, subject.model, has_bf16=has_bf16 and not arguments.inference)
     precision = find_precision(arguments.precision) if mesh is None else None

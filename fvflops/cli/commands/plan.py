@@ -39,6 +39,7 @@ from fvflops.cli.planning.training_step import (
     find_modules,
     find_policy,
     make_optimizer,
+    prepare_training,
     read_assumptions,
     repeat_command,
     typed_settings,
@@ -163,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
         layout_options(arguments)  # a mistake in them is found before the model is loaded
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    subject.train(True)
+    prepare_training(subject)
     choose_precision(arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix)
     options: dict[str, Any] = {
         **layout_options(arguments),

@@ -73,6 +73,18 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     )
 
 
+def prepare_training(subject: LoadedModel) -> None:
+    """Set a model to training mode, without the KV cache that transformers' models make unless they are told not to.
+
+    Their Trainer tells them so for checkpoints: a recomputed layer would find its keys and values in the cache.
+    """
+    subject.train(True)
+    for module in subject.model.modules():  # a decoder's config is a copy of its model's
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False
+
+
 def choose_loss(arguments: argparse.Namespace, model: nn.Module) -> Loss:
     """Return the function that `--loss` names, or a DefaultLoss; 'chunked' changes the model."""
     if arguments.loss == CHUNKED:
