@@ -239,7 +239,7 @@ def test_errors_are_one_line_and_say_what_to_do(capsys, argv, message):
         ("exiting", "SystemExit: the program asked to exit with 0"),
         ("number", "returned int: return a torch.nn.Module"),
         ("build", "has no default input shapes: pass --input SHAPE"),
-        ("routed --execution shapes", "aten::index.Tensor in module '' cannot be run in shape execution"),
+        ("routed --execution shapes", "aten::index.Tensor in the model cannot be run in shape execution"),
         (
             "routed --device meta",
             "pass real weights, or assume its output size: assume={'aten::index.Tensor': ...} (--assume ",

@@ -358,11 +358,11 @@ class Recorder(ThreadState):
     def describe_failure(self, error: Exception) -> str:
         """Return in one line which op shape execution cannot run, in which module."""
         if self.failure is not None:
-            op, module, cause = self.failure
-            return (
-                f"{op or 'a tensor'} in module {module!r} cannot be run in shape execution ({describe_failure(cause)})"
-            )
-        return f"module {self.current_module(error)!r} cannot be run in shape execution ({describe_failure(error)})"
+            op, module, error = self.failure
+            subject = f"{op or 'a tensor'} in {_name(module)}"
+        else:
+            subject = _name(self.current_module(error))
+        return f"{subject} cannot be run in shape execution ({describe_failure(error)})"
 
     def current_module(self, error: BaseException | None = None) -> str:
         """Return the name of the module that is running, or that raised an error."""
@@ -772,6 +772,10 @@ class Recorder(ThreadState):
         if self.unseen is not None:
             self.unseen.forget_storage(index)
         self.record_freed(index)
+
+
+def _name(module: str) -> str:
+    return f"module {module!r}" if module else "the model"
 
 
 def _is_library_checkpoint(node_class: type) -> bool:

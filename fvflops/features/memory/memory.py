@@ -13,6 +13,7 @@ from fvflops.analysis.model_analysis import ModelAnalysis, cost_estimator, model
 from fvflops.analysis.model_run import ModelRun
 from fvflops.analysis.training_step import TrainingStepAnalysis
 from fvflops.capture.errors.model_check import trace_of
+from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.restore.containers import ContainerSnapshot
 from fvflops.capture.restore.generators import extreme_draws
 from fvflops.capture.restore.interrupts import deferred, is_interrupt
@@ -125,7 +126,7 @@ def _largest(analysis: ModelAnalysis, drawn: MemoryTimeline, read: Callable[[Tra
             except Exception as error:  # such as of a loss that no layer takes part in
                 if is_interrupt(error):
                     raise
-                failed.append(f"{name} (failed: {type(error).__name__})")
+                failed.append(f"{name} (fails: {describe_error(error)})")
     largest = max(runs.values(), key=lambda timeline: timeline.peak)
     listed = [f"{name} ({format_bytes(timeline.peak)})" for name, timeline in runs.items()]
     about = {**largest.trace.about, "peaks": ", ".join([*listed, *failed])}
