@@ -28,7 +28,10 @@ def read_op(op: Any) -> str:
     """
     if isinstance(op, (OpOverload, OpOverloadPacket)):
         return op.name() if isinstance(op, OpOverload) else op._qualified_op_name
-    name = str(op)
+    if not isinstance(op, str):
+        kind = type(op).__name__
+        raise TypeError(f"set_op_handle takes the name of an op, such as 'aten::linear'; got a {kind} first")
+    name = op
     if name.startswith(_WITHOUT_SCHEMAS):
         return name
     if "::" not in name and not name.startswith("torch.ops."):

@@ -101,7 +101,8 @@ def _number(value: Any, name: str, handle: Handle) -> int:
     A float that is an integer is accepted, since `numpy.prod` of no sizes is 1.0.
     """
     may_overflow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
-    is_integer = isinstance(value, Real) and math.isfinite(value) and value == math.floor(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_integer = is_number and math.isfinite(value) and value == math.floor(value)
     if not is_integer or may_overflow or value < 0:
         raise ValueError(
             f"{_describe(handle)} of {name} returned {value!r} of type "

@@ -186,8 +186,12 @@ def suggest_sizes(error: BaseException) -> str:
 
 
 def _try_others(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
-    inputs = ", ".join(describe_inputs(*_read_arguments(calls[0][1]))) or "none"
-    return f"the model's inputs are {inputs}: {remedies.others}"
+    arguments = _read_arguments(calls[0][1])
+    inputs = ", ".join(describe_inputs(*arguments)) or "none"
+    images = [x for x in tensors_of(arguments) if x.ndim == 3 and x.shape[0] == 3 and x.is_floating_point()]
+    kind = str(images[0].dtype).removeprefix("torch.") if images else ""
+    batch = f" (a batch of one image: {remedies.tensor((1, *images[0].shape), kind)})" if images else ""
+    return f"the model's inputs are {inputs}: {remedies.others}{batch}"
 
 
 def _explain_types(calls: list[tuple[nn.Module, FrameType]]) -> str:
