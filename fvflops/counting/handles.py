@@ -84,6 +84,8 @@ def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
         result = handle(call)
     except Exception as error:  # user code may raise anything: name the op and the handle
         text = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, AttributeError) and error.obj is call and error.name in call.attributes:
+            text += f": write call.attributes[{error.name!r}]"
         raise ValueError(f"{_describe(handle)} of {name} raised {text}; called as {show_call(call)}") from error
     sums = result if isinstance(result, Mapping) else {label: result}
     costs = [OpCost(key, Status.COUNTED, _number(value, name, handle)) for key, value in sums.items()]

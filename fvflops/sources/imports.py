@@ -48,7 +48,7 @@ def import_module(name: str) -> ModuleType:
             names = sorted(item.name for item in pkgutil.iter_modules(path))
             raise ValueError(describe_missing(parent, last, names)) from error
         raise ValueError(
-            f"there is no package {error.name!r} here: install it, check the name, or add its folder by --path"
+            f"there is no package {error.name!r} here: install it, check the name, or add its parent folder by --path"
         ) from error
 
 

@@ -228,6 +228,10 @@ def test_handles_can_name_labels_and_are_checked():
         analysis.set_op_handle("Fused", lambda call: 1)
     with pytest.raises(TypeError, match="takes the name of an op, such as 'aten::linear'; got a function first"):
         analysis.set_op_handle(lambda call: 1, "aten::linear")
+    with pytest.raises(TypeError, match=r"goes by its name: write 'prim::PythonOp\.Function'"):
+        analysis.set_op_handle(torch.autograd.Function, lambda call: 1)
+    with pytest.raises(ValueError, match=r"no attribute 'in_features': write call\.attributes\['in_features'\]"):
+        FlopCountAnalysis(nn.Linear(4, 4), X).set_module_handle(nn.Linear, lambda call: call.in_features).total()
     with pytest.raises(TypeError, match=r"takes a class or its name, torch\.nn\.\S*Linear, got a Linear first"):
         analysis.set_module_handle(nn.Linear(4, 4), lambda call: 1)
     with pytest.raises(TypeError, match="takes a class or its name, got a function first"):

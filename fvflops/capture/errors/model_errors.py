@@ -50,7 +50,7 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return text
     if isinstance(error, SystemExit):
-        text = printable(f"the program asked to exit with {error.code!r}")
+        text = printable(f"the program asked to exit with {error.code!r}: name a file without a main program")
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if module := describe_module(error):
         kind = f"{module}: {kind}{suggest_sizes(error)}"
