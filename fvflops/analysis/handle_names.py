@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from fvflops.counting.handles import names_of
 from fvflops.formulas.schema import KNOWN_NAMESPACES, overloads_of, suggest_namespace, suggest_op
 from fvflops.formulas.table import FUNCTION_PREFIX, find_class
@@ -28,7 +30,12 @@ def read_op(op: Any) -> str:
     """
     if isinstance(op, (OpOverload, OpOverloadPacket)):
         return op.name() if isinstance(op, OpOverload) else op._qualified_op_name
-    name = str(op)
+    if not isinstance(op, str):
+        if isinstance(op, type) and issubclass(op, torch.autograd.Function):
+            raise TypeError(f"a handle of {op.__name__} goes by its name: write {FUNCTION_PREFIX + op.__name__!r}")
+        kind = type(op).__name__
+        raise TypeError(f"set_op_handle takes the name of an op, such as 'aten::linear'; got a {kind} first")
+    name = op
     if name.startswith(_WITHOUT_SCHEMAS):
         return name
     if "::" not in name and not name.startswith("torch.ops."):

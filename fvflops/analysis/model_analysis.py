@@ -194,7 +194,10 @@ class ModelAnalysis:
         if len(args) % 2:
             raise TypeError("set_module_handle takes pairs of a class and a handle, such as (torch.nn.LSTM, None)")
         for key, handle in zip(args[::2], args[1::2], strict=True):
-            name = name_class(key) if isinstance(key, type) else str(key)
+            if not isinstance(key, (type, str)):
+                near = f", {name_class(type(key))}" if isinstance(key, torch.nn.Module) else ""
+                raise TypeError(f"set_module_handle takes a class or its name{near}, got a {type(key).__name__} first")
+            name = name_class(key) if isinstance(key, type) else key
             if isinstance(key, type) and not issubclass(key, torch.nn.Module):
                 raise ValueError(f"{name} is no module class: a handle of an op or a function is for set_op_handle")
             if not may_exist(name):

@@ -207,7 +207,8 @@ def _read_labels(texts: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         if not (label and equals):
             raise ValueError(f"--name {text}: write LABEL=MODEL, such as ResNet-50=zoo:resnet50")
         if model not in names:
-            raise ValueError(f"--name {text}: MODEL must be one of {', '.join(names)}{suggest(model, names)}")
+            near = f": did you mean {model}={label}?" if label in names else suggest(model, names)
+            raise ValueError(f"--name {text}: MODEL of LABEL=MODEL must be one of {', '.join(names)}{near}")
         labels[model] = label
     return labels
 

@@ -84,6 +84,8 @@ def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
         result = handle(call)
     except Exception as error:  # user code may raise anything: name the op and the handle
         text = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, AttributeError) and error.obj is call and error.name in call.attributes:
+            text += f": write call.attributes[{error.name!r}]"
         raise ValueError(f"{_describe(handle)} of {name} raised {text}; called as {show_call(call)}") from error
     sums = result if isinstance(result, Mapping) else {label: result}
     costs = [OpCost(key, Status.COUNTED, _number(value, name, handle)) for key, value in sums.items()]
@@ -101,7 +103,8 @@ def _number(value: Any, name: str, handle: Handle) -> int:
     A float that is an integer is accepted, since `numpy.prod` of no sizes is 1.0.
     """
     may_overflow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
-    is_integer = isinstance(value, Real) and math.isfinite(value) and value == math.floor(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_integer = is_number and math.isfinite(value) and value == math.floor(value)
     if not is_integer or may_overflow or value < 0:
         raise ValueError(
             f"{_describe(handle)} of {name} returned {value!r} of type "

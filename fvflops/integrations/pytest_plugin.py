@@ -128,4 +128,9 @@ class FlopsBudget:
         if update:
             paths.check_writable(file)
             return load_budgets(file).get(name) if paths.exists(file) else None
+        if not paths.exists(file):
+            raise ValueError(
+                f"{name} has no limits and there is no budget file {file}: write @pytest.mark.flops_budget(flops=...), "
+                "or create the file by --flops-budget-update"
+            )
         return find_budget(load_budgets(file), name, file)

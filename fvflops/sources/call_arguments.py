@@ -57,10 +57,20 @@ def call_with(function: Callable[..., Any], values: Mapping[str, Any], name: str
     missing = [key for key, item in named.items() if item.default is item.empty and key not in values]
     if missing:
         shown = _write_call(name, signature)
-        raise ValueError(f"{shown} needs {', '.join(missing)}: pass --arg {missing[0]}=VALUE")
+        remedy = f"pass --arg {missing[0]}=VALUE, or name a function that makes the object"
+        raise ValueError(f"{shown} needs {', '.join(missing)}: {remedy}")
     bound = {key: values[key] for key in named if key in values} | ({keywords: extra} if keywords else {})
     arguments = inspect.BoundArguments(signature, bound)
-    return function(*arguments.args, **arguments.kwargs)
+    try:
+        return function(*arguments.args, **arguments.kwargs)
+    except AttributeError as error:
+        key = next((key for key, value in values.items() if error.obj is value and isinstance(value, str)), None)
+        if key is None:
+            raise
+        raise ValueError(
+            f"--arg {key}={values[key]} is a text, and {_write_call(name, signature)} reads its {error.name}: "
+            "name a function that makes the object and returns the model"
+        ) from error
 
 
 def check_names(function: Callable[..., Any], values: Mapping[str, Any], name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -42,8 +43,12 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
+        parent, _, last = error.name.rpartition(".")
+        if path := getattr(sys.modules.get(parent), "__path__", ()):
+            names = sorted(item.name for item in pkgutil.iter_modules(path))
+            raise ValueError(describe_missing(parent, last, names)) from error
         raise ValueError(
-            f"there is no package {error.name!r} here: install it, check the name, or add its folder by --path"
+            f"there is no package {error.name!r} here: install it, check the name, or add its parent folder by --path"
         ) from error
 
 

@@ -226,13 +226,23 @@ def test_handles_can_name_labels_and_are_checked():
         analysis.set_op_handle("aten::linear", lambda a, b, c: 1)
     with pytest.raises(ValueError, match=r"'Fused' is not an op name: .* prim::PythonOp\.Fused"):
         analysis.set_op_handle("Fused", lambda call: 1)
+    with pytest.raises(TypeError, match="takes the name of an op, such as 'aten::linear'; got a function first"):
+        analysis.set_op_handle(lambda call: 1, "aten::linear")
+    with pytest.raises(TypeError, match=r"goes by its name: write 'prim::PythonOp\.Function'"):
+        analysis.set_op_handle(torch.autograd.Function, lambda call: 1)
+    with pytest.raises(ValueError, match=r"no attribute 'in_features': write call\.attributes\['in_features'\]"):
+        FlopCountAnalysis(nn.Linear(4, 4), X).set_module_handle(nn.Linear, lambda call: call.in_features).total()
+    with pytest.raises(TypeError, match=r"takes a class or its name, torch\.nn\.\S*Linear, got a Linear first"):
+        analysis.set_module_handle(nn.Linear(4, 4), lambda call: 1)
+    with pytest.raises(TypeError, match="takes a class or its name, got a function first"):
+        analysis.set_module_handle(lambda call: 1, nn.Linear)
     with pytest.raises(ValueError, match=r"return a Python int, .* a Cost is what a formula returns"):
         analysis.set_op_handle("aten::linear", lambda call: Cost(macs=1)).total()
     with pytest.raises(ValueError, match="aten::linear returned 'many'"):
         analysis.set_op_handle("aten::linear", lambda call: "many").total()
     analysis.set_op_handle("aten::linear", lambda call: 1.5e9)
     assert type(analysis.total()) is int and analysis.total() == 1_500_000_000
-    for wrong in (2.5, -3, -1.0, float("nan"), float("inf"), Counter(part=0.5)):
+    for wrong in (True, 2.5, -3, -1.0, float("nan"), float("inf"), Counter(part=0.5)):
 
         def halved(inputs, outputs, result=wrong):
             return result

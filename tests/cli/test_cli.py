@@ -219,6 +219,7 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["zoo:lenet5", "--top", "x"], "--top: must be an integer of at least 1; got 'x'"),
         (["zoo:lenet5", "--table", "defualt"], "did you mean 'default'"),
         (["no.such.package:model"], "there is no package"),
+        (["fvflops.zooo:build"], "fvflops has no 'zooo': the nearest is 'zoo'"),
         (["missing.py:model"], "there is no file 'missing.py'"),
         (["zoo:lenet5", "--output", "/dev/null/out.txt"], "/dev/null/out.txt cannot be written"),
     ],

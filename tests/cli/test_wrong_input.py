@@ -56,7 +56,7 @@ CASES = {
     "torchvision:vit_b_16 --image-size 100": ("--image-size 100", "indivisible by patch size"),
     "torchvision:maxvit_t --image-size 100x90": ("--image-size 100x90", "is not divisible by partition size 7"),
     "torchvision:vit_b_16 --image-size 64 --arg image_size=32": ("--arg image_size", "omit one"),
-    "no.such.package:model": ("'no'", "install it, check the name, or add its folder by --path"),
+    "no.such.package:model": ("'no'", "install it, check the name, or add its parent folder by --path"),
     "{tmp}/nest.py:build": ("{tmp}/nest.py", "there is no file"),
     "{tmp}/nets.py:biuld": ("'biuld'", "the nearest is 'build'"),
     "{tmp}/nets.py:number": ("number is int", "name a function that returns a torch.nn.Module, or a class"),

@@ -24,6 +24,10 @@ class Net(nn.Linear):
     def __init__(self, width: int = 3, bias: bool = True):
         super().__init__(width, 2, bias=bias)
 
+class Configured(nn.Linear):
+    def __init__(self, config):
+        super().__init__(config.width, 2)
+
 made = Net()
 number = 3
 """
@@ -62,6 +66,8 @@ def test_a_class_is_a_factory(capsys, nets):
     ("name", "arguments", "message"),
     [
         ("build", [], "nets.py:build(width, /, depth=2, *, act='relu', **more) needs width: pass --arg width=VALUE"),
+        ("build", [], "or name a function that makes the object"),
+        ("Configured", ["config=tiny"], "nets.py:Configured(config) reads its width: name a function that makes"),
         ("build", ["width"], "--arg width: write NAME=VALUE, such as width=64"),
         ("build", ["width=1", "width=2"], "--arg width=2: width is passed already"),
         ("Net", ["widht=3"], "Net(width=3, bias=True) has no such argument: did you mean 'width'?"),

@@ -52,7 +52,7 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return text
     if isinstance(error, SystemExit):
-        text = printable(f"the program asked to exit with {error.code!r}")
+        text = printable(f"the program asked to exit with {error.code!r}: name a file without a main program")
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if module := describe_module(error):
         kind = f"{module}: {kind}{suggest_sizes(error)}"
@@ -188,8 +188,12 @@ def suggest_sizes(error: BaseException) -> str:
 
 
 def _try_others(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:
-    inputs = ", ".join(describe_inputs(*_read_arguments(calls[0][1]))) or "none"
-    return f"the model's inputs are {inputs}: {remedies.others}"
+    arguments = _read_arguments(calls[0][1])
+    inputs = ", ".join(describe_inputs(*arguments)) or "none"
+    images = [x for x in tensors_of(arguments) if x.ndim == 3 and x.shape[0] == 3 and x.is_floating_point()]
+    kind = str(images[0].dtype).removeprefix("torch.") if images else ""
+    batch = f" (a batch of one image: {remedies.tensor((1, *images[0].shape), kind)})" if images else ""
+    return f"the model's inputs are {inputs}: {remedies.others}{batch}"
 
 
 def _explain_types(calls: list[tuple[nn.Module, FrameType]]) -> str:

@@ -169,6 +169,8 @@ class Product(nn.Module):
         ("bag", "2,5", "EmbeddingBag '0' expects integer indices, got float32[2, 5]; pass --input 2,5:int64"),
         ("batch_norm", "1,4,5,5", "BatchNorm2d '0' expects 3 channels, got float32[1, 4, 5, 5]; pass --input 1,3,5,5"),
         ("batch_norm", "3,5,5", "BatchNorm2d '0' expects a tensor of 4 dimensions (batch, channels, ...)"),
+        ("group_norm", "3,5,5", "GroupNorm '0' expects 4 channels, got float32[3, 5, 5]; pass --input 3,4,5"),
+        ("flat", "3,5,5", "try others by --input (a batch of one image: --input 1,3,5,5)"),
         (
             "instance_norm",
             "1,4,5,5",
