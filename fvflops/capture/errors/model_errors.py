@@ -52,6 +52,8 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     if isinstance(error, SystemExit):
         text = printable(f"the program asked to exit with {error.code!r}")
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, ImportError) and error.__cause__ is not None:  # transformers' own says no reason
+        kind = f"{kind} Cause: {describe_error(error.__cause__)}"
     if module := describe_module(error):
         kind = f"{module}: {kind}{suggest_sizes(error)}"
     libraries = (str(PACKAGE), "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")

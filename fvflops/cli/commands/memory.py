@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = Device("the device", {"bf16": 1}, memory=capacity, vendor="NVIDIA") if capacity else accelerator
     if device is not None:
         ranks = math.prod((mesh or {}).values())
-        verdict = judge(reserved_memory(timeline, expandable_segments=True).peak, device, ranks)
+        verdict = judge(reserved_memory(timeline, expandable_segments=True).peak, device, ranks, tensors=timeline.peak)
         notes = [_describe_reserved(timeline, verdict.needed), *notes]
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)

@@ -91,7 +91,7 @@ def test_the_commands_say_what_is_where(capsys):
     for command in (("memory", *model, "--no-savings"), ("plan", *model, "--mesh", "fsdp=2")):
         assert main([*command, "--offload", "optimizer", "--offload", "gradients"]) == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert "offload optimizer, gradients" in text and "n the host: " in text and "of transfers to the host" in text
+        assert "offload: optimizer, gradients" in text and "n the host: " in text and "of transfers to the host" in text
         assert main([*command, "--offload", "gradients"]) == 2
         assert "gradients are offloaded with the optimizer" in capsys.readouterr().err
     needed = []
