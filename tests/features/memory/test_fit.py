@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
+from fvflops.cli import main
 from fvflops.features.memory.fit import Verdict
 
 GB = 10**9
@@ -68,3 +69,9 @@ def test_checkpoints_of_the_model_itself_are_named(model, checkpoint, expected):
     assert predict_memory(step).settings["checkpointing"] == expected
     plan = plan_rank(model, x, mesh={"dp": 2}, loss=torch.sum, checkpoint=checkpoint)
     assert plan.memory().settings["checkpointing"] == expected
+
+
+def test_a_plan_without_an_optimizer_says_so(capsys):
+    for options, expected in (([], True), (["--optimizer", "AdamW"], False)):
+        assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", *options]) == 0
+        assert ("No optimizer is included." in capsys.readouterr().out) is expected
