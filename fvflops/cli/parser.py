@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, cast
 
-from fvflops.text import printable, suggest
+from fvflops.text import nearest, printable, suggest
 
 # Beginning of a text whose lines are kept as they are.
 _VERBATIM = ("examples:", "exit codes:")
@@ -42,6 +42,8 @@ _RARE = frozenset(
         "--trace-only",
     ]
 )
+# What other programs call an option → its name here.
+_SYNONYMS = {"lora": "adapter", "bs": "batch", "context": "seq", "gradient-accumulation-steps": "microbatches"}
 _ALL = "all"  # --help all
 _SHORT = 25  # a command with as many options or fewer has no rare ones
 
@@ -155,8 +157,14 @@ def _describe_choices(choices: Iterable[str], value: str) -> str:
 def _describe_unknown(unknown: Sequence[str], command: Parser) -> str:
     first = next((text for text in unknown if text.startswith("-")), unknown[0])
     name = first.partition("=")[0]
-    known = [text for action in command.options() for text in action.option_strings]
-    hint = suggest(name, known, separator="; ") if name.startswith("-") else ""
+    known = {text.lstrip("-"): text for action in command.options() for text in action.option_strings}
+    hint = ""
+    if name.startswith("-"):  # by the words alone: dashes make all options alike
+        word = name.lstrip("-")
+        near = known.get(_SYNONYMS.get(word) or nearest(word, known, cutoff=0.65))
+        hint = f"; did you mean {near!r}?" if near else ""
+    elif command.prog.endswith(" compare"):
+        hint = "; it compares conventions: 'fvflops diff A B' compares two models"
     return f"unrecognized arguments: {' '.join(unknown)}{hint}"
 
 

@@ -90,6 +90,8 @@ def build(name: str, options: SourceOptions) -> BuiltModel:
     replace those of config.json.
     """
     folder = os.path.expanduser(name)
+    if os.path.basename(folder) == CONFIG and os.path.isfile(folder):
+        folder = os.path.dirname(folder) or os.curdir
     if not os.path.isdir(folder):
         return _build_folder(_download(name, options.trust_remote_code), f"hf:{name}", options)
     with offline("transformers"):

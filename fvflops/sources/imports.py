@@ -40,8 +40,12 @@ def import_module(name: str) -> ModuleType:
     add_current_folder()
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+    except ImportError as error:
+        if (
+            error.name is None
+            or not isinstance(error, ModuleNotFoundError)
+            or not f"{name}.".startswith(f"{error.name}.")
+        ):
             raise
         parent, _, last = error.name.rpartition(".")
         if path := getattr(sys.modules.get(parent), "__path__", ()):
@@ -50,6 +54,18 @@ def import_module(name: str) -> ModuleType:
         raise ValueError(
             f"there is no package {error.name!r} here: install it, check the name, or add its parent folder by --path"
         ) from error
+    except (Exception, SystemExit) as error:
+        raise _explain(name, error) from error
+
+
+def _explain(name: str, error: BaseException) -> ValueError:
+    """Return an error of a script that does its work when it is imported."""
+    from fvflops.capture.errors.model_errors import describe_error  # imports torch, as the script may have not
+
+    return ValueError(
+        f"importing {name} raised {describe_error(error)}; importing runs all of a file: put a script's own work below "
+        '`if __name__ == "__main__":`, or the model in a file of its own'
+    )
 
 
 def add_current_folder() -> None:
@@ -112,4 +128,6 @@ def _run_file(path: str, _changed: int, _size: int) -> ModuleType:
             raise
         dotted = os.path.splitext(os.path.relpath(path))[0].replace(os.sep, ".").lstrip(".")
         raise ValueError(f"{path} is part of a package, since it imports relatively: write {dotted}:FACTORY") from error
+    except (Exception, SystemExit) as error:
+        raise _explain(os.path.basename(path), error) from error
     return module

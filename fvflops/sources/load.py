@@ -164,7 +164,10 @@ def _with_inputs(name: str, built: BuiltModel, specs: tuple[InputSpec, ...], opt
     is_default = inputs is None and not kwargs
     if is_default:
         if not built.specs:
-            raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input 1,3,224,224")
+            token_ids = any(isinstance(module, nn.Embedding) for module in built.model.modules())
+            shape = "4,1024:int64 for token ids" if token_ids else "1,3,224,224"
+            remedy = "" if find_source(name) else ", or return (module, inputs)"
+            raise ValueError(f"{name} has no default input shapes: pass --input SHAPE, such as --input {shape}{remedy}")
         inputs, kwargs = make_arguments(built.specs, _device_of(built.model))
     if chosen_sizes(options):
         check_positions(built.model, options)

@@ -221,6 +221,8 @@ def test_a_configuration_changes_a_transformers_model(capsys, tmp_path):
         (["no.such.package:model"], "there is no package"),
         (["fvflops.zooo:build"], "fvflops has no 'zooo': the nearest is 'zoo'"),
         (["missing.py:model"], "there is no file 'missing.py'"),
+        (["zoo:lenet5", "--lora", "8"], "unrecognized arguments: --lora 8; did you mean '--adapter'?"),
+        (["zoo:lenet5", "--seqlen", "8"], "unrecognized arguments: --seqlen 8; did you mean '--seq'?"),
         (["zoo:lenet5", "--output", "/dev/null/out.txt"], "/dev/null/out.txt cannot be written"),
     ],
 )
@@ -255,22 +257,42 @@ def test_errors_of_a_factory(capsys, factory, name, message):
     assert code == 2 and message in err and err.count("\n") == 1
 
 
-def test_the_first_cause_of_an_import_is_named(capsys, monkeypatch):
-    """Transformers' classes are imported when they are asked for, and say only that they could not be."""
-    transformers = pytest.importorskip("transformers")
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            "open('data/train.txt')",
+            "raised [Errno 2] No such file or directory: 'data/train.txt'; importing runs all of",
+        ),
+        (
+            "import sys\nsys.exit(2)",
+            "raised SystemExit: the program asked to exit with 2 (train_it.py:2); importing runs",
+        ),
+        ("1 / 0", 'put a script\'s own work below `if __name__ == "__main__":`, or the model in a file of its own'),
+    ],
+)
+@pytest.mark.parametrize("name", ["train_it.py", "train_it"])
+def test_a_script_that_works_on_import_is_named(capsys, tmp_path, monkeypatch, name, script, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("sys.modules", {**sys.modules})
+    (tmp_path / "train_it.py").write_text(script)
+    code, _, err = run(capsys, "count", f"{name}:build")
+    assert code == 2 and f"importing {name} raised" in err and message in err and err.count("\n") == 1
 
-    def fail(name: str) -> None:
-        try:
-            raise RuntimeError("operator torchvision::nms does not exist")
-        except RuntimeError as error:
-            raise ModuleNotFoundError(
-                f"Could not import module {name!r}. Are this object's requirements right?"
-            ) from error
 
-    monkeypatch.delitem(vars(transformers), "BertModel", raising=False)
-    monkeypatch.setattr(type(transformers), "__getattr__", lambda self, name: fail(name))
-    code, _, err = run(capsys, "count", "transformers:BertModel")
-    assert code == 2 and "'BertModel': RuntimeError: operator torchvision::nms does not exist; torchvision was" in err
+def test_token_ids_are_suggested_to_a_model_with_an_embedding(capsys, tmp_path):
+    (tmp_path / "language.py").write_text("from torch import nn\ndef build(): return nn.Embedding(9, 2)")
+    code, _, err = run(capsys, "count", f"{tmp_path}/language.py:build")
+    assert (
+        code == 2
+        and "pass --input SHAPE, such as --input 4,1024:int64 for token ids, or return (module, inputs)" in err
+    )
+
+
+def test_two_models_of_compare_are_those_of_diff(capsys):
+    code, _, err = run(capsys, "compare", "zoo:lenet5", "zoo:resnet50")
+    assert code == 2 and "it compares conventions: 'fvflops diff A B' compares two models" in err
 
 
 def test_debug_shows_the_traceback(factory):

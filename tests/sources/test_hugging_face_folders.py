@@ -262,3 +262,11 @@ def test_a_folder_counts_as_the_class_built_by_hand(case: Case, tmp_path: Path):
 
 def analyse(model: nn.Module, inputs: Mapping[str, Any]) -> FlopCountAnalysis:
     return FlopCountAnalysis(model.eval(), None, kwargs=dict(inputs), warn=False)
+
+
+@pytest.mark.parametrize("name", ["", "/config.json"])
+def test_a_folder_may_be_named_by_its_config(tmp_path, name):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL})
+    )
+    assert type(load_model(f"hf:{tmp_path}{name}", SourceOptions()).model).__name__ == "LlamaForCausalLM"

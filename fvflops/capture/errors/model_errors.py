@@ -43,7 +43,7 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
         return explanation
     text = printable(" ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split()))
     if isinstance(error, ImportError) and error.__cause__ is not None:  # as of transformers' classes, which are lazy
-        text = f"{text.partition('. ')[0]}: {describe_import_error(error)}"
+        text = f"{text.partition('. ')[0].rstrip('.')}: {describe_import_error(error)}"
     text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     is_own_error = bool(frames) and frames[-1].filename.startswith(str(PACKAGE))
@@ -52,7 +52,7 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return text
     if isinstance(error, SystemExit):
-        text = printable(f"the program asked to exit with {error.code!r}: name a file without a main program")
+        text = printable(f"the program asked to exit with {error.code!r}")
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if module := describe_module(error):
         kind = f"{module}: {kind}{suggest_sizes(error)}"

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
@@ -35,6 +37,7 @@ from fvflops.cli.planning.training_step import (
     find_checkpointed_names,
     find_optimizer,
     find_policy,
+    find_vocabulary,
     make_optimizer,
     prepare_training,
     read_assumptions,
@@ -43,6 +46,7 @@ from fvflops.cli.planning.training_step import (
 )
 from fvflops.cli.values import parse_mesh
 from fvflops.features.memory.allocator import reserved_memory
+from fvflops.features.memory.chunked_loss import find_head
 from fvflops.features.memory.compute import HOST_DEVICE, MemoryTimeline, read_memory
 from fvflops.features.memory.fit import Verdict
 from fvflops.features.memory.memory import predict_memory
@@ -161,13 +165,15 @@ def run(arguments: argparse.Namespace) -> int:
     device = Device("the device", {"bf16": 1}, memory=capacity, vendor="NVIDIA") if capacity else accelerator
     if device is not None:
         ranks = math.prod((mesh or {}).values())
-        verdict = judge(reserved_memory(timeline, expandable_segments=True).peak, device, ranks)
+        verdict = judge(reserved_memory(timeline, expandable_segments=True).peak, device, ranks, tensors=timeline.peak)
         notes = [_describe_reserved(timeline, verdict.needed), *notes]
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
     with activity(f"trying what lowers the peak of {arguments.model}"), kernels_emulated(accelerator):
         savings = None if arguments.inference or arguments.no_savings else find()
+    if savings is not None:
+        savings = replace(savings, untried=(*savings.untried, *_other_losses(arguments, subject.model)))
     for_data = arguments.format in DATA_FORMATS
     default_depth = None if for_data else DEPTH
     report = memory_report(
@@ -225,6 +231,12 @@ def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> 
             )
         elif timeline.device.startswith("cpu"):
             yield "Paged memory is an accelerator's: on the CPU the optimizer's state is in the peak."
+
+
+def _other_losses(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
+    """Return the option by which a language model's loss needs less memory, if it can have it."""
+    head = find_head(model) if arguments.loss is None and find_vocabulary(model) is not None else None
+    return ["--loss chunked"] if isinstance(head, nn.Linear) and head.bias is None else []
 
 
 def _describe_reserved(timeline: MemoryTimeline, reserved: int) -> str:

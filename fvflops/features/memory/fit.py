@@ -12,6 +12,8 @@ from fvflops.units import format_bytes
 class Verdict:
     """Whether `needed` bytes fit a device's `memory`, as torch reports it, less a `reserve`; None if it is not known.
 
+    Of the needed bytes `tensors` are in use at the peak; the others are cached by torch's allocator.
+
     >>> print(Verdict(92_300_000_000, "H100 SXM", 84_932_977_459, 536_870_912))
     Does not fit: 92.3 GB of 84.9 GB. That is 7.9 GB too much for H100 SXM, where 537 MB are set aside (an allowance).
     """
@@ -22,6 +24,7 @@ class Verdict:
     reserve: int = 0
     reserved_for: str = ""
     advice: str = ""
+    tensors: int | None = None
 
     @property
     def room(self) -> float | None:
@@ -45,7 +48,11 @@ class Verdict:
         if self.fits:
             return f"Fits: {needed} of {total}. {room} are left of {self.device}{aside}."
         text = f"Does not fit: {needed} of {total}. That is {room} too much for {self.device}{aside}."
-        return " ".join(filter(None, [text, self.advice]))
+        near = ""
+        if self.tensors is not None and self.tensors + self.reserve <= self.memory:
+            near = f"The tensors alone, {format_bytes(self.tensors)}, fit: if torch's allocator frees cached blocks in "
+            near += "time, the step runs, more slowly."
+        return " ".join(filter(None, [text, near, self.advice]))
 
     def encode(self) -> dict[str, Any]:
         """Return the verdict as data."""

@@ -93,22 +93,23 @@ def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) 
     """Return what a prediction assumes; of a Trace alone only what it has."""
     run = model_run(source) if isinstance(source, ModelAnalysis) else None
     if run is None or not isinstance(run.model, nn.Module):
-        return {**given(inputs=trace.info.inputs or None), **settings_of_trace(trace)}
+        return {**given(inputs=trace.info.inputs or None), **settings_of_trace(trace, {})}
     inputs = settings_of_inputs(run.arguments())
     if not isinstance(source, TrainingStepAnalysis):
-        return {"pass": "forward", **inputs, **settings_of_model(run.model), **settings_of_trace(trace)}
+        return {"pass": "forward", **inputs, **settings_of_model(run.model), **settings_of_trace(trace, {})}
     options = source.options
-    of_model = settings_of_model(run.model, options["autocast"])
-    return {
+    settings = {
         **inputs,
         "microbatches": options["micro_batches"],
-        **of_model,
+        **settings_of_model(run.model, options["autocast"]),
         "checkpointing": describe_checkpointed(checkpointed_modules(run.model, source.checkpoint)),
         "loss": describe_loss(options["loss"]),
-        **settings_of_trace(trace, of_model["weights"], of_model["compute"]),
+    }
+    last = {
         "step": "the first" if first_step else "any but the first",
         "mode": "train" if run.model.training else "eval",
     }
+    return {**settings, **settings_of_trace(trace, settings), **last}
 
 
 def predict_drawn_memory(analysis: ModelAnalysis, *, first_step: bool = False) -> MemoryTimeline:

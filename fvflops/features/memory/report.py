@@ -129,13 +129,20 @@ def memory_report(
     for kind, locations in reads_of(timeline.trace.info).items():
         parts.append(Table(kind, column, [(location,) for location in locations]))
     about = encode_lead(verdict, timeline.settings, command)
-    return Document("memory", memory_title(timeline, subject), parts, main="modules", about=about)
+    return Document(
+        "memory",
+        memory_title(timeline, subject, verdict.needed if verdict.device else None),
+        parts,
+        main="modules",
+        about=about,
+    )
 
 
-def memory_title(timeline: MemoryTimeline, subject: str) -> str:
+def memory_title(timeline: MemoryTimeline, subject: str, reserved: int | None = None) -> str:
     name = plain_name(subject or timeline.trace.modules.root.class_name) or "The run"
     inputs = timeline.trace.info.inputs
-    return f"{name}{f' on {plain_name(inputs)}' if inputs else ''}: peak memory {format_bytes(timeline.peak)}"
+    reserves = "" if reserved is None else f", {format_bytes(reserved)} reserved by torch's allocator"
+    return f"{name}{f' on {plain_name(inputs)}' if inputs else ''}: peak memory {format_bytes(timeline.peak)}{reserves}"
 
 
 def _describe_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> str:

@@ -20,6 +20,7 @@ from fvflops.units import format_parameters
 _ATTENTION = re.compile(r"(?:_scaled_dot_product_)?(\w*?)_?attention(?:_forward|_math|_for_cpu)*(?:\.|$)")
 # Setting → its name in a text, where its key says too little.
 _NAMES = {"bucket_cap_mb": "MiB of DDP's buckets", "host_waits": "host waits for the device"}
+NO_CHECKPOINTING = "none"
 _SOFTMAX = ("aten::_softmax", "aten::softmax")
 
 
@@ -93,16 +94,19 @@ def settings_of_inputs(inputs: Any) -> dict[str, Any]:
     )
 
 
-def settings_of_trace(trace: Trace, weights: str = "", compute: str = "") -> dict[str, Any]:
+def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optimizer, the attention, the kernels and the assumed values of a recorded step.
 
-    Weights of more bits than the compute are their own master weights.
+    `settings` are those known before it ran: weights of more bits than the compute are their own master weights, and
+    where nothing was to be checkpointed, the model did what was run again.
     """
-    about = trace.about
+    about, weights, compute = trace.about, settings.get("weights"), settings.get("compute")
+    is_own = settings.get("checkpointing") == NO_CHECKPOINTING and "recompute" in {phase for *_, phase in trace.calls}
     is_mixed = weights != compute and weights == "float32"
     has_optimizer = about.get("optimizer", "none") != "none"
     masters = "the float32 weights" if is_mixed else "none" if compute in ("bfloat16", "float16") else None
     return given(
+        checkpointing="the model's own" if is_own else None,
         optimizer=about.get("optimizer"),
         optimizer_state=about.get("optimizer_state") if has_optimizer else None,
         master_weights=about.get("master_weights", masters) if has_optimizer else None,
@@ -119,7 +123,7 @@ def describe_checkpointed(modules: Iterable[nn.Module]) -> str:
     ('ReLU × 2', 'none')
     """
     counts = Counter(type(module).__name__ for module in modules)
-    return ", ".join(f"{name} × {count}" for name, count in counts.items()) or "none"
+    return ", ".join(f"{name} × {count}" for name, count in counts.items()) or NO_CHECKPOINTING
 
 
 def describe_loss(loss: Any) -> str:

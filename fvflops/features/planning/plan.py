@@ -366,7 +366,6 @@ def _plan(
     rank_model = RankModel(model, inputs, layout, loss or sum_of_result)
     orders = order_step(layout, microbatches, has_optimizer=optimizer is not None, has_tied=bool(rank_model.tied))
     settings = settings_of_plan(model, inputs, layout, recipe, loss) | ({"offload": list(offload)} if offload else {})
-    dtypes = settings["weights"], settings["compute"]
     ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
     alike: dict[Any, list[int]] = {}
     for item in ranks:
@@ -381,7 +380,7 @@ def _plan(
                 plan,
                 table=table,
                 offload=tuple(offload),
-                settings={**settings, **settings_of_trace(plan.trace, *dtypes)},
+                settings={**settings, **settings_of_trace(plan.trace, settings)},
             )
             for plan in of_equal
         )

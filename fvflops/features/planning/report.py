@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
@@ -31,7 +32,7 @@ def plan_report(plan: RankPlan, table: FormulaTable | None = None, *, name: str 
     notes += [f"Estimated: {rule}." for rule in plan.derived]
     notes += [f"Not included: {part}." for part in plan.left_out]
     notes += [f"{text}." for text in plan.describe_offload()]
-    verdict = Verdict(plan.memory().peak)
+    verdict = _need(plan.memory().peak, plan.settings)
     parts: list[Part] = [
         *lead(verdict, plan.settings),
         f"Inputs of this rank: {plan.trace.about['inputs']}.",
@@ -74,7 +75,7 @@ def step_report(plan: StepPlan, table: FormulaTable | None = None, *, name: str 
     notes = [*dict.fromkeys(notes), *(f"Not included: {part}." for part in first.left_out)]
     schedule = f", schedule {first.step.schedule}" if first.step.schedule else ""
     title = f"{plain_name(name or first.trace.modules.root.class_name)} on {mesh}{schedule}"
-    verdict = Verdict(max(row[-1] for row in rows))
+    verdict = _need(max(row[-1] for row in rows), first.settings)
     parts: list[Part] = [*lead(verdict, first.settings), Table("ranks", columns, rows, noun="rank"), Items("", notes)]
     return Document("plan", title, parts, main="ranks", about=encode_lead(verdict, first.settings))
 
@@ -121,3 +122,8 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
         "derived": list(plan.derived),
         "left_out": list(plan.left_out),
     }
+
+
+def _need(nbytes: int, settings: Mapping[str, Any]) -> Verdict:
+    """Return what a rank needs, and whether that is without an optimizer, which a device's plan has by default."""
+    return Verdict(nbytes, advice="No optimizer is included." if settings.get("optimizer", "none") == "none" else "")

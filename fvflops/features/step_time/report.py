@@ -58,7 +58,8 @@ def estimate_report(
     """
     memories = read_memories(estimate.plans)
     fullest = max(memories, key=lambda memory: memory.reserved)
-    verdict = judge(fullest.reserved, estimate.device, estimate.gpus, advice=_advise(finder))
+    judged = estimate.device, estimate.gpus
+    verdict = judge(fullest.reserved, *judged, advice=_advise(finder), tensors=fullest.peak)
     parts: list[Part] = [
         *lead(verdict, estimate.settings),
         *_describe_host(estimate),
@@ -91,11 +92,11 @@ def estimate_page(estimate: StepEstimate) -> Document:
     return estimate_report(estimate, pictures=True)
 
 
-def judge(nbytes: int, device: Device, ranks: int, *, advice: str = "") -> Verdict:
-    """Return whether what torch's allocator reserves on each of some ranks fits a device."""
+def judge(nbytes: int, device: Device, ranks: int, *, advice: str = "", tensors: int | None = None) -> Verdict:
+    """Return whether what torch's allocator reserves for the `tensors` of each of some ranks fits a device."""
     reserve = device.reserve(ranks)
     reserved_for = ("the device's context and NCCL" if ranks > 1 else "the device's context") if reserve else ""
-    return Verdict(nbytes, device.name, device.memory, reserve, reserved_for, advice)
+    return Verdict(nbytes, device.name, device.memory, reserve, reserved_for, advice, tensors)
 
 
 def _describe_host(estimate: StepEstimate) -> Iterator[str]:

@@ -8,6 +8,7 @@ from torch import nn
 
 import fvflops
 from fvflops.capture.errors.expected_inputs import find_mismatch
+from fvflops.capture.errors.model_errors import describe_error
 from fvflops.cli import format_error, main
 from fvflops.sources import SourceOptions
 from fvflops.sources.load import load_from_factory
@@ -244,3 +245,15 @@ def test_a_model_without_a_forward_names_its_parts():
     factory = partial(nn.ModuleList, [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()])
     with pytest.raises(ValueError, match=r"^ModuleList has no forward: count one of its parts \(Linear, ReLU\)$"):
         load_from_factory(factory, "nets:make", SourceOptions(inputs=("1,2",)))
+
+
+def test_the_cause_of_an_import_error_is_named():
+    """Transformers raises one that hides why, such as torchvision for another torch."""
+    try:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'Qwen3ForCausalLM'.") from error
+    except ModuleNotFoundError as error:
+        text = describe_error(error)
+    assert "'Qwen3ForCausalLM': RuntimeError: operator torchvision::nms does not exist; torchvision was" in text

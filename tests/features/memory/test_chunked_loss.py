@@ -95,3 +95,11 @@ def test_mistakes(capsys):
     assert "--loss chunked is not planned with tp" in capsys.readouterr().err
     assert main(["memory", "zoo:resnet50", "--loss", "chunked"]) == 2
     assert "no output projection without a bias is known of ResNet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("model", "hinted"), [("zoo:llama_tiny", True), ("zoo:lenet5", False)])
+def test_a_language_models_savings_name_the_chunked_loss(capsys, model, hinted):
+    assert main(["memory", model]) == 0
+    assert ("Not tried: --loss chunked." in capsys.readouterr().out) is hinted
+    assert main(["memory", model, "--loss", "torch:sum"]) == 0
+    assert "chunked" not in capsys.readouterr().out

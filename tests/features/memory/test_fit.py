@@ -1,7 +1,12 @@
 """Whether memory fits a device."""
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
+from fvflops.cli import main
 from fvflops.features.memory.fit import Verdict
 
 GB = 10**9
@@ -35,3 +40,38 @@ def test_a_verdict(needed, memory, reserve, fits, expected):
     data = verdict.encode()
     assert (data["text"], data["fits"], data["needed"], data["memory"]) == (str(verdict), fits, needed, memory)
     assert str(Verdict(81 * GB)) == "Needs 81 GB: no device is named."
+
+
+def test_tensors_that_fit_without_cached_blocks_are_said():
+    text = str(Verdict(81 * GB, "a card", 80e9, GB, tensors=79 * GB))
+    assert "The tensors alone, 79 GB, fit: if torch's allocator frees cached blocks in time, the step" in text
+    assert "tensors" not in str(Verdict(81 * GB, "a card", 80e9, 2 * GB, tensors=79 * GB))
+
+
+class _Rerun(nn.Module):
+    """Checkpoint its layer itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint", "expected"),
+    [(_Rerun(), [], "the model's own"), (_Rerun().layer, [], "none"), (_Rerun().layer, ["0"], "Linear × 1")],
+)
+def test_checkpoints_of_the_model_itself_are_named(model, checkpoint, expected):
+    x = torch.ones(2, 8, requires_grad=True)
+    step = TrainingStepAnalysis(model, x, loss=torch.sum, checkpoint=checkpoint)
+    assert predict_memory(step).settings["checkpointing"] == expected
+    plan = plan_rank(model, x, mesh={"dp": 2}, loss=torch.sum, checkpoint=checkpoint)
+    assert plan.memory().settings["checkpointing"] == expected
+
+
+def test_a_plan_without_an_optimizer_says_so(capsys):
+    for options, expected in (([], True), (["--optimizer", "AdamW"], False)):
+        assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", *options]) == 0
+        assert ("No optimizer is included." in capsys.readouterr().out) is expected
