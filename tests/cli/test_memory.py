@@ -186,7 +186,10 @@ def test_a_rank_of_a_mesh(capsys):
         (["--inference", "--checkpoint", "Block"], "--checkpoint is for a training step: omit it, or --inference"),
         (["--inference", "--mesh", "dp=2"], "--mesh and --microbatches are for a training step"),
         (["--inference", "--optimizer", "adam"], "--optimizer is for a training step: omit it, or --inference"),
-        (["--inference", "--table", "exact"], "--table counts the FLOPs of what lowers the peak: omit it, or --inf"),
+        (
+            ["--inference", "--table", "exact"],
+            "--convention counts the FLOPs of what lowers the peak: omit it",
+        ),
         (["--no-savings", "--table", "exact"], "omit it, or --no-savings"),
         (["--optimizer", "none", "--first-step"], "--first-step creates the state of an optimizer: omit it, or --opt"),
         (

@@ -183,3 +183,15 @@ def test_options_of_the_step(capsys):
 def test_where_a_model_is_built_has_two_names(capsys):
     count = ["count", "zoo:llama_tiny", "--input", "1,16:int64", "--format", "json"]
     assert run(capsys, *count, "--build-on", "meta") == run(capsys, *count, "--device", "meta")
+
+
+@pytest.mark.parametrize("command", ["plan", "memory"])
+def test_a_factory_may_return_its_inputs_by_name(capsys, tmp_path, command):
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\nfrom fvflops.zoo import build as of_zoo\n\n\n"
+        "def build():\n    return of_zoo('llama_tiny'), {'tokens': torch.zeros(2, 16, dtype=torch.long)}\n"
+    )
+    assert "2, 16" in run(capsys, command, f"{path}:build", "--mesh", "fsdp=2", "--format", "json").replace(
+        "[2,16]", "2, 16"
+    )

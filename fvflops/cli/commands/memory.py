@@ -209,7 +209,7 @@ def _check(arguments: argparse.Namespace) -> None:
         for option in ("inference", "no_savings"):
             if getattr(arguments, option):
                 option = option.replace("_", "-")
-                raise ValueError(f"--table counts the FLOPs of what lowers the peak: omit it, or --{option}")
+                raise ValueError(f"--convention counts the FLOPs of what lowers the peak: omit it, or --{option}")
     if arguments.mesh is None:
         for option, default in _OF_A_MESH.items():
             if getattr(arguments, option) != default:
@@ -282,14 +282,13 @@ def _repeat(analysis: FlopCountAnalysis, arguments: argparse.Namespace) -> list[
 def _predict_rank(
     subject: LoadedModel, step: Mapping[str, Any], mesh: Mapping[str, int], arguments: argparse.Namespace
 ) -> Predicted:
-    args = subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
     options: dict[str, Any] = {
         "mesh": mesh,
         **layout_options(arguments),
         **step,
         "offload": arguments.offload,
     }
-    plan = with_input_hint(subject, lambda: plan_rank(subject.model, args, subject.kwargs, **options))
+    plan = with_input_hint(subject, lambda: plan_rank(subject.model, subject.inputs, subject.kwargs, **options))
     notes = [
         *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
         *(f"Not included: {part}." for part in plan.left_out),
@@ -298,6 +297,6 @@ def _predict_rank(
     first_step = arguments.first_step
     return (
         plan.memory(first_step=first_step),
-        lambda: plan_savings(subject.model, args, subject.kwargs, first_step=first_step, **options),
+        lambda: plan_savings(subject.model, subject.inputs, subject.kwargs, first_step=first_step, **options),
         notes,
     )

@@ -208,7 +208,7 @@ def _report_rank(
     subject: LoadedModel, arguments: argparse.Namespace, table: FormulaTable, options: dict[str, Any]
 ) -> None:
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
-        plan = with_input_hint(subject, lambda: plan_rank(subject.model, _args_of(subject), subject.kwargs, **options))
+        plan = with_input_hint(subject, lambda: plan_rank(subject.model, subject.inputs, subject.kwargs, **options))
     typed = {} if arguments.loss is None else typed_settings(arguments, options["loss"])
     plan = replace(plan, settings={**plan.settings, **typed})
     write_report(plan_report(plan, table, name=arguments.model, command=repeat_command(arguments)), arguments)
@@ -222,7 +222,7 @@ def _report_step(
     with activity(f"planning a step of {arguments.model}"):
         step = with_input_hint(
             subject,
-            lambda: plan_step(subject.model, _args_of(subject), subject.kwargs, device=kernels, **options),
+            lambda: plan_step(subject.model, subject.inputs, subject.kwargs, device=kernels, **options),
         )
     with activity(f"simulating a step of {arguments.model}"):
         fused = _find_classes(subject, arguments.fused)
@@ -253,7 +253,7 @@ def _report_search(
         lambda: run_search(
             arguments,
             subject.model,
-            _args_of(subject),
+            subject.inputs,
             kwargs=subject.kwargs,
             device=accelerator,
             network=choose_network(arguments.network),
@@ -291,10 +291,6 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             pictures=arguments.format == "html",
         )
     write(write_document(report, arguments.format, width=find_width(sys.stdout)), arguments.output)
-
-
-def _args_of(subject: LoadedModel) -> tuple[Any, ...]:
-    return subject.inputs if isinstance(subject.inputs, tuple) else (subject.inputs,)
 
 
 def _find_classes(subject: LoadedModel, names: list[str]) -> list[str]:

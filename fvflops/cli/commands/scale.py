@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fvflops import paths
+from fvflops.analysis.inputs import bind_inputs
 from fvflops.analysis.training_step import sum_results
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.signature import tensors_of
@@ -287,8 +288,8 @@ def _load(
     subject = _load_model(arguments, texts)
     _in_mode(subject, arguments)
     if not templates:
-        args = subject.inputs if isinstance(subject.inputs, (tuple, list)) else (subject.inputs,)
-        inputs = [*((None, value) for value in args), *subject.kwargs.items()]
+        args, kwargs = bind_inputs(subject.model, subject.inputs, subject.kwargs)
+        inputs = [*((None, value) for value in args), *kwargs.items()]
         if not all(isinstance(value, torch.Tensor) for _, value in inputs):
             raise ValueError(f"the inputs of {arguments.model} are not all tensors: pass --input, with names of sizes")
         templates = [name_axes(name, value, list(vary)) for name, value in inputs]

@@ -187,7 +187,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     if "mig" in key:
         raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet. {_OTHERS}")
     names = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
-    near = nearest(name.lower(), names, cutoff=0.5)
+    near = nearest(name.lower(), names, cutoff=0.6)
     if name.lower() in ("cpu", "cuda"):
         hint = "its peaks are this machine's own."
     elif near:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -955,7 +956,8 @@ def test_errors_of_the_model_are_raised_unchanged(model: nn.Module, loss: Any, l
     with pytest.raises(Exception) as auto:
         record_call(model, (x,), loss=loss)
     assert (auto.type, str(auto.value)) == (real.type, str(real.value))
-    assert messages(log) == []
+    # Before Python 3.11, where errors have no notes, what to do is logged.
+    assert [text for text in messages(log) if sys.version_info >= (3, 11) or not text.startswith("fvflops: ")] == []
     with pytest.raises(Exception) as shapes:
         record_call(model, (x,), execution="shapes", loss=loss)
     assert not isinstance(shapes.value, ExecutionError)
