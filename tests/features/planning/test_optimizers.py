@@ -105,7 +105,7 @@ def test_the_names_of_transformers():
 @pytest.mark.parametrize(
     ("name", "device", "note"),
     [
-        ("muon", "cuda", "optimizer Muon and AdamW"),
+        ("muon", "cuda", "optimizer: Muon and AdamW"),
         ("paged_adamw_8bit", "cuda", "1.05 MB of the optimizer's state are in paged memory"),
         ("paged_adamw_8bit", "cpu", "on the CPU the optimizer's state is in the peak"),
     ],
