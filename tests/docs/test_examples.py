@@ -119,23 +119,28 @@ def test_a_test_file_that_is_shown_passes(pytester, monkeypatch):
 
 
 def test_a_training_script_that_is_shown_prints_such_lines(tmp_path):
-    """Times differ from run to run, and columns with them: the first word of each line is compared."""
+    """Times differ from run to run: the words between numbers are compared, and the memory."""
     page = PAGES["docs/guides/train.md"]
-    (tmp_path / "train.py").write_text(shown_files(page)["train.py"])
-    (tmp_path / "peaks.yaml").write_text(shown_files(page)["mine.yaml"])
-    (shown,) = re.findall(r"^`python train.py` prints.*?^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    ran = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    # Where names are cut depends on the times beside them, and a busy machine gets a note more.
-    shown_rows = [line for line in shown[: shown.index("\ntotal ")].splitlines() if "…" not in line]
-    first, printed = (
-        [re.sub("-+", "", line).split()[:1] for line in lines] for lines in (shown_rows, ran.stdout.splitlines())
-    )
-    assert (ran.stderr, [words for words in first if words not in printed]) == ("", [])
-    same = re.compile(r"^(?:(?:forward|backward|peak).*|.*FLOPs in all\.)$", re.MULTILINE)
-    assert len(same.findall(shown)) >= 4 and same.findall(shown) == same.findall(ran.stdout)
+    for name, content in shown_files(page).items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "mine.yaml").rename(tmp_path / "peaks.yaml")
+    (shown,) = re.findall(r"`python train.py` prints.*?^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    commands = [f"-m {command}" for command in re.findall(r"`(fvflops \w+ train.py:build[^`]*)`", page)]
+    assert len(commands) == 6
+    outputs = {}
+    for command in ["train.py", *commands]:
+        ran = subprocess.run(
+            [sys.executable, *shlex.split(command.replace("\n", " "))],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+        )
+        assert (ran.returncode, ran.stderr) == (0, ""), command
+        outputs[command] = ran.stdout
+    number = re.compile(r"[\d.,]+(?: ms| s|%)?")
+    assert number.sub("", outputs["train.py"]) == number.sub("", shown)
+    assert shown.splitlines()[-1] == outputs["train.py"].splitlines()[-1]
 
 
 def test_the_table_loads_and_its_tools_exist(tmp_path):
