@@ -13,7 +13,6 @@ from fvflops.text import record_repr, suggest
 
 _PIPELINE_RANKS = (1, 2, 4, 8, 16)
 _REPLICAS = (1, 4, 16)
-_MICRO_BATCHES = (1, 2, 4)
 _CHECKPOINTS = ("none", "selective", "full")
 _SCHEDULES = ("1f1b", "interleaved")
 
@@ -24,7 +23,7 @@ CHOICES: Mapping[str, str] = {
     "cp": "context parallel ranks: 1",
     "ep": "expert parallel ranks: 1",
     "dp": "replicas, among each of which FSDP2 shards the parameters: 1, 4, 16, and all (DDP)",
-    "micro-batch": "samples of a microbatch of a replica: 1, 2, 4",
+    "micro-batch": "samples of a microbatch of a replica: 1, 2, 4 and so on up to its share of the global batch",
     "schedule": "pipeline schedule: 1f1b, interleaved (two stages on each rank)",
     "checkpoint": "activation checkpointing: none, selective, full",
 }
@@ -147,7 +146,8 @@ class Space:
             candidate
             for mesh in self._list_meshes()
             for micro_batch, checkpoint in product(
-                self._values("micro-batch", _MICRO_BATCHES), self._values("checkpoint", _CHECKPOINTS)
+                self._values("micro-batch", _powers_of_two(self.global_batch)),
+                self._values("checkpoint", _CHECKPOINTS),
             )
             for candidate in self._with_policies(mesh, micro_batch, checkpoint)
         ]

@@ -56,6 +56,9 @@ def test_every_candidate_divides_the_gpus_and_the_batch():
         assert replicas * candidate.micro_batch * candidate.microbatches == 96
         assert candidate.size("pp") * candidate.stages_per_rank <= 12 or candidate.size("pp") == 1
         assert candidate.size("tp") <= 8
+    # All samples of a replica may be one microbatch: a small model is fastest so.
+    assert {c.micro_batch for c in candidates if c.mesh == {"fsdp": 48}} == {1, 2}
+    assert {c.micro_batch for c in candidates if c.mesh == {"fsdp": 6, "tp": 8}} == {1, 2, 4, 8, 16}
 
 
 def test_no_layout_is_faster_or_smaller_than_its_bounds(exhaustive):
