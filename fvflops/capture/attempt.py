@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +65,7 @@ class Request:
     measure: Collection[str]
     lines: bool
     draws: DrawFinder
+    autocast: AbstractContextManager[Any] | None = None
 
 
 class Attempt:
@@ -80,6 +81,7 @@ class Attempt:
         self._kwargs = request.kwargs
         self._op_set = op_set
         self._loss = request.loss
+        self._autocast = request.autocast or nullcontext()
         self._draws = request.draws
         self._snapshot: Snapshot | None = None
         probe = Probe(request.measure, next(iter(model_index.devices), None)) if request.measure else None
@@ -235,14 +237,16 @@ class Attempt:
             # The wrapper's forward scatters its inputs; a forward pass counts the wrapped model.
             model = model.module
         elif isinstance(model, nn.Module):
-            result = model(*args, **kwargs)
+            with self._autocast:
+                result = model(*args, **kwargs)
             self._run_backward(result)
             return
         unseen_work = self._recorder.unseen
         if unseen_work is not None:
             unseen_work.enter((args, kwargs))
         token = self._recorder.enter(self._recorder.region(Region("module", "")), (args, kwargs))
-        result = model(*args, **kwargs)
+        with self._autocast:
+            result = model(*args, **kwargs)
         if unseen_work is not None:
             unseen_work.leave(result, model)
             unseen_work.finish(result, model)
@@ -251,7 +255,9 @@ class Attempt:
 
     def _run_backward(self, result: Any) -> None:
         if self._loss is not None:
-            self._loss(result).backward()
+            with self._autocast:
+                loss = self._loss(result)
+            loss.backward()
         unseen_work = self._recorder.unseen
         if unseen_work is not None:
             unseen_work.unfinished.end()

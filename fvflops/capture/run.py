@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -72,6 +72,7 @@ def record_call(
     quiet: bool = False,
     measure: Collection[str] = (),
     lines: bool = False,
+    autocast: AbstractContextManager[Any] | None = None,
 ) -> Trace:
     """Run a model once and return the Trace.
 
@@ -83,16 +84,17 @@ def record_call(
     model raises ExecutionError.
 
     Composite ops in `stops_at` are recorded as called, others are decomposed; the values of lists, such as offsets, are
-    kept where it names them, as that of a table does (`table.stops_at`). The model runs without autograd (its
-    dispatch keys are excluded, so that composite ops are not decomposed for it); if its forward uses autograd, it runs
-    again with autograd. With `loss`, a function from the model's result to a scalar, it runs with autograd and the
-    Trace includes the backward pass, whose ops belong to the modules whose forward created them; ops that activation
+    kept where it names them, as that of a table does (`table.stops_at`). The model runs without autograd (its dispatch
+    keys are excluded, so that composite ops are not decomposed for it); if its forward uses autograd, it runs again
+    with autograd. With `loss`, a function from the model's result to a scalar, it runs with autograd and the Trace
+    includes the backward pass, whose ops belong to the modules whose forward created them; ops that activation
     checkpointing reruns have the phase "recompute". `torch.cond` records the branch taken or, if the condition is
     unknown, the costlier one by `estimate_cost`; a loop of unknown length runs once. These assumptions are in the
     Trace's `info.assumed`. `quiet` silences Python's warnings. `measure` is as in `fvflops.record`, for
     execution="real". With `lines` the Trace has the source line that called each op: the innermost outside torch and
-    Python's standard library. Exceptions of the model propagate. The model, its buffers, its modules' attributes, the
-    inputs and the random generators are restored. Recordings in several threads run one after the other.
+    Python's standard library. The forward pass and the loss run in `autocast`, if it is given. Exceptions of the model
+    propagate. The model, its buffers, its modules' attributes, the inputs and the random generators are restored.
+    Recordings in several threads run one after the other.
 
     >>> trace = record_call(nn.Linear(3, 2), (torch.ones(1, 3),), stops_at=StopsAt(frozenset({"aten::linear"})))
     >>> trace.signatures[0].op
@@ -111,7 +113,7 @@ def record_call(
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
             stack.enter_context(quantised_on_meta(model))
-        request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines, DrawFinder())
+        request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines, DrawFinder(), autocast)
         repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:

@@ -225,8 +225,8 @@ def check_loss(loss: Loss) -> None:
 
     >>> check_loss(nn.CrossEntropyLoss())
     Traceback (most recent call last):
-    TypeError: loss= gets the model's result alone, and CrossEntropyLoss needs target too: pass lambda result: \
-loss(result, target)
+    TypeError: loss= gets the model's result alone, and CrossEntropyLoss needs target too: write a \
+function of the result alone, such as lambda result: loss(result, target)
     """
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
@@ -237,13 +237,20 @@ loss(result, target)
     if len(needed) > 1:
         name = getattr(loss, "__name__", type(loss).__name__)
         raise TypeError(
-            f"loss= gets the model's result alone, and {name} needs {', '.join(needed[1:])} too: pass lambda result: "
-            f"loss(result, {', '.join(needed[1:])})"
+            f"loss= gets the model's result alone, and {name} needs {', '.join(needed[1:])} too: write a "
+            f"function of the result alone, such as lambda result: loss(result, {', '.join(needed[1:])})"
         )
 
 
 def loss_in(result: Any) -> Any:
-    """Return the `loss` of a model's result, or the result itself if it has none."""
+    """Return the `loss` of a model's result, the one scalar of a tuple that has a gradient, or else the result itself.
+
+    >>> loss_in((torch.ones(2, 3), torch.tensor(0.5, requires_grad=True)))
+    tensor(0.5000, requires_grad=True)
+    """
+    if isinstance(result, (tuple, list)) and not hasattr(result, "loss"):
+        scalars = [item for item in result if isinstance(item, torch.Tensor) and item.ndim == 0 and item.requires_grad]
+        return scalars[0] if len(scalars) == 1 else result
     return result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
 
 

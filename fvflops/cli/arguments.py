@@ -220,10 +220,26 @@ def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
 
 
 def add_backward(parser: argparse.ArgumentParser) -> None:
-    """Add the backward pass of the sum of the model's results."""
-    find_group(parser, "run").add_argument(
-        "--backward", action="store_true", help="include the backward pass; the loss is the sum of the model's outputs"
+    """Add the backward pass and its loss."""
+    run = find_group(parser, "run")
+    run.add_argument(
+        "--backward",
+        action="store_true",
+        help="include the backward pass; the loss is the sum of the model's outputs, or that of --loss",
     )
+    run.add_argument(
+        "--loss",
+        metavar="PATH:FUNCTION",
+        action=_Loss,
+        help="function of the model's result that returns the loss; includes --backward",
+    )
+
+
+class _Loss(argparse.Action):
+    """`--loss`, which includes `--backward`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.loss, namespace.backward = values, True
 
 
 def add_repeat(group: argparse._ActionsContainer, what: str) -> None:

@@ -41,6 +41,7 @@ _OF_ONE = {
     "depth": None,
     "collapse": False,
     "backward": False,
+    "loss": None,
     "trace": None,
     "speedscope": None,
     "flamegraph": None,

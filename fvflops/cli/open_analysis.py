@@ -10,15 +10,15 @@ from typing import Any
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.analysis.training_step import sum_results
+from fvflops.capture.run import Loss
 from fvflops.cli.activity import activity
-from fvflops.cli.arguments import (
-    model_options,
-)
+from fvflops.cli.arguments import model_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
 from fvflops.cli.values import parse_assumptions
 from fvflops.formulas import FormulaTable
+from fvflops.sources.imports import load_function
 from fvflops.sources.load import check_applies, check_trace_options, find_source, is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.sources.options import SourceOptions
@@ -31,6 +31,7 @@ _RUN_OPTIONS = {
     "assume": "--assume",
     "train": "--train",
     "backward": "--backward",
+    "loss": "--loss",
     "optimizer": "--optimizer",
     "run_device": "--device",
     "micro_batches": "--micro-batches",
@@ -79,15 +80,15 @@ def open_model(
         subject = load_model(name, without_weights(name, options, arguments.execution))
     subject.train(arguments.train, option="--train")
     assume = parse_assumptions(arguments.assume)
-    backward = getattr(arguments, "backward", False)
+    loss = backward_loss(arguments)
     device, emulated = runs_on(arguments)
 
     def analyse(table: FormulaTable) -> FlopCountAnalysis:
         settings: dict[str, Any] = {"kwargs": subject.kwargs, "table": table, "assume": assume, "warn": False}
         settings["device"] = device
         analysis: FlopCountAnalysis
-        if backward:
-            analysis = TrainingStepAnalysis(subject.model, subject.inputs, loss=sum_results, **settings)
+        if loss is not None:
+            analysis = TrainingStepAnalysis(subject.model, subject.inputs, loss=loss, **settings)
         else:
             analysis = FlopCountAnalysis(
                 subject.model, subject.inputs, execution=arguments.execution, lines=lines, **settings
@@ -97,6 +98,13 @@ def open_model(
         return analysis
 
     return analyse
+
+
+def backward_loss(arguments: argparse.Namespace) -> Loss | None:
+    """Return the loss of `--backward` and `--loss`, None for a forward pass."""
+    if not getattr(arguments, "backward", False):
+        return None
+    return sum_results if arguments.loss is None else load_function(arguments.loss, "--loss")
 
 
 def without_weights(name: str, options: SourceOptions, execution: str) -> SourceOptions:

@@ -45,6 +45,7 @@ def record_in_subprocess(
             "build_on": arguments.build_on,
             "train": arguments.train,
             "backward": arguments.backward,
+            "loss": arguments.loss,
             "assume": list(arguments.assume),
             "table": os.path.abspath(arguments.table) if os.path.isfile(arguments.table) else arguments.table,
             "result": os.path.join(result_folder, "trace.json"),

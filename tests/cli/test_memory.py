@@ -299,3 +299,37 @@ def test_a_decoder_is_recomputed_without_the_cache_that_it_keeps_by_default(tmp_
         assert main(["memory", f"hf:{tmp_path}", *options, "--no-savings", "--format", "json"]) == 0
         peaks.append(json.loads(capsys.readouterr().out)["verdict"]["needed"])
     assert peaks[0] < peaks[1]
+
+
+LOSSES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, result):
+        super().__init__()
+        self.layer, self.result = nn.Linear(4, 4), result
+    def forward(self, x):
+        y = self.layer(x)
+        loss = y.square().mean()
+        results = {"tuple": (y, loss), "swapped": (loss, y), "dict": {"loss": loss, "y": y}, "two": (y, loss, loss * 2)}
+        return results[self.result]
+
+def build(result): return Net(result), torch.ones(2, 4)
+def of_two(result, labels): return result
+"""
+
+
+def test_the_loss_in_a_tuple_is_the_models_own(capsys, tmp_path):
+    """As nanoGPT returns it; the report names what was used."""
+    (tmp_path / "net.py").write_text(LOSSES)
+    reports = {}
+    for result in ("tuple", "swapped", "dict", "two"):
+        code, text, err = run(capsys, f"{tmp_path}/net.py:build", "--arg", f"result={result}", "--no-savings")
+        assert (code, err) == (0, "")
+        reports[result] = " ".join(text.split())
+    assert all("loss: the model's own;" in reports[result] for result in ("tuple", "swapped", "dict"))
+    assert "loss: the sum of the model's outputs;" in reports["two"]
+    options = ["--arg", "result=tuple", "--loss", f"{tmp_path}/net.py:of_two"]
+    code, _, err = run(capsys, f"{tmp_path}/net.py:build", *options)
+    assert code == 2 and "needs labels too: write a function of the result alone" in err

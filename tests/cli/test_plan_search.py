@@ -108,6 +108,19 @@ def test_a_model_of_the_users_own(tmp_path, capsys):
     assert "No pipeline was tried: no pipeline stages are known for torch.nn.modules.container.Sequential" in text
     assert main(["plan", f"{net}:build", *options, "--jobs", "1", "--choices", "pp=2"]) == 2
     assert "pp=2: no pipeline stages are known" in capsys.readouterr().err
+    options.remove("--shard"), options.remove(f"{net}:split"), options.remove("tp=1,2")
+    options.remove("--choices")
+    assert main(["plan", f"{net}:build", *options, "--jobs", "1"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "No tensor parallelism was tried: no tensor-parallel plan is known for " in text and "failed" not in text
+    (tmp_path / "fixed.py").write_text(
+        "def loss(y):\n    if len(y) != 2: raise ValueError('labels')\n    return y.sum()\n"
+    )
+    options[options.index("micro-batch=2")] = "micro-batch=1,2"
+    assert main(["plan", f"{net}:build", *options, "--jobs", "1", "--loss", str(tmp_path / "fixed.py:loss")]) == 0
+    text = capsys.readouterr().out
+    assert text.index("These layouts failed, and one of them may be faster:") < text.index("The fastest layouts")
+    assert "layouts: labels" in text or "layout: labels" in text
 
 
 @pytest.mark.parametrize(

@@ -246,3 +246,14 @@ def test_every_file_that_could_not_be_written_is_told(capsys, factory, monkeypat
     code, text, err = run(capsys, "nets.py:build", "--repeat", "1", "--trace", "a.json", "--html", "b.html")
     assert code == 2 and text.startswith("Net on ") and err.count("\n") == 1
     assert "No space left on device: 'a.json'; [Errno 28] No space left on device: 'b.html'" in err
+
+
+def test_the_loss_and_the_precision_of_a_training_loop(capsys, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef build(): return torch.nn.Linear(4, 4), torch.ones(2, 4)\n"
+        "def loss(y): return y.float().cosh().sum()\n"
+    )
+    options = ["--loss", f"{tmp_path}/net.py:loss", "--precision", "bf16-mixed", "--by", "operator", "--repeat", "1"]
+    assert main(["profile", f"{tmp_path}/net.py:build", *options]) == 0
+    text = capsys.readouterr().out
+    assert "in autocast to bf16" in text and "\ncosh " in text and "backward" in text

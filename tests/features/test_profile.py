@@ -391,3 +391,22 @@ def test_ops_take_no_longer_than_their_module(clock) -> None:
     assert [event.duration_ns for event in fitted.events if event.kind == "op"] == [60, 60]
     longer = [event._replace(duration_ns=150) if event.kind == "exit" else event for event in events]
     assert fit_ops(replace(trace, events=tuple(longer))).events == tuple(longer)
+
+
+def test_autocast_runs_the_ops_of_a_loop_in_autocast() -> None:
+    model, inputs = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(3, 8)
+    profile = ProfileAnalysis(
+        model, inputs, loss=lambda y: y.float().square().mean(), autocast=torch.bfloat16, repeat=2
+    )
+    with record(model) as run:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(inputs).float().square().mean()
+        loss.backward()
+    ours, loops = (
+        [(call.name, call.phase) for call in analysis.op_calls() if not call.name.startswith(("add_", "detach"))]
+        for analysis in (profile, run)  # gradients may be there before
+    )
+    assert ours == loops
+    assert {entry.dtype for entry in profile.counts().entries if entry.macs} == {"bfloat16"}
+    assert "on cpu" in str(profile) and "in autocast to bf16" in str(profile)
+    assert not torch.is_autocast_enabled("cpu")

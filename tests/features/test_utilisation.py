@@ -566,3 +566,20 @@ def test_a_meter_counts_attention_by_choice():
         step = TrainingStepAnalysis(model, tokens, loss=torch.sum)
         assert figures[attention] == model_flops(step, attention=attention)
     assert figures["causal"] < figures["dense"]
+
+
+def test_a_float32_model_on_a_gpu_is_told_what_autocast_would_be(recwarn):
+    step = TrainingStepAnalysis(nn.Linear(512, 512), torch.ones(64, 512), loss=lambda y: y.sum())
+    share = mfu(step, 1e-5, device="H100")
+    (warning,) = recwarn
+    assert warning.filename == __file__
+    other = mfu(step, 1e-5, device="H100", dtype="bf16")
+    assert f"{share:.1%}" in str(warning.message) and f"pass dtype='bf16' ({other:.1%})" in str(warning.message)
+    assert mfu(step, 1e-5, device="H100", dtype="fp32") == share and len(recwarn) == 1
+    mfu({"fp32": 10**6}, 1e-5, device="H100")
+    mfu(
+        TrainingStepAnalysis(nn.Linear(8, 8).bfloat16(), torch.ones(4, 8).bfloat16(), loss=lambda y: y.sum()),
+        1.0,
+        device="H100",
+    )
+    assert len(recwarn) == 1

@@ -10,7 +10,6 @@ from typing import Any
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import save_trace
-from fvflops.analysis.training_step import sum_results
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_assume,
@@ -22,7 +21,7 @@ from fvflops.cli.arguments import (
     find_group,
     model_options,
 )
-from fvflops.cli.open_analysis import open_trace
+from fvflops.cli.open_analysis import backward_loss, open_trace
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.planning.training_step import find_optimizer, read_assumptions
 from fvflops.features.kernels.annotation import annotate_trace, find_device
@@ -163,7 +162,7 @@ def _record(arguments: argparse.Namespace, table: FormulaTable, optimizer: Calla
         analysis = TrainingStepAnalysis(
             subject.model,
             subject.inputs,
-            loss=sum_results,
+            loss=backward_loss(arguments),
             optimizer=makers,
             micro_batches=arguments.micro_batches or 1,
             **options,

@@ -54,6 +54,8 @@ EXAMPLES = (
     "fvflops count zoo:lenet5 zoo:resnet50 --columns parameters,flops,memory",
 )
 FIRST = ("--batch", "--seq", "--input", "--by", "--format")
+# Only --help all shows them.
+RARE = ("--loss",)
 # Views whose rows are of no module.
 _WITHOUT_MODULES = ("operator", "op", "line")
 # Kind of data that a Report takes → the function that creates it.

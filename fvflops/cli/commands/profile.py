@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fvflops.analysis import schedule
 from fvflops.analysis.schedules import Schedule
 from fvflops.analysis.trace_file import save_trace
-from fvflops.analysis.training_step import sum_results
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
@@ -24,6 +25,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.exports import check_exports
+from fvflops.cli.open_analysis import backward_loss
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.progress import Progress
 from fvflops.features.deepspeed import report as deepspeed_report
@@ -68,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
     add_backward(parser)
+    run.add_argument(
+        "--precision",
+        choices=("bf16-mixed",),
+        help="run the forward pass and the loss in torch.autocast to bfloat16; default: the model's",
+    )
     runs = parser.add_argument_group("number of runs")
     runs.add_argument("--warmup", type=int, metavar="N", help="warm-up runs; default: 1")
     runs.add_argument("--repeat", type=int, metavar="N", help="measured runs; default: 5")
@@ -128,7 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
         subject.model,
         subject.inputs,
         kwargs=subject.kwargs,
-        loss=sum_results if arguments.backward else None,
+        loss=backward_loss(arguments),
+        autocast=torch.bfloat16 if arguments.precision else None,
         table=checked.table,
         on_run=progress.show,
         warn=False,

@@ -13,7 +13,6 @@ import torch
 
 from fvflops import paths
 from fvflops.analysis.inputs import bind_inputs
-from fvflops.analysis.training_step import sum_results
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.signature import tensors_of
 from fvflops.cli.activity import activity
@@ -28,7 +27,7 @@ from fvflops.cli.arguments import (
     find_group,
     model_options,
 )
-from fvflops.cli.open_analysis import without_weights
+from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.values import parse_assumptions
@@ -138,7 +137,7 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document
             execution=arguments.execution,
             device=device,
             assume=parse_assumptions(arguments.assume),
-            loss=sum_results if arguments.backward else None,
+            loss=backward_loss(arguments),
         )
     what = "a forward and a backward pass" if arguments.backward else "a forward pass"
     return scaling_report(cost, title=_write_title(arguments, table, what), depth=arguments.depth), [cost]

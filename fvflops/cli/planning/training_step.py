@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
+from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +36,9 @@ from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
 
 NO_OPTIMIZER = "none"
+_CALL = re.compile(r"(\w+)\((.+)\)")
+_CROSS_ENTROPY = "cross entropy of the model's logits in float32"
+_SUM = "the sum of the model's outputs"
 _LOGITS = 3  # axes: batch, tokens, vocabulary
 _OF_OUTPUT = ("--format", "--output")
 
@@ -43,8 +48,9 @@ def add_step(step: argparse._ActionsContainer, *, default: str) -> None:
     step.add_argument(
         "--optimizer",
         metavar="NAME",
-        help="optimizer of torch.optim, in any case; one of bitsandbytes, such as AdamW8bit or PagedAdamW; Muon for "
-        "matrices with AdamW for embeddings and the rest; or none for forward and backward only; default: " + default,
+        help="optimizer of torch.optim, in any case, also with options: AdamW(fused=True); one of bitsandbytes, such "
+        "as AdamW8bit or PagedAdamW; Muon for matrices with AdamW for embeddings and the rest; or none for forward and "
+        "backward only; default: " + default,
     )
     step.add_argument(
         "--master-weights", action="store_true", help="the optimizer keeps float32 copies of the parameters"
@@ -109,12 +115,22 @@ def check_optimizer(arguments: argparse.Namespace, default: str) -> None:
         raise ValueError("--master-weights are of an optimizer: add --optimizer, such as --optimizer AdamW")
 
 
-def find_optimizer(name: str) -> type[Optimizer] | None:
+def find_optimizer(name: str) -> Any:
     """Return the class of an optimizer by its name in any case, None for "none"; another one raises ValueError.
+
+    With options, as in "AdamW(fused=True)", it is a partial of the class.
 
     >>> find_optimizer("adamw").__name__, find_optimizer("none"), find_optimizer("muon").__name__
     ('AdamW', None, 'Muon')
+    >>> find_optimizer("AdamW(fused=True)").keywords
+    {'fused': True}
     """
+    if (called := _CALL.fullmatch(name)) is not None:
+        try:
+            options = {key: literal_eval(value) for key, value in (item.split("=") for item in called[2].split(","))}
+        except (ValueError, SyntaxError):
+            raise ValueError(f"--optimizer {name}: write options as in AdamW(fused=True)") from None
+        return partial(find_optimizer(called[1]), **{key.strip(): value for key, value in options.items()})
     classes: dict[str, type[Optimizer]] = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -169,6 +185,8 @@ def typed_settings(arguments: argparse.Namespace, loss: Loss) -> dict[str, str]:
     """Return the settings as they are typed, in place of names of functions and classes."""
     chunked = "cross entropy in chunks of tokens"
     typed = {"loss": chunked if arguments.loss == CHUNKED else arguments.loss or str(loss)}
+    if "(" in (arguments.optimizer or ""):
+        typed["optimizer"] = arguments.optimizer
     return typed | ({"checkpointing": ", ".join(arguments.checkpoint)} if arguments.checkpoint else {})
 
 
@@ -182,20 +200,22 @@ def read_assumptions(arguments: argparse.Namespace) -> dict[str, float]:
     return {**needed, **parse_assumptions(arguments.assume)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class DefaultLoss:
     """The loss in a model's result if it is there, else one of its outputs.
 
     That is the cross entropy in float32 of logits over the tokens of a `vocabulary`, as trainers of language models
-    compute it, with labels of zeros; without one, or with other outputs, their sum.
+    compute it, with labels of zeros; without one, or with other outputs, their sum. `used` says which it was.
     """
 
     vocabulary: int | None = None
+    used: str = ""
 
     def __call__(self, result: Any) -> torch.Tensor:
         """Return the loss of a result."""
         loss = loss_in(result)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self.used = "the model's own"
             return loss
         if not any(tensor.requires_grad for tensor in tensors_of(result)):
             raise ValueError(
@@ -203,13 +223,14 @@ class DefaultLoss:
             )
         logits = result if isinstance(result, torch.Tensor) else getattr(result, "logits", None)
         if isinstance(logits, torch.Tensor) and logits.ndim == _LOGITS and logits.shape[-1] == self.vocabulary:
+            self.used = _CROSS_ENTROPY
             labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
             return cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        self.used = _SUM
         return sum_results(result)
 
     def __str__(self) -> str:
-        other = "the sum of its outputs" if self.vocabulary is None else "cross entropy of its logits in float32"
-        return f"the model's if it returns one, else {other}"
+        return self.used or f"the model's if it returns one, else {_SUM if self.vocabulary is None else _CROSS_ENTROPY}"
 
 
 def find_vocabulary(model: nn.Module) -> int | None:

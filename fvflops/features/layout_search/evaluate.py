@@ -64,6 +64,14 @@ class Workload:
         blocks: Any = self.model.get_submodule(self.blocks) if self.blocks else ()
         return len(blocks)
 
+    @cached_property
+    def sharding(self) -> object:
+        """How tp splits the layers, or why that is not known."""
+        try:
+            return self.options.get("shard_by") or find_sharding(self.model)
+        except ShardingError as error:
+            return str(error)
+
     @property
     def sequence_parallel(self) -> bool:
         """Whether tp can divide the sequence between the layers: if such a plan is known, and without `shard_by`."""

@@ -48,7 +48,7 @@ class LayoutResult:
 class LayoutSearch(Displayed):
     """The layouts that a search has tried: those that fit in the order of their time, then all others.
 
-    `without_pipelines` says why no pipeline was tried, "" if some were or none was wanted. `settings` are what all
+    `not_tried` is an axis that no layout has, though nobody excluded it → why. `settings` are what all
     plans assume.
     """
 
@@ -63,7 +63,7 @@ class LayoutSearch(Displayed):
     efficiency: Efficiency
     bucket_cap_mb: float | None = None
     seconds: float = 0.0
-    without_pipelines: str = ""
+    not_tried: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:

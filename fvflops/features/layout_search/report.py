@@ -37,6 +37,7 @@ from fvflops.units import (
 _IN_ROWS = (
     "Layouts differ in mesh, batch, microbatches, schedule, resharding and checkpointing; this memory is the fastest's."
 )
+_AXES = {"pp": "pipeline", "tp": "tensor parallelism"}
 _SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
 
 
@@ -50,7 +51,7 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
         "efficiency": search.efficiency.source.partition(";")[0],
     }
     settings |= {} if search.network is None else {"network": search.network.name}
-    parts: list[Part] = [*lead(verdict, settings), _IN_ROWS, _summarise(search)]
+    parts: list[Part] = [*lead(verdict, settings), _IN_ROWS, _summarise(search), *_list_failures(search)]
     if found:
         parts.append(_tabulate_best(search, found))
         parts.append(Command("The first in full:", command or _describe_command(found[0], search)))
@@ -58,8 +59,8 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
         parts += list_unknown(found[0].unknown, found[0].bytes_only)
     else:
         parts.append("No layout fits: more GPUs, or a smaller sequence, lower what each needs.")
-    parts += [*_draw(search), *_list_not_fitting(search), *_list_failures(search)]
-    parts += [f"No pipeline was tried: {search.without_pipelines}."] * bool(search.without_pipelines)
+    parts += [*_draw(search), *_list_not_fitting(search)]
+    parts += [f"No {_AXES[axis]} was tried: {reason}." for axis, reason in search.not_tried.items()]
     parts.append(Items("Assumptions:", list(_list_assumptions(search))))
     title = f"{plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}: "
     title += _name_fastest(found[0]) if found else "no layout fits"
@@ -236,7 +237,7 @@ def _list_failures(search: LayoutSearch) -> Iterator[Part]:
     reasons = Counter(result.reason for result in search.results if result.status == "failed")
     if reasons:
         yield Items(
-            "Cannot be planned:",
+            "These layouts failed, and one of them may be faster:",
             [f"{format_quantity(count, 'layout')}: {reason}" for reason, count in reasons.most_common(_SHOWN)],
         )
 

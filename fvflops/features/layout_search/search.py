@@ -100,12 +100,16 @@ def search_layouts(
         options,
     )
     node = _ONE_NODE if network is None else network.gpus_per_node
-    ranks = (choices or {}).get("pp")
-    without_pipelines = workload.stages if isinstance(workload.stages, str) and list(ranks or ()) != [1] else ""
-    if without_pipelines and ranks and 1 not in ranks:
-        raise PlanError(f"pp={ranks[0]}: {without_pipelines}")
+    not_tried = {}
+    for axis, found in (("pp", workload.stages), ("tp", workload.sharding)):
+        ranks = list((choices or {}).get(axis, ()))
+        if isinstance(found, str) and ranks != [1]:
+            if ranks and 1 not in ranks:
+                raise PlanError(f"{axis}={ranks[0]}: {found}")
+            not_tried[axis] = found
     space = Space(
-        *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel), choices=choices or {}
+        *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel),
+        choices={**(choices or {}), **dict.fromkeys(not_tried, (1,))},
     )
     candidates = space.list_candidates()
     if not candidates:
@@ -127,7 +131,7 @@ def search_layouts(
         efficiency=workload.efficiency,
         bucket_cap_mb=bucket_cap_mb,
         seconds=time.monotonic() - start,
-        without_pipelines=without_pipelines,
+        not_tried=not_tried,
         settings=search.settings,
     )
 

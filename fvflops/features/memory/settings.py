@@ -35,12 +35,19 @@ def describe_settings(settings: Mapping[str, Any]) -> str:
 
 def lead(verdict: Verdict, settings: Mapping[str, Any]) -> list[str]:
     """Return what a report begins with: the verdict, and what it assumes."""
+    settings = _with_allocator(verdict, settings)
     return [str(verdict), *([describe_settings(settings)] if settings else [])]
 
 
 def encode_lead(verdict: Verdict, settings: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     """Return the same as data, with the command line that repeats it."""
-    return {"verdict": verdict.encode(), "settings": dict(settings), **({"command": command} if command else {})}
+    settings = _with_allocator(verdict, settings)
+    return {"verdict": verdict.encode(), "settings": settings, **({"command": command} if command else {})}
+
+
+def _with_allocator(verdict: Verdict, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with the allocator's where the memory that it reserves is compared with a device's."""
+    return {**settings, **({} if verdict.memory is None else {"allocator": "expandable segments"})}
 
 
 def name_of(key: str) -> str:

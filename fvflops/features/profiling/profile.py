@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copying
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,7 @@ from fvflops.features.profiling.compute import fit_ops, measure_rows
 from fvflops.features.profiling.model import Profile
 from fvflops.features.profiling.report import describe_subject, profile_report
 from fvflops.features.roofline.compute import roofline
-from fvflops.features.utilisation.devices import Device, resolve_device
+from fvflops.features.utilisation.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
@@ -50,9 +51,9 @@ class ProfileAnalysis(FlopCountAnalysis):
     The model runs `warmup` times, and then `repeat` measured times; times (ns) and memory (bytes) of each op and module
     are the mean over the middle third of the measured runs, ranked by their time. With a `schedule` it runs `steps`
     times instead, and its active steps are measured. With `loss`, a function of the result that returns a scalar, a run
-    includes the backward pass. The model, its gradients and the inputs are left unchanged. `measure` is {"time"},
-    {"memory"} or both; `table` and `warn` are those of FlopCountAnalysis. `on_run` is called after each run with the
-    number of completed runs and of all runs.
+    includes the backward pass; with `autocast`, a dtype, forward pass and loss run in torch.autocast. The model, its
+    gradients and the inputs are left unchanged. `measure` is {"time"}, {"memory"} or both; `table` and `warn` are those
+    of FlopCountAnalysis. `on_run` is called after each run with the number of completed runs and of all runs.
 
     Forward times of modules are from as many further runs without per-op instrumentation, and ops that took longer than
     their module's own time in those are scaled to it, in tables and pages alike. The times in `trace()`, which lists of
@@ -82,6 +83,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         kwargs: Mapping[str, Any] | None = None,
         input_size: InputSize | None = None,
         loss: Loss | None = None,
+        autocast: torch.dtype | None = None,
         warmup: int = 1,
         repeat: int = 5,
         schedule: Schedule | None = None,
@@ -96,6 +98,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         if schedule is None and steps is not None:
             raise ValueError("steps is the number of runs of a schedule: pass schedule, or warmup and repeat")
         self._loss = loss
+        self._autocast_dtype = autocast
         self._scheduled = schedule is not None
         self._measure = measure
         self._on_run = on_run
@@ -223,6 +226,7 @@ class ProfileAnalysis(FlopCountAnalysis):
                     stops_at=stops_at,
                     execution="real",
                     loss=self._loss,
+                    autocast=self._autocast(),
                     quiet=self._tracer_warnings == "none",
                     measure=() if action == "none" else self._measure,
                 )
@@ -252,7 +256,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         uses_autograd = trace.info.op_set == "core" and torch.is_grad_enabled()
         gradients = self._loss is not None or uses_autograd
         written = [tensor for tensor, version in versions if tensor._version != version]
-        return [time_modules(model, args, kwargs, grad_enabled=gradients, written_parameters=written)]
+        with self._autocast() or nullcontext():
+            return [time_modules(model, args, kwargs, grad_enabled=gradients, written_parameters=written)]
+
+    def _autocast(self) -> torch.autocast | None:
+        return None if self._autocast_dtype is None else torch.autocast(self._device().type, self._autocast_dtype)
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)
@@ -261,6 +269,8 @@ class ProfileAnalysis(FlopCountAnalysis):
             about["steps"] = str(len(self._actions))
         else:
             about["warmup"] = str(self._actions.count("warmup"))
+        if self._autocast_dtype is not None:
+            about["device"] += f", in autocast to {short_dtype(self._autocast_dtype)}"
         if self._compiled:
             about["compiled"] = _COMPILED
         if self._failure:
@@ -284,9 +294,12 @@ class ProfileAnalysis(FlopCountAnalysis):
         about = {**trace.about, "clocked": format_quantity(len(self._clocked), "run")}
         return fit_ops(replace(trace, events=tuple(events), about=about))
 
-    def _describe_device(self) -> str:
+    def _device(self) -> torch.device:
         tensors = _tensors(self._run.require_model(), *self._run.arguments())
-        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def _describe_device(self) -> str:
+        device = self._device()
         if device.type == "cuda":
             return f"{device} ({torch.cuda.get_device_name(device)})"
         return f"cpu ({format_quantity(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else str(device)

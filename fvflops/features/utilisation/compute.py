@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
@@ -89,6 +90,9 @@ def mfu(
     `attention` "causal", of an analysis or a Trace, only the pairs within its mask count, as in `model_flops`, with
     "dense" all. Ops that the table does not support are not counted: see the counts' ledger.
 
+    An analysis of a float32 model has float32 ops; if the measured run was in torch.autocast, pass `dtype`, else
+    "fp32": without it a warning names both figures.
+
     `device` is a name, as `torch.cuda.get_device_name()` gives it, a Device, or FILE.yaml or FILE.yaml:NAME, which
     `fvflops peak` writes. Its `unit` says whether one is a GPU, a die or a chip. `sparse` uses the peak for 2:4
     sparsity where a dtype has one; the FLOPs are still those of the dense product.
@@ -168,7 +172,10 @@ def _utilisation(
         devices = figures.devices if devices == 1 else devices
     device = resolve_device(device)
     work = _read_work(counts, dtype, device, float32_matmul, model_only=model_only)
-    return _utilise(name, work, seconds, device, devices, sparse)
+    share = _utilise(name, work, seconds, device, devices, sparse)
+    if dtype is None and float32_matmul is None and not isinstance(counts, (Mapping, Real)):
+        _warn_of_float32(name, share, work, _Machine(device, devices, sparse))
+    return share
 
 
 def _read_work(
@@ -290,6 +297,26 @@ def _utilise(
     if utilisation > 1:
         raise UtilisationError(_explain_excess(name, work, measured, machine))
     return utilisation
+
+
+def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], machine: _Machine) -> None:
+    """Warn where most of the time is of float32 ops: under torch.autocast the measured run had others."""
+    times = machine.times(work)
+    faster = next((dtype for dtype in ("bf16", "fp16") if dtype in machine.device.dtypes()), "")
+    if (
+        max(times, key=lambda dtype: times[dtype]) != "fp32"
+        or not faster
+        or machine.peak(faster) <= machine.peak("fp32")
+    ):
+        return
+    other = share * float(
+        (sum(times.values()) - times["fp32"] + work["fp32"] / machine.peak(faster)) / sum(times.values())
+    )
+    warnings.warn(
+        f"{name} of {format_percent(share, 1)} is of float32 ops at the fp32 peak of {machine.device.name}: if the "
+        f"measured run was in torch.autocast, pass dtype={faster!r} ({format_percent(other, 1)}), else dtype='fp32'",
+        stacklevel=4,
+    )
 
 
 def _explain_excess(name: str, work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
