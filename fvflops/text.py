@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from inspect import Signature, signature
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_PART = 120  # characters of an attribute or class name
 _MAX_VALUE, _MAX_ITEMS = 32, 3  # characters and items of a value in a repr
@@ -138,6 +142,40 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
+# Arguments that other libraries and the command line have → ours.
+_SYNONYMS = {"convention": "table", "input_shape": "input_size", "args": "inputs"}
+
+
+def explaining_arguments(function: F) -> F:
+    """Return a function whose TypeError for wrong arguments lists its arguments, and the nearest to a wrong keyword.
+
+    An `__init__` is named by the class that is created, which may have inherited it.
+
+    >>> @explaining_arguments
+    ... def size(model, depth=3): ...
+    >>> size(1, dept=2)
+    Traceback (most recent call last):
+    TypeError: size(model, depth): got an unexpected keyword argument 'dept': did you mean 'depth'?
+    """
+    accepted = signature(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            accepted.bind(*args, **kwargs)
+        except TypeError as error:
+            is_init = function.__name__ == "__init__"
+            parameters = list(accepted.parameters.values())[1 if is_init else 0 :]
+            shown = Signature([item.replace(annotation=item.empty, default=item.empty) for item in parameters])
+            wrong = next((keyword for keyword in kwargs if keyword not in accepted.parameters), "")
+            hint = suggest(_SYNONYMS.get(wrong, wrong), shown.parameters) if repr(wrong) in str(error) else ""
+            name = type(args[0]).__name__ if is_init else function.__name__
+            raise TypeError(f"{name}{shown}: {error}{hint}") from None
+        return function(*args, **kwargs)
+
+    return cast(F, call)
+
+
 def require_int(name: str, value: object, *, least: int) -> int:
     """Return an integer >= `least`; anything else, including bools, raises ValueError.
 
@@ -146,7 +184,7 @@ def require_int(name: str, value: object, *, least: int) -> int:
     ValueError: repeat must be an integer >= 1, not 0
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
+        raise ValueError(f"{name} must be an integer >= {least}, not {printable(truncate(repr(value)))}")
     return value
 
 
