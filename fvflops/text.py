@@ -14,6 +14,15 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Words for what has another name here: of options, of arguments in Python, and of devices.
+_SYNONYMS = {
+    "lora": "adapter",
+    "bs": "batch",
+    "context": "seq",
+    "gradient-accumulation-steps": "microbatches",
+    "convention": "table",
+    "gpu": "cuda",
+}
 _MAX_PART = 120  # characters of an attribute or class name
 _MAX_VALUE, _MAX_ITEMS = 32, 3  # characters and items of a value in a repr
 _MAX_REPR = 117  # characters within the angle brackets of a repr
@@ -108,12 +117,14 @@ def _repr_value(value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the closest match among known names, or ""; with cutoff=0 the closest one in any case.
+    """Return the closest match among known names, or a synonym, or ""; with cutoff=0 the closest one in any case.
 
     >>> nearest("flps", ("macs", "flops")), nearest("x", ("macs", "flops"))
     ('flops', '')
     """
-    return "".join(get_close_matches(name, list(known), n=1, cutoff=cutoff))
+    names = list(known)
+    synonym = _SYNONYMS.get(name.lower())
+    return synonym if synonym in names else "".join(get_close_matches(name, names, n=1, cutoff=cutoff))
 
 
 def list_nearest(name: str, known: Iterable[str], *, limit: int = 5) -> str:
@@ -142,10 +153,6 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
-# Arguments that other libraries and the command line have → ours.
-_SYNONYMS = {"convention": "table", "input_shape": "input_size", "args": "inputs"}
-
-
 def explaining_arguments(function: F) -> F:
     """Return a function whose TypeError for wrong arguments lists its arguments, and the nearest to a wrong keyword.
 
@@ -168,7 +175,7 @@ def explaining_arguments(function: F) -> F:
             parameters = list(accepted.parameters.values())[1 if is_init else 0 :]
             shown = Signature([item.replace(annotation=item.empty, default=item.empty) for item in parameters])
             wrong = next((keyword for keyword in kwargs if keyword not in accepted.parameters), "")
-            hint = suggest(_SYNONYMS.get(wrong, wrong), shown.parameters) if repr(wrong) in str(error) else ""
+            hint = suggest(wrong, shown.parameters) if repr(wrong) in str(error) else ""
             name = type(args[0]).__name__ if is_init else function.__name__
             raise TypeError(f"{name}{shown}: {error}{hint}") from None
         return function(*args, **kwargs)

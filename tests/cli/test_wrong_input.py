@@ -51,6 +51,9 @@ CASES = {
     "torchhub:{tmp}:nett": ("'nett'", "the nearest is 'net'"),
     # Modules, files and factories
     "{tmp}/nets.py": ("{tmp}/nets.py", "nets.py:FACTORY"),
+    "sub.net --path {tmp}": ("'sub.net'", "did you mean sub.net:CLASS?"),
+    "sub.net.Net --path {tmp}": ("'sub.net.Net'", "did you mean sub.net:Net?"),
+    "torch.nn": ("'torch.nn'", "did you mean torch.nn:CLASS?"),
     "timmm:resnet50": ("'timmm'", "did you mean 'timm:'?"),
     "TorchVision:resnet50": ("'TorchVision'", "did you mean 'torchvision:'?"),
     "torchvision:vit_b_16 --image-size 100": ("--image-size 100", "indivisible by patch size"),
@@ -95,9 +98,12 @@ CASES = {
     # Devices and memory
     "zoo:lenet5 --build-on xla": ("'xla'", "pass cpu, cuda or meta"),
     "zoo:lenet5 --device cdua": ("'cdua'", "pass cpu, cuda or an accelerator"),
+    "zoo:lenet5 --device GPU": ("'GPU'", "write cuda, or its name, such as H100"),
+    "zoo:lenet5 --device 80": ("'80'", "did you mean 'H100 80GB'?"),
     "zoo:lenet5 --device M1": ("kernels of M1", "omit it, or pass cuda"),
     "zoo:lenet5 --device H100 --execution real": ("--device H100 is simulated", "omit it, or --execution real"),
     "zoo:lenet5 --convention torsh": ("'torsh'", "did you mean 'torch'?"),
+    "zoo:lenet5 --convention own.yaml": ("'own.yaml'", "a file is for --table own.yaml"),
     "zoo:lenet5 --convention torch --table t.yaml": ("--table", "not allowed with argument --convention"),
     "{tmp}/nets.py:huge --input 1,1": ("400000000000000 bytes", "on the meta device: --build-on meta"),
     # Reports
@@ -118,6 +124,10 @@ COMMANDS = {
     "check zoo:lenet5 --budget {tmp}/no.yaml": ("{tmp}/no.yaml", "--update creates it"),
     "compare open_clip:ViT-B-33": ("'ViT-B-33'", "the nearest are 'ViT-B-32'"),
     "plan zoo:lenet6 --mesh dp=2": ("'lenet6'", "did you mean 'lenet5'?"),
+    "memory zoo:lenet5 --device gpu": ("'gpu'", "write cuda, or its name, such as H100"),
+    "memory zoo:lenet5 --device 80": ("--device 80", "write 80GB for the memory of a GPU, or its name, such as H100"),
+    "plan zoo:lenet5 --mesh dp=2 --device 80": ("'80'", "did you mean 'H100 80GB'?"),
+    "peak --device gpu": ("'gpu'", "did you mean 'cuda'?"),
     "memory torchhub:{tmp}:nett": ("'nett'", "the nearest is 'net'"),
     "scale {tmp}/nets.py:build --vary depth=1..3": ("nets.py:build(width, depth=2)", "pass --arg width=VALUE"),
     "list zooo": ("'zooo'", "the nearest is 'zoo'"),
@@ -131,6 +141,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wrong")
     (folder / "nets.py").write_text(NETS)
     (folder / "hubconf.py").write_text("from nets import build\n\ndef net():\n    return build(4)\n")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "net.py").write_text(NETS)
     (folder / "list.json").write_text("[]")
     (folder / "budget.yaml").write_text("models:\n  timm:resnet5o: {flops: 1}\n")
     (folder / "bert").mkdir()
