@@ -25,6 +25,25 @@ def image():
 def text():
     return nn.Sequential(nn.Embedding(100, 8))
 
+def weights():
+    return open("no/weights.pt")
+
+class Reader(nn.Module):
+    def forward(self, x):
+        return open("no/rows.txt")
+
+class Ids(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+
+    def forward(self, x, ids, style=None):
+        return x + self.embedding(ids) + self.embedding(ids if style is None else style)
+
+class Rows(nn.Module):
+    def forward(self, x, rows):
+        return x[rows]
+
 def huge():
     return nn.Linear(10**7, 10**7)
 
@@ -62,6 +81,11 @@ CASES = {
     "no.such.package:model": ("'no'", "install it, check the name, or add its parent folder by --path"),
     "{tmp}/nest.py:build": ("{tmp}/nest.py", "there is no file"),
     "{tmp}/nets.py:biuld": ("'biuld'", "the nearest is 'build'"),
+    "{tmp}/nets.py:weights": (
+        "nets.py:weights",
+        "cannot open 'no/weights.pt': No such file or directory",
+    ),
+    "{tmp}/nets.py:Reader --input 1,3": ("'no/rows.txt'", "--debug shows the traceback)"),
     "{tmp}/nets.py:number": ("number is int", "name a function that returns a torch.nn.Module, or a class"),
     "{tmp}/nets.py:build": ("nets.py:build(width, depth=2)", "pass --arg width=VALUE"),
     "{tmp}/nets.py:build --arg widht=8": ("--arg widht", "did you mean 'width'?"),
@@ -93,6 +117,13 @@ CASES = {
     "zoo:gpt2 --device meta --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
     "zoo:lenet5 --input y=1,1,28,28": ("'y'", "LeNet5.forward(x) has no input 'y'"),
     "{tmp}/nets.py:image --input 1,3,2,2": ("float32[1, 3, 2, 2]", "pass --input 1,3,3,3"),
+    "{tmp}/nets.py:Ids --input 2,8 --input 2": (
+        "float32[2]",
+        "got float32[2]; pass --input 2:int64 for ids",
+    ),
+    "{tmp}/nets.py:Ids --input 8 --input 8": ("float32[8]", "pass --input 8:int64 for ids"),
+    "{tmp}/nets.py:Ids --input 8 --input ids=8:int64 --input style=1": ("float32[1]", "pass --input 1:int64 for style"),
+    "{tmp}/nets.py:Rows --input 4,8 --input 2": ("float32[2]", "IndexError: tensors used as indices must be long, int"),
     "{tmp}/nets.py:text --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
     "{tmp}/nets.py:build --arg width=8 --input 2,9": ("float32[2, 9]", "pass --input 2,8"),
     # Devices and memory
