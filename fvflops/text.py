@@ -5,11 +5,24 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from inspect import Signature, signature
+from typing import Any, TypeVar, cast
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Words for what has another name here: of options, of arguments in Python, and of devices.
+_SYNONYMS = {
+    "lora": "adapter",
+    "bs": "batch",
+    "context": "seq",
+    "gradient-accumulation-steps": "microbatches",
+    "convention": "table",
+    "gpu": "cuda",
+}
 _MAX_PART = 120  # characters of an attribute or class name
 _MAX_VALUE, _MAX_ITEMS = 32, 3  # characters and items of a value in a repr
 _MAX_REPR = 117  # characters within the angle brackets of a repr
@@ -104,12 +117,14 @@ def _repr_value(value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the closest match among known names, or ""; with cutoff=0 the closest one in any case.
+    """Return the closest match among known names, or a synonym, or ""; with cutoff=0 the closest one in any case.
 
     >>> nearest("flps", ("macs", "flops")), nearest("x", ("macs", "flops"))
     ('flops', '')
     """
-    return "".join(get_close_matches(name, list(known), n=1, cutoff=cutoff))
+    names = list(known)
+    synonym = _SYNONYMS.get(name.lower())
+    return synonym if synonym in names else "".join(get_close_matches(name, names, n=1, cutoff=cutoff))
 
 
 def list_nearest(name: str, known: Iterable[str], *, limit: int = 5) -> str:
@@ -138,6 +153,36 @@ def suggest(name: str, known: Iterable[str], *, separator: str = ": ", quote: bo
     return f"{separator}did you mean {repr(near) if quote else near}?" if near else ""
 
 
+def explaining_arguments(function: F) -> F:
+    """Return a function whose TypeError for wrong arguments lists its arguments, and the nearest to a wrong keyword.
+
+    An `__init__` is named by the class that is created, which may have inherited it.
+
+    >>> @explaining_arguments
+    ... def size(model, depth=3): ...
+    >>> size(1, dept=2)
+    Traceback (most recent call last):
+    TypeError: size(model, depth): got an unexpected keyword argument 'dept': did you mean 'depth'?
+    """
+    accepted = signature(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            accepted.bind(*args, **kwargs)
+        except TypeError as error:
+            is_init = function.__name__ == "__init__"
+            parameters = list(accepted.parameters.values())[1 if is_init else 0 :]
+            shown = Signature([item.replace(annotation=item.empty, default=item.empty) for item in parameters])
+            wrong = next((keyword for keyword in kwargs if keyword not in accepted.parameters), "")
+            hint = suggest(wrong, shown.parameters) if repr(wrong) in str(error) else ""
+            name = type(args[0]).__name__ if is_init else function.__name__
+            raise TypeError(f"{name}{shown}: {error}{hint}") from None
+        return function(*args, **kwargs)
+
+    return cast(F, call)
+
+
 def require_int(name: str, value: object, *, least: int) -> int:
     """Return an integer >= `least`; anything else, including bools, raises ValueError.
 
@@ -146,7 +191,7 @@ def require_int(name: str, value: object, *, least: int) -> int:
     ValueError: repeat must be an integer >= 1, not 0
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
+        raise ValueError(f"{name} must be an integer >= {least}, not {printable(truncate(repr(value)))}")
     return value
 
 

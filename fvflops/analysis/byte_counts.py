@@ -13,6 +13,7 @@ from fvflops.capture.run import Model
 from fvflops.counting import CostModel, HandleCostModel, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.text import explaining_arguments
 from fvflops.trace import Counts, Trace
 from fvflops.trace.signature import packet_of
 
@@ -34,6 +35,7 @@ class ByteCountAnalysis(ModelAnalysis):
 
     _metric = "bytes"
 
+    @explaining_arguments
     def __init__(
         self,
         model: Model,

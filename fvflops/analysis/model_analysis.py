@@ -29,7 +29,7 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports import REPORTS
 from fvflops.reports.names import printable_short
-from fvflops.text import short_repr
+from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, describe_run
@@ -66,6 +66,7 @@ class ModelAnalysis:
 
     _metric: str | None = None
 
+    @explaining_arguments
     def __init__(
         self,
         model: Model,

@@ -20,6 +20,7 @@ from fvflops.counting import CostModel, TableCostModel
 from fvflops.counting.calls import list_module_calls, list_op_calls, sum_lines
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import REPORTS
+from fvflops.text import explaining_arguments
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
 from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 class _TableAnalysis(ModelAnalysis):
+    @explaining_arguments
     def __init__(
         self,
         model: Model,
@@ -265,6 +267,7 @@ def activation_count(
     return _scaled(ActivationCountAnalysis(model, inputs), supported_ops, 1e6)
 
 
+@explaining_arguments
 def parameter_count(model: nn.Module) -> defaultdict[str, int]:
     """Return module or parameter name → elements, "" being the model; a tied parameter counts once.
 

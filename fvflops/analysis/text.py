@@ -11,6 +11,7 @@ from fvflops.capture.model.model_index import read_modules
 from fvflops.reports.fvcore import parameter_table as parameters
 from fvflops.reports.fvcore import table, tree
 from fvflops.reports.terminal.collapse import collapse as collapse_runs
+from fvflops.text import require_int
 from fvflops.trace import Summary
 from fvflops.views.summary import make_summary
 
@@ -84,6 +85,7 @@ def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
     |  weight |  (3, 4)              |
     |  bias   |  (3,)                |
     """
+    require_int("max_depth", max_depth, least=0)
     return parameters.render(read_modules(model), depth=max_depth)
 
 
@@ -92,5 +94,10 @@ def _summarise_without_warnings(flops: ModelAnalysis, activations: ModelAnalysis
     analyses = [analysis for analysis in (flops, activations) if analysis is not None]
     with ExitStack() as stack:
         for analysis in analyses:
+            if not isinstance(analysis, ModelAnalysis):
+                kind = type(analysis).__name__
+                raise TypeError(
+                    f"got a value of type {kind} instead of an analysis: pass FlopCountAnalysis(model, inputs)"
+                )
             stack.enter_context(warnings_disabled(analysis))
         return summarise(flops, activations)

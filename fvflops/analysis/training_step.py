@@ -16,7 +16,7 @@ from fvflops.capture.recorder.signature import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.text import require_int
+from fvflops.text import explaining_arguments, require_int
 from fvflops.trace import StopsAt, Trace
 
 _LOGGER = logging.getLogger("fvflops")
@@ -45,6 +45,7 @@ class TrainingStepAnalysis(FlopCountAnalysis):
     [576, 256, 896]
     """
 
+    @explaining_arguments
     def __init__(
         self,
         model: nn.Module,

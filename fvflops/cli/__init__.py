@@ -13,7 +13,7 @@ from fvflops import __version__
 from fvflops.cli.encoding import ascii_streams
 from fvflops.cli.outputs import check_digits, check_outputs, choose_format
 from fvflops.cli.parser import Parser, write_usage
-from fvflops.cli.process import Terminated, streams_opened
+from fvflops.cli.process import Terminated, prints_to_stderr, streams_opened
 from fvflops.text import printable
 from fvflops.units import digits_shown
 
@@ -91,7 +91,7 @@ def _run(argv: Sequence[str]) -> int:
         check_digits(arguments)
         check_outputs(arguments)
         command = importlib.import_module(f"fvflops.cli.commands.{arguments.command}")
-        with _fixed_draws(), digits_shown(getattr(arguments, "digits", None)):
+        with _fixed_draws(), digits_shown(getattr(arguments, "digits", None)), prints_to_stderr():
             return int(command.run(arguments))
     except BrokenPipeError:
         raise

@@ -14,6 +14,7 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.outputs import write
 from fvflops.cli.planning.accelerator import built_on, runs_on
+from fvflops.cli.process import report_stream
 from fvflops.cli.progress import Progress
 from fvflops.cli.terminal import find_width
 from fvflops.cli.values import parse_assumptions
@@ -147,7 +148,7 @@ def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
         labels=labels,
     )
     format = "markdown" if arguments.format == _PAPER else arguments.format
-    write(write_document(document, format, width=find_width(sys.stdout)), arguments.output)
+    write(write_document(document, format, width=find_width(report_stream())), arguments.output)
     missing = plot is not None and is_missing(plot, counts, joined)
     return max(_report_failures(counts, joined), int(missing))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from fvflops import paths
 from fvflops.cli.encoding import is_ascii, to_ascii_markup
-from fvflops.cli.process import DiscardedOutput
+from fvflops.cli.process import DiscardedOutput, report_stream
 from fvflops.cli.terminal import find_width
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
@@ -52,7 +51,7 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     Traceback (most recent call last):
     ValueError: --plot ./a.txt: another file of this run has that path
     """
-    if isinstance(sys.stdout, DiscardedOutput) and is_standard_output(getattr(arguments, "output", "")):
+    if isinstance(report_stream(), DiscardedOutput) and is_standard_output(getattr(arguments, "output", "")):
         raise ValueError("standard output is closed: add --output FILE")
     outputs = [(option, path) for option in _OPTIONS if (path := getattr(arguments, option, None)) is not None]
     outputs = [(option, path) for option, path in outputs if not (option == "output" and path == STANDARD)]
@@ -135,7 +134,7 @@ def write_report(document: Document, arguments: argparse.Namespace) -> None:
     Plain text has the width of the terminal, or of COLUMNS, or 80 columns.
     """
     ordered = document.ranked(sort=arguments.sort, top=arguments.top)
-    write(write_document(ordered, arguments.format, width=find_width(sys.stdout)), arguments.output)
+    write(write_document(ordered, arguments.format, width=find_width(report_stream())), arguments.output)
 
 
 def is_standard_output(path: str | None) -> bool:
@@ -148,14 +147,15 @@ def write(content: str | bytes, path: str | None) -> None:
     if isinstance(content, str) and not content.endswith("\n"):
         content += "\n"
     if path is None or path == STANDARD:
+        stream = report_stream()
         if isinstance(content, bytes):
-            sys.stdout.flush()
-            sys.stdout.buffer.write(content)
+            stream.flush()
+            stream.buffer.write(content)
         else:
-            if is_ascii(sys.stdout) and content.startswith("<"):  # HTML and SVG
+            if is_ascii(stream) and content.startswith("<"):  # HTML and SVG
                 content = to_ascii_markup(content)
-            sys.stdout.write(content)
-        sys.stdout.flush()
+            stream.write(content)
+        stream.flush()
     elif isinstance(content, bytes):
         paths.write_bytes(path, content)
     else:

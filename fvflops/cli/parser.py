@@ -7,6 +7,7 @@ rare ones, which `--help all` shows.
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, cast
@@ -43,7 +44,6 @@ _RARE = frozenset(
     ]
 )
 # What other programs call an option → its name here.
-_SYNONYMS = {"lora": "adapter", "bs": "batch", "context": "seq", "gradient-accumulation-steps": "microbatches"}
 _ALL = "all"  # --help all
 _SHORT = 25  # a command with as many options or fewer has no rare ones
 
@@ -138,7 +138,11 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(action, _describe_choices(map(str, action.choices), str(value)))
+            text = _describe_choices(map(str, action.choices), str(value))
+            others = [other for other in self.options() if other.dest == action.dest and other.metavar == "FILE"]
+            if others and os.path.splitext(str(value))[1]:
+                text += f": a file is for {others[0].option_strings[0]} {value}"
+            raise argparse.ArgumentError(action, text)
 
 
 class _Help(argparse.Action):
@@ -161,7 +165,7 @@ def _describe_unknown(unknown: Sequence[str], command: Parser) -> str:
     hint = ""
     if name.startswith("-"):  # by the words alone: dashes make all options alike
         word = name.lstrip("-")
-        near = known.get(_SYNONYMS.get(word) or nearest(word, known, cutoff=0.65))
+        near = known.get(nearest(word, known, cutoff=0.65))
         hint = f"; did you mean {near!r}?" if near else ""
     elif command.prog.endswith(" compare"):
         hint = "; it compares conventions: 'fvflops diff A B' compares two models"

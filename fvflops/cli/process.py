@@ -1,4 +1,4 @@
-"""What the process of a command gets from its caller: closed standard streams, and SIGTERM."""
+"""Standard streams of a command, closed ones and those of a user's code too, and SIGTERM."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 
 class DiscardedOutput(io.TextIOWrapper):
@@ -34,6 +34,25 @@ def streams_opened() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+_reports: list[TextIO] = []  # standard output while a command runs
+
+
+@contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Send what a model's code prints to standard error, so that a report on standard output has nothing else in it."""
+    _reports.append(report_stream())
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _reports.pop()
+
+
+def report_stream() -> TextIO:
+    """Return the stream of a report without a path: standard output, while a command runs too."""
+    return _reports[-1] if _reports else sys.stdout
 
 
 class Terminated(KeyboardInterrupt):

@@ -70,17 +70,22 @@ def load_table(name: str) -> FormulaTable:
     >>> load_table("fvcor")
     Traceback (most recent call last):
     fvflops.formulas.yaml_document.TableError: fvflops ships no table named 'fvcor', and no such file exists: \
-did you mean 'fvcore'?
+did you mean 'fvcore'? Shipped are default, calflops, ...
     """
     name = os.fspath(name)
     if not name.strip():
         raise TableError(f"the name of a table is empty: write one of {', '.join(shipped_tables())}, or a path")
     path = _locate(name, None)
     if _TABLE_NAME.fullmatch(path) and not os.path.lexists(path):
-        hint = suggest(path, shipped_tables()) or f": shipped tables are {', '.join(shipped_tables())}"
-        raise TableError(f"fvflops ships no table named {truncate(path)!r}, and no such file exists{hint}")
+        missing = f"fvflops ships no table named {truncate(path)!r}, and no such file exists"
+        raise TableError(f"{missing}{_suggest_shipped(path)}")
     with gc_paused():
         return _load_shipped(path) if path.startswith(paths.SCHEME) else _load(path, (), name)
+
+
+def _suggest_shipped(name: str) -> str:
+    """Return the shipped tables, after the one that is near to a name."""
+    return f"{suggest(name, shipped_tables()) or '.'} Shipped are {', '.join(shipped_tables())}"
 
 
 def resolve_table(table: str | FormulaTable) -> FormulaTable:
@@ -186,8 +191,8 @@ def _load_base(node: Node, path: str, chain: tuple[str, ...]) -> FormulaTable:
         raise node.error(f"extends: a chain of more than {MAX_EXTENDS} tables")
     base = _locate(name, path)
     if not paths.exists(base):
-        hint = suggest(name, shipped_tables()) or f": shipped tables are {', '.join(shipped_tables())}"
-        raise node.error(f"extends: the table {truncate(base, 300)!r} does not exist{hint}")
+        missing = f"extends: the table {truncate(base, 300)!r} does not exist"
+        raise node.error(f"{missing}{_suggest_shipped(name)}")
     if any(_same_file(base, extending) for extending in chain):
         raise node.error(f"extends: a cycle: {' extends '.join((*chain, base))}")
     if base.startswith(paths.SCHEME):

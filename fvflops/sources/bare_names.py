@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from fvflops.text import nearest
@@ -32,7 +33,9 @@ def suggest_models(name: str, list_names: Callable[[str], Sequence[str]]) -> str
 def _list_models(name: str, list_names: Callable[[str], Sequence[str]]) -> Iterator[str]:
     library, _, rest = name.partition("/")
     module, _, factory = name.rpartition(".")
-    if os.path.isfile(f"{module.replace('.', os.sep)}.py") and factory.isidentifier():
+    if _is_module(name):
+        yield f"{name}:CLASS"
+    elif _is_module(module) and factory.isidentifier():
         yield f"{module}:{factory}"
     elif os.path.isfile(os.path.join(name, "config.json")):
         yield f"hf:{name}"
@@ -44,6 +47,13 @@ def _list_models(name: str, list_names: Callable[[str], Sequence[str]]) -> Itera
     else:
         classes = _list_exact(name, _CLASSES, list_names) if name[:1].isupper() else []
         yield from classes or _list_named(name, list_names)
+
+
+def _is_module(name: str) -> bool:
+    """Return whether a name is that of a Python file or package, without importing it."""
+    path = name.replace(".", os.sep)
+    files = (f"{path}.py", os.path.join(path, "__init__.py"))
+    return bool(path) and any(os.path.isfile(os.path.join(entry, file)) for entry in ("", *sys.path) for file in files)
 
 
 def _list_exact(name: str, sources: Sequence[str], list_names: Callable[[str], Sequence[str]]) -> list[str]:

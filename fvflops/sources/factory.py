@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import nn
@@ -28,7 +29,13 @@ def call_factory(factory: Any, name: str, options: SourceOptions) -> BuiltModel:
             raise ValueError(f"--arg {next(iter(arguments))}: {name} is a module, not a factory: omit --arg")
         result = factory
     elif callable(factory):
-        result = call_with(factory, arguments, name)
+        try:
+            result = call_with(factory, arguments, name)
+        except OSError as error:
+            if not isinstance(error.filename, str):
+                raise
+            relative = "" if os.path.isabs(error.filename) else f"; a relative path begins at {os.getcwd()}"
+            raise ValueError(f"{name} cannot open {error.filename!r}: {error.strerror}{relative}") from error
     else:
         raise ValueError(
             f"{name} is {type(factory).__name__}: name a function that returns a torch.nn.Module, or a class"

@@ -95,10 +95,10 @@ def load_model(name: str, options: SourceOptions = DEFAULT_OPTIONS) -> LoadedMod
 
     A missing or misspelt name or value raises ValueError.
     """
+    add_paths(options.paths)
     source, rest = split_name(name)
     check_applies(options, source, name)
     check_options(options)
-    add_paths(options.paths)
     device = options.device or ("meta" if is_built_on_meta(name) else None)
     with nullcontext() if source == FILE else building_on(device):
         if source == FILE:

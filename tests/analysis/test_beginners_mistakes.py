@@ -217,7 +217,46 @@ MISTAKES = {
         "pass 'cpu', 'cuda' or 'cuda:1'",
     ),
     "an execution": (lambda: FlopCountAnalysis(LINEAR, X, execution="fast"), ValueError, "one of auto, shapes, real"),
-    "a convention": (lambda: FlopCountAnalysis(LINEAR, X, table="fvcor"), ValueError, "did you mean 'fvcore'?"),
+    "a convention": (
+        lambda: FlopCountAnalysis(LINEAR, X, table="fvcor"),
+        ValueError,
+        "did you mean 'fvcore'? Shipped are default, calflops, deepspeed",
+    ),
+    "the command line's word for a table": (
+        lambda: FlopCountAnalysis(LINEAR, X, convention="thop"),
+        TypeError,
+        "warn): got an unexpected keyword argument 'convention': did you mean 'table'?",
+    ),
+    "a misspelt argument": (
+        lambda: TrainingStepAnalysis(LINEAR, X, optimzer=None),
+        TypeError,
+        "unexpected keyword argument 'optimzer': did you mean 'optimizer'?",
+    ),
+    "a table by position": (
+        lambda: ActivationCountAnalysis(LINEAR, X, "thop"),
+        TypeError,
+        "ActivationCountAnalysis(model, inputs, *, kwargs, input_size, table,",
+    ),
+    "inputs of parameters": (
+        lambda: parameter_count(LINEAR, X),
+        TypeError,
+        "parameter_count(model): too many positional arguments",
+    ),
+    "inputs of a parameter table": (
+        lambda: fvflops.parameter_count_table(LINEAR, X),
+        ValueError,
+        "max_depth must be an integer >= 0, not tensor(",
+    ),
+    "a model to a table": (
+        lambda: fvflops.flop_count_table(LINEAR, X),
+        TypeError,
+        "pass FlopCountAnalysis(model, inputs)",
+    ),
+    "a handle before its op": (
+        lambda: FlopCountAnalysis(LINEAR, X).set_op_handle(print, "aten::cos"),
+        TypeError,
+        "set_op_handle takes the name of an op, such as 'aten::linear'; got a",
+    ),
     "a module": (lambda: FlopCountAnalysis(LINEAR, X).total("1"), KeyError, "did you mean '0'?"),
     "an op": (lambda: FlopCountAnalysis(LINEAR, X).set_op_handle("linear", None), ValueError, "such as aten::linear"),
     "a recording not entered": (lambda: fvflops.record(LINEAR).total(), ValueError, "the with block was not entered"),

@@ -277,7 +277,7 @@ def test_an_interrupt_is_one_line(folder):
         env=environment,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert process.stdout.readline() == "started\n"
+    assert process.stderr.readline() == "started\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

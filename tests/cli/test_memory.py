@@ -196,7 +196,7 @@ def test_a_rank_of_a_mesh(capsys):
             ["--mesh", "dp=2", "--sequence-parallel"],
             "--sequence-parallel has no effect on --mesh dp=2: omit it, or add",
         ),
-        (["--device", "24"], "no device '24'"),
+        (["--device", "24"], "--device 24: write 24GB for the memory of a GPU"),
         (["--format", "svg", "--depth", "2"], "--depth does not apply to --format svg: omit it"),
         (["--rank", "1"], "--rank is for a rank of a mesh: add --mesh, such as fsdp=8"),
         (["--mesh", "fsdp"], "--mesh fsdp: expected AXIS=N"),

@@ -1,5 +1,6 @@
 """Closed standard streams, and SIGTERM."""
 
+import json
 import os
 import signal
 import subprocess
@@ -35,6 +36,47 @@ def test_a_closed_standard_error_loses_messages_alone(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     assert main(["count", "nothing"]) == 2
     assert main(["list", "formats"]) == 0
+
+
+LOUD = """
+import torch
+from torch import nn
+
+print("imported")
+
+class Net(nn.Linear):
+    def forward(self, x):
+        print("ran")
+        return super().forward(x)
+
+def build(size=4):
+    print("built")
+    return Net(size, size), torch.ones(2, size)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "count {model}",
+        "count {model} zoo:lenet5",
+        "compare {model}",
+        "diff {model} zoo:lenet5",
+        "scale {model} --vary size=1..4",
+        "memory {model}",
+        "plan {model} --mesh dp=2",
+        "roofline {model} --device H100",
+        "profile {model}",
+    ],
+)
+def test_what_a_model_prints_is_no_part_of_a_report(command, tmp_path, capsys, monkeypatch):
+    (tmp_path / "loud.py").write_text(LOUD)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    arguments = command.format(model=f"{tmp_path}/loud.py:build").split()
+    assert main([*arguments, "--format", "json"]) == 0
+    output = capsys.readouterr()
+    json.loads(output.out)
+    assert {"imported", "built", "ran"} <= set(output.err.split())
 
 
 def test_no_file_gets_the_descriptor_of_a_closed_stream():

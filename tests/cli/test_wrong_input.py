@@ -25,6 +25,25 @@ def image():
 def text():
     return nn.Sequential(nn.Embedding(100, 8))
 
+def weights():
+    return open("no/weights.pt")
+
+class Reader(nn.Module):
+    def forward(self, x):
+        return open("no/rows.txt")
+
+class Ids(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+
+    def forward(self, x, ids, style=None):
+        return x + self.embedding(ids) + self.embedding(ids if style is None else style)
+
+class Rows(nn.Module):
+    def forward(self, x, rows):
+        return x[rows]
+
 def huge():
     return nn.Linear(10**7, 10**7)
 
@@ -51,6 +70,9 @@ CASES = {
     "torchhub:{tmp}:nett": ("'nett'", "the nearest is 'net'"),
     # Modules, files and factories
     "{tmp}/nets.py": ("{tmp}/nets.py", "nets.py:FACTORY"),
+    "sub.net --path {tmp}": ("'sub.net'", "did you mean sub.net:CLASS?"),
+    "sub.net.Net --path {tmp}": ("'sub.net.Net'", "did you mean sub.net:Net?"),
+    "torch.nn": ("'torch.nn'", "did you mean torch.nn:CLASS?"),
     "timmm:resnet50": ("'timmm'", "did you mean 'timm:'?"),
     "TorchVision:resnet50": ("'TorchVision'", "did you mean 'torchvision:'?"),
     "torchvision:vit_b_16 --image-size 100": ("--image-size 100", "indivisible by patch size"),
@@ -59,6 +81,11 @@ CASES = {
     "no.such.package:model": ("'no'", "install it, check the name, or add its parent folder by --path"),
     "{tmp}/nest.py:build": ("{tmp}/nest.py", "there is no file"),
     "{tmp}/nets.py:biuld": ("'biuld'", "the nearest is 'build'"),
+    "{tmp}/nets.py:weights": (
+        "nets.py:weights",
+        "cannot open 'no/weights.pt': No such file or directory",
+    ),
+    "{tmp}/nets.py:Reader --input 1,3": ("'no/rows.txt'", "--debug shows the traceback)"),
     "{tmp}/nets.py:number": ("number is int", "name a function that returns a torch.nn.Module, or a class"),
     "{tmp}/nets.py:build": ("nets.py:build(width, depth=2)", "pass --arg width=VALUE"),
     "{tmp}/nets.py:build --arg widht=8": ("--arg widht", "did you mean 'width'?"),
@@ -90,14 +117,24 @@ CASES = {
     "zoo:gpt2 --device meta --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
     "zoo:lenet5 --input y=1,1,28,28": ("'y'", "LeNet5.forward(x) has no input 'y'"),
     "{tmp}/nets.py:image --input 1,3,2,2": ("float32[1, 3, 2, 2]", "pass --input 1,3,3,3"),
+    "{tmp}/nets.py:Ids --input 2,8 --input 2": (
+        "float32[2]",
+        "got float32[2]; pass --input 2:int64 for ids",
+    ),
+    "{tmp}/nets.py:Ids --input 8 --input 8": ("float32[8]", "pass --input 8:int64 for ids"),
+    "{tmp}/nets.py:Ids --input 8 --input ids=8:int64 --input style=1": ("float32[1]", "pass --input 1:int64 for style"),
+    "{tmp}/nets.py:Rows --input 4,8 --input 2": ("float32[2]", "IndexError: tensors used as indices must be long, int"),
     "{tmp}/nets.py:text --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
     "{tmp}/nets.py:build --arg width=8 --input 2,9": ("float32[2, 9]", "pass --input 2,8"),
     # Devices and memory
     "zoo:lenet5 --build-on xla": ("'xla'", "pass cpu, cuda or meta"),
     "zoo:lenet5 --device cdua": ("'cdua'", "pass cpu, cuda or an accelerator"),
+    "zoo:lenet5 --device GPU": ("'GPU'", "write cuda, or its name, such as H100"),
+    "zoo:lenet5 --device 80": ("'80'", "did you mean 'H100 80GB'?"),
     "zoo:lenet5 --device M1": ("kernels of M1", "omit it, or pass cuda"),
     "zoo:lenet5 --device H100 --execution real": ("--device H100 is simulated", "omit it, or --execution real"),
     "zoo:lenet5 --convention torsh": ("'torsh'", "did you mean 'torch'?"),
+    "zoo:lenet5 --convention own.yaml": ("'own.yaml'", "a file is for --table own.yaml"),
     "zoo:lenet5 --convention torch --table t.yaml": ("--table", "not allowed with argument --convention"),
     "{tmp}/nets.py:huge --input 1,1": ("400000000000000 bytes", "on the meta device: --build-on meta"),
     # Reports
@@ -118,6 +155,10 @@ COMMANDS = {
     "check zoo:lenet5 --budget {tmp}/no.yaml": ("{tmp}/no.yaml", "--update creates it"),
     "compare open_clip:ViT-B-33": ("'ViT-B-33'", "the nearest are 'ViT-B-32'"),
     "plan zoo:lenet6 --mesh dp=2": ("'lenet6'", "did you mean 'lenet5'?"),
+    "memory zoo:lenet5 --device gpu": ("'gpu'", "write cuda, or its name, such as H100"),
+    "memory zoo:lenet5 --device 80": ("--device 80", "write 80GB for the memory of a GPU, or its name, such as H100"),
+    "plan zoo:lenet5 --mesh dp=2 --device 80": ("'80'", "did you mean 'H100 80GB'?"),
+    "peak --device gpu": ("'gpu'", "did you mean 'cuda'?"),
     "memory torchhub:{tmp}:nett": ("'nett'", "the nearest is 'net'"),
     "scale {tmp}/nets.py:build --vary depth=1..3": ("nets.py:build(width, depth=2)", "pass --arg width=VALUE"),
     "list zooo": ("'zooo'", "the nearest is 'zoo'"),
@@ -131,6 +172,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wrong")
     (folder / "nets.py").write_text(NETS)
     (folder / "hubconf.py").write_text("from nets import build\n\ndef net():\n    return build(4)\n")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "net.py").write_text(NETS)
     (folder / "list.json").write_text("[]")
     (folder / "budget.yaml").write_text("models:\n  timm:resnet5o: {flops: 1}\n")
     (folder / "bert").mkdir()

@@ -47,9 +47,7 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     text = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     is_own_error = bool(frames) and frames[-1].filename.startswith(str(PACKAGE))
-    if text and is_own_error and isinstance(error, (ValueError, LookupError, TypeError, OSError)):
-        return text
-    if isinstance(error, OSError) and error.filename is not None:
+    if text and is_own_error and isinstance(error, (ValueError, KeyError, TypeError, OSError)):
         return text
     if isinstance(error, SystemExit):
         text = printable(f"the program asked to exit with {error.code!r}")
@@ -59,7 +57,7 @@ def describe_error(error: BaseException, *, hint: str = "") -> str:
     libraries = (str(PACKAGE), "site-packages", "dist-packages", os.path.dirname(os.__file__), "<")
     others = [frame for frame in frames if not any(part in frame.filename for part in libraries)]
     if not others:
-        return kind
+        return text if isinstance(error, OSError) and error.filename is not None else kind
     place = f"{printable(os.path.basename(others[-1].filename))}:{others[-1].lineno}"
     return f"{kind} ({place}{f'; {hint}' if hint else ''})"
 
@@ -236,9 +234,25 @@ def _explain_inputs(calls: list[tuple[nn.Module, FrameType]], remedies: Remedies
         remedy = remedies.eval_mode
     elif is_model_input and expectation.shape is not None:
         remedy = f"pass {remedies.tensor(expectation.shape, expectation.dtype or 'float32')}"
+    elif expectation.shape is not None and expectation.dtype and (name := _find_argument(calls[0], tensor)):
+        remedy = f"pass {remedies.tensor(expectation.shape, expectation.dtype)} for {name}"
     else:
         remedy = _try_others(calls, remedies)
     return f"{_name(calls)} expects {expectation.text}, got {got}; {remedy}"
+
+
+def _find_argument(call: tuple[nn.Module, FrameType], tensor: torch.Tensor) -> str:
+    """Return the name of the argument of a call that is a tensor, or the only one of its shape and dtype; else ""."""
+    module, frame = call
+    args, kwargs = _read_arguments(frame)
+    arguments = [*zip(inspect.signature(module.forward).parameters, args, strict=False), *kwargs.items()]
+    same = [name for name, value in arguments if value is tensor]
+    alike = [
+        name
+        for name, value in arguments
+        if isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (tensor.shape, tensor.dtype)
+    ]
+    return next((names[0] for names in (same, alike) if len(names) == 1), "")
 
 
 def _explain_call(error: TypeError, calls: list[tuple[nn.Module, FrameType]], remedies: Remedies) -> str:

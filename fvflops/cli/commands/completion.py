@@ -6,6 +6,7 @@ import argparse
 import importlib
 
 from fvflops.cli.completion.names import KINDS, list_names
+from fvflops.cli.process import report_stream
 
 EXAMPLES = (
     "fvflops completion bash > ~/.local/share/bash-completion/completions/fvflops",
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a script or names; return the exit code."""
     if arguments.names is not None:
-        print("\n".join(list_names(arguments.names, arguments.prefix)))
+        print("\n".join(list_names(arguments.names, arguments.prefix)), file=report_stream())
         return 0
     if arguments.shell is None:
         raise ValueError(f"completion needs a shell: {', '.join(SHELLS)}")
@@ -36,5 +37,5 @@ def run(arguments: argparse.Namespace) -> int:
     cli = importlib.import_module("fvflops.cli")
     grammar = importlib.import_module("fvflops.cli.completion.grammar")
     shell = importlib.import_module(f"fvflops.cli.completion.{arguments.shell}")
-    print(shell.write(grammar.read_commands(cli.build_parser(), cli.COMMANDS)), end="")
+    print(shell.write(grammar.read_commands(cli.build_parser(), cli.COMMANDS)), end="", file=report_stream())
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from fvflops.cli.exports import check_exports
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import is_standard_output, write, write_report
+from fvflops.cli.process import report_stream
 from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
 from fvflops.counting.unknown_masks import describe_unknown_masks
 from fvflops.counting.unsupported_locations import find_unsupported_locations
@@ -189,11 +189,13 @@ def _raise_for_unsupported(flops: FlopCountAnalysis, table: str) -> None:
 
 def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Return the options that a report takes."""
-    terminal = find_terminal(sys.stdout) if is_standard_output(arguments.output) else None
-    terminal = terminal or TerminalInfo(find_width(sys.stdout), colour=False, encoding=_find_encoding(arguments))
+    terminal = find_terminal(report_stream()) if is_standard_output(arguments.output) else None
+    terminal = terminal or TerminalInfo(find_width(report_stream()), colour=False, encoding=_find_encoding(arguments))
     options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
     return {name: value for name, value in options.items() if name in report.options}
 
 
 def _find_encoding(arguments: argparse.Namespace) -> str:
-    return "utf-8" if not is_standard_output(arguments.output) else getattr(sys.stdout, "encoding", None) or "utf-8"
+    return (
+        "utf-8" if not is_standard_output(arguments.output) else getattr(report_stream(), "encoding", None) or "utf-8"
+    )

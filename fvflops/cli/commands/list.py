@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import add_report
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.process import report_stream
 from fvflops.cli.terminal import find_width
 from fvflops.features.utilisation.devices import Device, load_devices
 from fvflops.formulas import load_table, shipped_tables
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write_lines(rows: Sequence[Sequence[Any]]) -> Iterator[str]:
     """Yield the lines of names, each with its description, if it has one, beside it, or below a long name."""
-    width = find_width(sys.stdout)
+    width = find_width(report_stream())
     indent = max((len(name) for name, *_ in rows if len(name) <= width // 2), default=0) + 2
     for name, *about in rows:
         lines = textwrap.wrap("".join(about), width - indent)

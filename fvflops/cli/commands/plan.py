@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +43,7 @@ from fvflops.cli.planning.training_step import (
     repeat_command,
     typed_settings,
 )
+from fvflops.cli.process import report_stream
 from fvflops.cli.terminal import find_width
 from fvflops.cli.values import parse_amount, parse_mesh
 from fvflops.features.layout_search.report import search_report
@@ -271,7 +271,7 @@ def _report_search(
     commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
     report = search_report(search, name=arguments.model, command="".join(commands))
     report = report.ranked(sort=arguments.sort, top=arguments.top)
-    write(write_document(report, arguments.format, width=find_width(sys.stdout)), arguments.output)
+    write(write_document(report, arguments.format, width=find_width(report_stream())), arguments.output)
 
 
 def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
@@ -290,7 +290,7 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             top=arguments.top,
             pictures=arguments.format == "html",
         )
-    write(write_document(report, arguments.format, width=find_width(sys.stdout)), arguments.output)
+    write(write_document(report, arguments.format, width=find_width(report_stream())), arguments.output)
 
 
 def _find_classes(subject: LoadedModel, names: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_missing, read_plot, write_plot
 from fvflops.cli.planning.accelerator import built_on, runs_on
-from fvflops.cli.process import termination_raised
+from fvflops.cli.process import report_stream, termination_raised
 from fvflops.cli.progress import Progress
 from fvflops.cli.values import parse_assumptions, parse_count
 from fvflops.formulas import load_table
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     rows, failed = _run_to_file(names, plan, executor)
     if plot is not None:
-        print(write_plot(plot, rows, joined, table))
+        print(write_plot(plot, rows, joined, table), file=report_stream())
         failed = is_missing(plot, rows, joined) or failed
     return int(failed)
 
@@ -163,8 +163,8 @@ def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
     failed = False
     with termination_raised():
         for row in executor.run(tasks):
-            sys.stdout.write(encode_row(row, sealed=False))
-            sys.stdout.flush()
+            report_stream().write(encode_row(row, sealed=False))
+            report_stream().flush()
             failed = failed or bool(row.failure)
     return int(failed)
 
@@ -196,7 +196,7 @@ def _run_to_file(names: Sequence[str], plan: Plan, executor: Executor) -> tuple[
 
 def _report(rows: Sequence[ModelCount], earlier: int, output: str, seconds: float) -> None:
     before = f", {earlier:,} of them earlier" if earlier else ""
-    print(f"{summarise(rows)}{before}; {seconds:.0f} s; {output}")
+    print(f"{summarise(rows)}{before}; {seconds:.0f} s; {output}", file=report_stream())
     failed = [row for row in rows if row.failure]
     for row in failed[:_SHOWN_FAILURES]:
         print(f"  {row.model}: {row.failure}: {printable_short(row.error)}", file=sys.stderr)

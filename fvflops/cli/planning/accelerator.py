@@ -11,7 +11,7 @@ from fvflops.capture.shapes.cuda.cuda_kernels import gpu_emulated
 from fvflops.features.step_time.calibration import find_efficiency, find_network
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
-from fvflops.features.utilisation.devices import CUDA_VENDORS, Device, load_peaks
+from fvflops.features.utilisation.devices import CUDA_VENDORS, NAME_DIGITS, Device, load_peaks
 from fvflops.units import parse_size
 
 # Kinds of torch devices; other values of --device name an accelerator.
@@ -27,19 +27,28 @@ def find_accelerator(text: str | None) -> Device | None:
     """
     if text is None or text.partition(":")[0] in _TORCH_DEVICES:
         return None
+    if text.lower() == "gpu":
+        raise ValueError(
+            f"no device {text!r}: write cuda, or its name, such as H100; 'fvflops list devices' lists them"
+        )
     return load_peaks(text, "--device")
 
 
 def find_capacity(text: str | None) -> int | None:
     """Return the bytes of a `--device` that is the memory of a GPU with its unit, None for another one.
 
-    >>> find_capacity("24GB"), find_capacity("23.5 GiB"), find_capacity("4090")
+    >>> find_capacity("24GB"), find_capacity("23.5 gib"), find_capacity("4090")
     (24000000000, 25232932864, None)
+    >>> find_capacity("80")
+    Traceback (most recent call last):
+    ValueError: --device 80: write 80GB for the memory of a GPU, or its name, such as H100
     """
-    if text is None or text.isdecimal():  # 4090 is the name of a GPU
+    if text is not None and text.isdecimal() and len(text) < NAME_DIGITS:
+        raise ValueError(f"--device {text}: write {text}GB for the memory of a GPU, or its name, such as H100")
+    if text is None or text.isdecimal():
         return None
     try:
-        return parse_size(text)
+        return parse_size(text.upper().replace("IB", "iB"))
     except ValueError:
         return None
 

@@ -9,9 +9,11 @@ from fvflops.capture.model.model_index import read_modules
 from fvflops.features.parameters import report
 from fvflops.features.parameters.compute import count_parameters
 from fvflops.features.parameters.model import ParameterSummary
+from fvflops.text import explaining_arguments, require_int
 from fvflops.trace import Trace
 
 
+@explaining_arguments
 def parameter_summary(of: nn.Module | Trace | Recorded) -> ParameterSummary:
     """Return module or parameter name → its ParameterCount, "" being the model.
 
@@ -44,4 +46,5 @@ def parameter_summary_table(of: nn.Module | Trace | Recorded, max_depth: int = 3
     |  0     | 1.23K   | 1.23K       |        0 |         0 |
     |  1     | 60      | 60          |        0 |        61 |
     """
+    require_int("max_depth", max_depth, least=0)
     return report.render(parameter_summary(of), depth=max_depth)

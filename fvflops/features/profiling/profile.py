@@ -33,7 +33,7 @@ from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document
-from fvflops.text import require_int
+from fvflops.text import explaining_arguments, require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
@@ -75,6 +75,7 @@ class ProfileAnalysis(FlopCountAnalysis):
     [('linear', 32768, 2048)]
     """
 
+    @explaining_arguments
     def __init__(
         self,
         model: Model,

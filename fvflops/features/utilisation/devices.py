@@ -44,6 +44,8 @@ _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[0-9]{1,2})?")
 
 # Vendors whose accelerators are torch's device cuda.
 CUDA_VENDORS = ("NVIDIA", "AMD")
+# Digits of a device's name that is a number, such as 4090; a shorter number is a memory in GB.
+NAME_DIGITS = 4
 # Bytes that torch's allocator does not have: the driver's context with the kernels that are loaded, and NCCL's buffers.
 _CONTEXT, _NCCL = 512 * 2**20, 2**30
 
@@ -187,7 +189,8 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
     if "mig" in key:
         raise ValueError(f"{truncate(name)!r} is a slice of a device, whose peak is in no datasheet. {_OTHERS}")
     names = {alias.lower(): alias for device in devices for alias in (device.name, *device.aliases)}
-    near = nearest(name.lower(), names, cutoff=0.6)
+    is_memory = name.isdecimal() and len(name) < NAME_DIGITS
+    near = nearest(f"{name}gb" if is_memory else name.lower(), names)
     if name.lower() in ("cpu", "cuda"):
         hint = "its peaks are this machine's own."
     elif near:
