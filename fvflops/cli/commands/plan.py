@@ -80,12 +80,14 @@ RARE = (
         "--fused",
         "--bucket-cap-mb",
         "--watts",
+        "--price",
         "--offload",
         "--sort",
     ],
 )
 _OPTIMIZER = "AdamW"  # default
-_NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", "tokens", "price", "watts", "trace", "depth")
+_OF_TIME = ("tokens", "price", "watts", "trace", "depth", "step_time")
+_NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", *_OF_TIME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,6 +144,7 @@ def _add_time(time: argparse._ActionsContainer) -> None:
         "default: DDP's, 1 for the first and 25 for the others",
     )
     time.add_argument("--tokens", type=parse_amount, metavar="N", help="tokens of the whole training, such as 15e12")
+    time.add_argument("--step-time", type=parse_amount, metavar="S", help="measured seconds of a step, for its MFU")
     time.add_argument("--price", type=parse_amount, metavar="X", help="price of a GPU hour, for the cost of --tokens")
     time.add_argument("--watts", type=parse_amount, metavar="W", help="power of a GPU, for the energy of --tokens")
 
@@ -282,6 +285,7 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             estimate,
             name=arguments.model,
             cost=cost,
+            measured=arguments.step_time,
             command=repeat_command(arguments, _OPTIMIZER),
             finder=f"fvflops memory {arguments.model} --mesh {arguments.mesh}",
             depth=arguments.depth,
