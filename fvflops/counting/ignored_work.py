@@ -1,9 +1,12 @@
-"""Find how much of a model's arithmetic a convention ignores: the share of what `exact` counts."""
+"""Find what a convention ignores: the share of the arithmetic, by `exact`, and matrix products, by `default`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
+from fvflops.counting.cost_models import TableCostModel
+from fvflops.counting.count import find_covered, region_costs
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Counts, Signature, Status, Trace, tensors_in
 from fvflops.units import format_percent
@@ -25,14 +28,8 @@ def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, han
     """
     if table.floating_point_only or counts.metric != "flops":
         return ""
-    work = max(counts.total(), sum(2 * entry.macs + entry.flops for entry in counts.entries))  # of handles the total
-    statuses = {(entry.op, entry.status) for entry in counts.entries}
-    named = {op for op, status in statuses if status in (Status.IGNORED, Status.ZERO_FLOP)}
-    calls: dict[int, int] = {}
-    for (index, _, _), number in trace.calls.items():
-        signature = trace.signatures[index]
-        if signature.packet in named and signature.op not in handled and signature.packet not in handled:
-            calls[index] = calls.get(index, 0) + number
+    work = _work(counts)
+    calls = _ignored_calls(trace, counts, table, handled)
     elements = sum(number * _most_elements(trace.signatures[index]) for index, number in calls.items())
     if work > _PER_ELEMENT * elements:
         return ""
@@ -41,6 +38,46 @@ def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, han
     if not counts.total():
         return "all" if ignored else ""
     return format_percent(ignored, ignored + work) if ignored > work else ""
+
+
+def describe_ignored_products(trace: Trace, counts: Counts, table: FormulaTable) -> str:
+    """Return the ops with multiply-adds by `default` that a convention ignores, with calls and their share, or "".
+
+    >>> from fvflops import FlopCountAnalysis
+    >>> import torch
+    >>> flops = FlopCountAnalysis(torch.nn.Bilinear(2, 2, 2), (torch.ones(1, 2), torch.ones(1, 2)), table="fvcore")
+    >>> describe_ignored_products(flops.trace(), flops.counts(), load_table("fvcore"))
+    'aten::bilinear ×1 (100.0% of the multiply-adds)'
+    """
+    price = TableCostModel(load_table("default"), "flops").op_cost
+    calls = _ignored_calls(trace, counts, table)
+    macs = {index: number * price(trace.signatures[index])[0].macs for index, number in calls.items()}
+    ops: Counter[str] = Counter()
+    for index in filter(macs.get, macs):
+        ops[trace.signatures[index].packet] += calls[index]
+    if not ops:
+        return ""
+    total = sum(number * price(trace.signatures[index])[0].macs for (index, _, _), number in trace.calls.items())
+    listed = "; ".join(f"{op} ×{number}" for op, number in sorted(ops.items()))
+    return f"{listed} ({format_percent(sum(macs.values()), total)} of the multiply-adds)"
+
+
+def _work(counts: Counts) -> int:
+    """Return the FLOPs of a run, with two for a multiply-add; results of handles are not split."""
+    return max(counts.total(), sum(2 * entry.macs + entry.flops for entry in counts.entries))
+
+
+def _ignored_calls(trace: Trace, counts: Counts, table: FormulaTable, handled: Collection[str] = ()) -> dict[int, int]:
+    """Return signature index → calls that a convention ignores or takes for zero-FLOP, not inside a counted module."""
+    statuses = {(entry.op, entry.status) for entry in counts.entries}
+    named = {op for op, status in statuses if status in (Status.IGNORED, Status.ZERO_FLOP)}.difference(handled)
+    covered = find_covered(trace, region_costs(trace, TableCostModel(table, "flops")))
+    calls: dict[int, int] = {}
+    for (index, stack, phase), number in trace.calls.items():
+        signature = trace.signatures[index]
+        if signature.packet in named and signature.op not in handled and (stack, phase) not in covered:
+            calls[index] = calls.get(index, 0) + number
+    return calls
 
 
 def _most_elements(signature: Signature) -> int:

@@ -21,6 +21,7 @@ from fvflops.analysis.trace_file import load_trace
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.restore.generators import seeded
+from fvflops.counting.ignored_work import describe_ignored_products
 from fvflops.counting.metrics import MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.features.memory.memory import predict_memory
@@ -260,6 +261,7 @@ def _with_counts(row: ModelCount, flops: FlopCountAnalysis, table: FormulaTable)
         activations=metrics["activations"].total(),
         bytes=metrics["bytes"].total(),
         unsupported=_list_unsupported(flops),
+        ignored=describe_ignored_products(trace, counts, table),
         execution=str(trace.about.get("execution", "")),
         inputs=str(trace.about.get("inputs", "")),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fvflops.counting.metrics import METRICS
@@ -16,10 +16,11 @@ from fvflops.units import format_bytes, format_parameters, format_seconds, forma
 class ModelCount:
     """What one model costs; a model that could not be counted has an `error` of one line, and the numbers known so far.
 
-    `model` is the name as the user wrote it. `flops` are in the convention `table`, `macs` are the same in every
-    convention; `bytes` is memory traffic without cache reuse or fusion, and `peak_memory` the predicted peak memory of
-    the forward pass in bytes, None where it was not asked for. `unsupported` lists ops without a formula with their
-    calls, such as `aten::foo ×2; aten::bar ×1`, and of work outside the dispatcher the module and line.
+    `model` is the name as the user wrote it. `flops` are in the convention `table`, `macs` are the multiply-adds among
+    them; `bytes` is memory traffic without cache reuse or fusion, and `peak_memory` the predicted peak memory of the
+    forward pass in bytes, None where it was not asked for. `unsupported` lists ops without a formula with their calls,
+    such as `aten::foo ×2; aten::bar ×1`, and of work outside the dispatcher the module and line; `ignored` lists matrix
+    products that the convention ignores, with their calls and share.
 
     `execution` is "shapes" or "real". `device` is where the model was built, "meta" being without weights, and `dtype`
     that of most of its parameters. `built` is what was built instead where the named model could not be counted, such
@@ -36,6 +37,7 @@ class ModelCount:
     bytes: int | None = None
     peak_memory: int | None = None
     unsupported: str = ""
+    ignored: str = field(default="", kw_only=True)
     execution: str = ""
     inputs: str = ""
     device: str = ""
@@ -78,6 +80,7 @@ COLUMNS = (
     _metric_column("bytes", format_bytes),
     number_column("peak_memory", "Peak memory", form=format_bytes),
     text_column("unsupported", "Unsupported", shorten_last=True),
+    text_column("ignored", "Ignored products", shorten_last=True),
     text_column("execution", "Execution"),
     text_column("inputs", "Inputs"),
     text_column("device", "Device"),

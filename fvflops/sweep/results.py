@@ -34,6 +34,7 @@ _NAMES = tuple(field.name for field in fields(ModelCount))
 _TEXTS = frozenset(column.key for column in COLUMNS if column.is_text)
 _FLOATS = frozenset({"seconds"})
 _CHECKSUM = "checksum"
+_OPTIONAL = frozenset({"ignored"})  # not in files of 1.0
 _COLUMNS = (*_NAMES, _CHECKSUM)
 _TABLE = "models"  # of an SQLite file
 _INTEGER_BITS = 63  # of Parquet and SQLite
@@ -116,16 +117,17 @@ def encode_row(row: ModelCount, *, sealed: bool = True) -> str:
 
 
 def _check_names(path: str, found: Iterable[str]) -> None:
-    missing, other = set(_NAMES) - set(found), set(found) - set(_COLUMNS)
+    missing, other = set(_NAMES) - _OPTIONAL - set(found), set(found) - set(_COLUMNS)
     if missing or other:
         reason = f"lacks {list_names(sorted(missing))}" if missing else f"has {list_names(sorted(other))}"
         raise ResultError(f"{path} is not of a sweep of this version of fvflops, it {reason}")
 
 
-def _seal(row: ModelCount) -> dict[str, Any]:
-    """Return the values of a row, in texts with escapes for what is not UTF-8, and its checksum."""
+def _seal(row: ModelCount, names: Iterable[str] = _NAMES) -> dict[str, Any]:
+    """Return the named values of a row, in texts with escapes for what is not UTF-8, and their checksum."""
     record: dict[str, Any] = {}
-    for name, value in asdict(row).items():
+    for name in names:
+        value = getattr(row, name)
         if isinstance(value, str):
             value = value.encode("utf-8", "backslashreplace").decode()
         record[name] = float(value) if name in _FLOATS else value
@@ -135,9 +137,10 @@ def _seal(row: ModelCount) -> dict[str, Any]:
 def _make_row(path: str, record: Mapping[str, Any]) -> tuple[ModelCount, str]:
     """Return the row of a record, and its checksum or ""; one that does not fit the row raises ResultError."""
     _check_names(path, record)
-    row = ModelCount(**{name: _convert(path, name, record[name]) for name in _NAMES})
+    names = [name for name in _NAMES if name in record]
+    row = ModelCount(**{name: _convert(path, name, record[name]) for name in names})
     seal = str(record.get(_CHECKSUM) or "")
-    if seal and not re.fullmatch(rf"{_seal(row)[_CHECKSUM]}(/\d{{1,18}})?", seal):
+    if seal and not re.fullmatch(rf"{_seal(row, names)[_CHECKSUM]}(/\d{{1,18}})?", seal):
         raise ResultError(
             f"{path}: the row of {plain_name(row.model)} is damaged, its {_CHECKSUM} differs: restore the file, or if "
             f"you changed the row empty its {_CHECKSUM}"

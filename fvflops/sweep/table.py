@@ -102,10 +102,10 @@ def model_report(
 ) -> Document:
     """Return the table of models, by default with parameters, FLOPs, activations, bytes, memory and joined columns.
 
-    Below it are the models that could not be counted with their errors, unsupported ops, the convention, the inputs,
-    names that `join` did not match, and `notes`. `table` is the convention of the counts. `sort` is the key of any
-    column, FLOPs if only `top` is given. With `paper`, counts are in the units of papers, which the headings name.
-    `labels` are model → its name in the table. An unknown column raises ValueError.
+    Below it are the models that could not be counted with their errors, unsupported ops, ignored products, the
+    convention, the inputs, names that `join` did not match, and `notes`. `table` is the convention of the counts.
+    `sort` is the key of any column, FLOPs if only `top` is given. With `paper`, counts are in the units of papers,
+    which the headings name. `labels` are model → its name in the table. An unknown column raises ValueError.
     """
     ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
     shown = _select(ranked, columns, join)
@@ -116,6 +116,12 @@ def model_report(
     unsupported = [f"{plain_name(count.model)}: {count.unsupported}" for count in counts if count.unsupported]
     if unsupported:
         parts.append(Items("Unsupported, so not counted:", unsupported))
+    ignored: dict[str, list[str]] = {}
+    for count in counts:
+        ignored.setdefault(count.ignored, []).append(count.model)
+    products = [f"{list_names(models)}: {text}" for text, models in ignored.items() if text]
+    if products:
+        parts.append(Items("Matrix products that this convention ignores:", products))
     parts.append(Items("", [*_describe(counts, resolve_table(table)), *(join.notes if join else ()), *notes]))
     return Document("models", parts=parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -77,6 +78,12 @@ def decode(text: str, make: Callable[..., T]) -> T:
             raise TraceError(f"incomplete trace: invalid JSON ({error}); save it again") from error
         raise TraceError(f"not a trace: invalid JSON ({error}); pass a file written by Trace.to_json()") from error
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
+        found = str(record.get("format")) if isinstance(record, dict) else ""
+        if re.fullmatch(r"fvflops\.\w{1,40}", found):
+            raise TraceError(
+                f"a report ({found}), which is not counted or compared again: give the model, or its trace by `fvflops "
+                "count --save-trace`; plans of several layouts are compared by `fvflops plan --search`"
+            )
         raise TraceError(
             f'not a trace of fvflops: it has no "format": "{_FORMAT}"; `fvflops count --format trace` writes one'
         )

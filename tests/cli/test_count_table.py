@@ -156,6 +156,20 @@ def test_columns_are_those_asked_for(capsys):
     assert rows_of(capsys, "zoo:lenet5", "--columns", "flops,peak_memory")["zoo:lenet5"]["peak_memory"] == "287592"
 
 
+@pytest.mark.parametrize("convention", ["fvcore", "thop", "torch"])
+def test_products_that_a_convention_ignores_are_noted_by_model(capsys, convention):
+    argv = ["count", "zoo:lenet5", "zoo:llama_tiny", "zoo:mixtral_tiny", f"--convention={convention}"]
+    code, out, _ = run(capsys, *argv)
+    _, found, notes = out.partition("Matrix products that this convention ignores:\n")
+    text = " ".join(notes.partition("\n\n")[0].split())
+    assert code == 0 and found and "zoo:lenet5" not in text
+    for row in rows_of(capsys, *argv[1:]).values():
+        assert (row["ignored"] in text) is True
+        assert bool(row["ignored"]) is (row["model"] != "zoo:lenet5")
+    assert "zoo:llama_tiny: aten::" in text and "scaled_dot_product" in text
+    assert "ignores" not in run(capsys, *argv[:-1])[1]
+
+
 def test_rows_are_sorted_and_cut(capsys, models):
     linear = f"{models}:linear"
 

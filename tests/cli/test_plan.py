@@ -9,7 +9,10 @@ import re
 from itertools import pairwise
 
 import pytest
+import torch
 
+import fvflops
+import fvflops.zoo
 from fvflops.cli import main
 from fvflops.reports.formats import FORMATS
 from tests.support.reports.report_formats import check_report
@@ -143,6 +146,8 @@ def test_torch_devices_have_no_time(capsys):
             "--bucket-cap-mb has no effect on --mesh tp=2: omit it, or use the axis dp",
         ),
         (["--device", "H100", "--bucket-cap-mb", "-9"], "--bucket-cap-mb is the MiB of a bucket of gradients, or 0"),
+        (["--step-time", "0.3"], "--step-time is for the time of a step: add --device"),
+        (["--device", "H100", "--step-time", "1e-9"], "at 1 ns a step: check the time, the device"),
         (["--device", "H100", "--price", "2"], "--price is for a whole training: add --tokens"),
         (["--device", "H100", "--network", "HGX"], "no network 'HGX'"),
         (["--device", "H100", "--optimizer", "none", "--master-weights"], "--master-weights are of an optimizer"),
@@ -153,6 +158,28 @@ def test_torch_devices_have_no_time(capsys):
 def test_mistakes(capsys, arguments, message):
     assert main(["plan", "zoo:llama_tiny", "--input", "1,16:int64", "--mesh", "tp=2", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mesh", ["dp=1", "dp=4", "pp=2,fsdp=2"])
+def test_the_mfu_of_a_measured_step_is_that_of_mfu(capsys, mesh):
+    argv = [*STEP, "--mesh", mesh, "--microbatches", "2", "--checkpoint", "full", "--step-time", "0.25"]
+    record = json.loads(run(capsys, *argv, "--format", "json"))
+    measured, estimated = record["measured"], record
+    assert measured["seconds"] == 0.25 and measured["hfu"] > measured["mfu"] > 0
+    for name in ("mfu", "hfu"):
+        assert measured[name] * 0.25 == pytest.approx(estimated[name] * estimated["seconds"])
+    text = " ".join(run(capsys, *argv).split())
+    assert "Measured: 250 ms a step, MFU <0.1%, HFU <0.1%, " in text
+    assert "times the time that is estimated below." in text
+
+
+def test_a_measured_step_of_one_device_agrees_with_python(capsys):
+    argv = [*STEP, "--mesh", "dp=1", "--step-time", "1e-3"]
+    model = fvflops.zoo.build("llama_tiny", device="meta")
+    step = fvflops.TrainingStepAnalysis(model, torch.zeros(1, 16, dtype=torch.long), loss=torch.sum, warn=False)
+    expected = fvflops.mfu({"bf16": fvflops.model_flops(step)}, 1e-3, device="H100")
+    measured = json.loads(run(capsys, *argv, "--dtype", "bf16", "--format", "json"))["measured"]["mfu"]
+    assert measured == pytest.approx(expected, rel=0.02)
 
 
 def test_buckets_of_gradients_are_reduced_beside_the_backward_pass(capsys):

@@ -121,6 +121,18 @@ def test_options_that_describe_a_run_do_not_apply_to_a_trace(saved, capsys):
         assert message in error and error.count("\n") == 1, error
 
 
+@pytest.mark.parametrize("report", [("plan", "--mesh", "dp=2"), ("memory", "--no-savings"), ("count",)])
+def test_the_json_of_a_report_is_refused_with_what_can_be_compared(tmp_path, capsys, report):
+    command, *options = report
+    path = str(tmp_path / "report.json")
+    assert main([command, "zoo:llama_tiny", *options, "--format", "json", "--output", path]) == 0
+    for argv in (["diff", path, path], ["diff", MODEL, path], ["count", path]):
+        assert main(argv) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"fvflops: error: {path}: a report (fvflops.") and error.count("\n") == 1
+        assert "give the model, or its trace by `fvflops count --save-trace`; plans of several layouts are" in error
+
+
 def test_a_file_that_is_no_trace_is_refused(tmp_path, capsys):
     cut, other, wrong = tmp_path / "cut.json.gz", tmp_path / "other.json", tmp_path / "model.txt"
     cut.write_bytes(gzip.compress(b"{}")[:-4])

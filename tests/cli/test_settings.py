@@ -84,6 +84,18 @@ def test_the_command_of_a_report_repeats_it(capsys, name):
     assert shlex.split(again["command"]) == command
 
 
+@pytest.mark.parametrize("device", [(), ("--device", "H100")])
+@pytest.mark.parametrize("mesh", ["fsdp=2", "dp=2,tp=2", "pp=2"])
+def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
+    shared = (*TINY, "--mesh", mesh, "--microbatches", "2", *device, "--format", "json")
+    memory = json.loads(run(capsys, "memory", "--no-savings", *shared))
+    plan = json.loads(run(capsys, "plan", *shared))
+    assert memory["settings"].pop("step") == "any but the first"
+    assert memory["settings"] == {key: plan["settings"].get(key) for key in memory["settings"]}
+    assert plan["verdict"]["needed"] == memory["verdict"]["needed"]
+    assert plan["settings"]["optimizer"] == "AdamW"
+
+
 def test_each_layout_of_a_search_has_its_settings(capsys):
     data = json.loads(run(capsys, *COMMANDS["search"], "--format", "json"))
     for layout in data["layouts"]:

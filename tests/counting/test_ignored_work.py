@@ -6,6 +6,8 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, compare
 from fvflops.analysis.text import summarise
+from fvflops.counting.ignored_work import describe_ignored_products
+from fvflops.formulas import load_table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 
 NODES, EDGES, WIDTH, STEPS = 10, 50, 8, 3
@@ -65,3 +67,29 @@ def test_a_comparison_says_it_of_each_convention():
 def test_nothing_is_said_of_zero_work():
     notes = op_coverage_notes(summarise(FlopCountAnalysis(nn.Flatten(), INPUTS[0])))
     assert notes and "of this model is ignored" not in "".join(notes)
+
+
+class MostlyLinear(nn.Module):
+    """Layers that thop counts as modules, and a product that it does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(9)])
+        self.weight = nn.Parameter(torch.rand(8, 8))
+
+    def forward(self, x):
+        return nn.functional.linear(self.layers(x), self.weight)
+
+
+def test_what_a_counted_module_contains_is_not_ignored():
+    flops = FlopCountAnalysis(MostlyLinear(), torch.rand(1, 8), table="thop", warn=False)
+    assert not [note for note in op_coverage_notes(summarise(flops)) if "of this model is ignored" in note]
+    products = describe_ignored_products(flops.trace(), flops.counts(), load_table("thop"))
+    assert products == "aten::linear ×1 (10.0% of the multiply-adds)"
+
+
+@pytest.mark.parametrize("table", ["default", "exact", "deepspeed"])
+def test_conventions_of_every_product_ignore_none(table):
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    flops = FlopCountAnalysis(layer, torch.rand(1, 4, 8), table=table, warn=False)
+    assert not describe_ignored_products(flops.trace(), flops.counts(), load_table(table))

@@ -126,7 +126,7 @@ def test_a_training_script_that_is_shown_prints_such_lines(tmp_path):
     (tmp_path / "mine.yaml").rename(tmp_path / "peaks.yaml")
     (shown,) = re.findall(r"`python train.py` prints.*?^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     commands = [f"-m {command}" for command in re.findall(r"`(fvflops \w+ train.py:build[^`]*)`", page)]
-    assert len(commands) == 6
+    assert len(commands) == 7
     outputs = {}
     for command in ["train.py", *commands]:
         ran = subprocess.run(

@@ -47,9 +47,32 @@ def test_layers_that_are_equal_at_the_peak_are_one_row_with_their_sum():
             assert int(name.rpartition(" ")[2]) == len(members)
             counts = [key for key in row if key not in ("module", "share")]
             assert all(row[key] == sum(member[key] for member in members) for key in counts)
-    top_level = [row["bytes"] for name, row in collapsed.items() if name and "." not in name]
+    top_level = {name: row["bytes"] for name, row in collapsed.items() if name and "." not in name}
     own = timeline.peak - sum(row["bytes"] for name, row in each.items() if name and "." not in name)
-    assert sum(top_level) + own == collapsed[""]["bytes"] == timeline.peak
+    assert collapsed[""]["bytes"] == timeline.peak == sum(top_level.values())
+    assert top_level["(itself)"] == own and "(itself)" not in each
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": torch.optim.AdamW}, {"checkpoint": ["body.0"]}])
+def test_rows_of_modules_add_up_to_that_of_the_model(options):
+    class Wide(nn.Module):
+        """A model with work of its own beside its submodules', and a loss of many bytes."""
+
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = layers(), nn.Linear(2, WIDTH)
+
+        def forward(self, x):
+            return (self.head(self.body(x).sin())).exp()
+
+    timeline = predict(Wide(), **options)
+    report = timeline.report()
+    rows = {row["module"]: row for row in rows_of(report, "modules")}
+    for key in ("bytes", *(kind.replace(" ", "_") for kind, nbytes in timeline.at_peak().by_kind.items() if nbytes)):
+        for parent in ("", "body"):
+            children = [row[key] for name, row in rows.items() if name and name.rpartition(".")[0] == parent]
+            assert 0 <= rows[parent][key] - sum(children) <= 0.01 * timeline.peak, (key, parent)
+    assert rows["(itself)"]["bytes"] > 0 and "(itself) of the model" in table_of(report, "modules").notes[-1]
 
 
 def test_kinds_and_phases_are_those_of_the_timeline():

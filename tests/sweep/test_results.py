@@ -7,6 +7,7 @@ import pytest
 
 from fvflops.sweep import ModelCount
 from fvflops.sweep.results import ResultError, check_format, read_rows, write_rows
+from fvflops.text import checksum
 
 ROWS = [
     ModelCount("timm:b", 1, 2, 3, 0, None, 5, "aten::x ×2", "real", "float32[1]", "cpu", "float32", seconds=0.25),
@@ -80,11 +81,24 @@ def test_other_files_are_refused(name, text, message, tmp_path):
         read_rows(str(path))
 
 
+def test_rows_from_before_ignored_products_were_listed_are_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(str(path), ROWS[:1])
+    record = json.loads(path.read_text())
+    del record["ignored"], record["checksum"]
+    record["checksum"] = checksum(json.dumps(list(record.values()))) + "/1"
+    path.write_text(json.dumps(record) + "\n")
+    assert read_rows(str(path)) == {"timm:b": ROWS[0]}
+    path.write_text(json.dumps(record | {"flops": 7}) + "\n")
+    with pytest.raises(ResultError, match="the row of timm:b is damaged"):
+        read_rows(str(path))
+
+
 def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
     path = tmp_path / "rows.csv"
     write_rows(str(path), ROWS[:1])
     path.write_text(path.read_text().rstrip("\n") + ",more\n")
-    with pytest.raises(ResultError, match="row 1 has 21 cells, the header 20"):
+    with pytest.raises(ResultError, match="row 1 has 22 cells, the header 21"):
         read_rows(str(path))
 
 

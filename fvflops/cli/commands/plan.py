@@ -30,7 +30,6 @@ from fvflops.cli.planning.accelerator import (
 from fvflops.cli.planning.layout_search import add_search, check_search, describe_command, run_search
 from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options
 from fvflops.cli.planning.training_step import (
-    DefaultLoss,
     add_step,
     check_optimizer,
     choose_loss,
@@ -81,11 +80,14 @@ RARE = (
         "--fused",
         "--bucket-cap-mb",
         "--watts",
+        "--price",
         "--offload",
         "--sort",
     ],
 )
-_NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", "tokens", "price", "watts", "trace", "depth")
+_OPTIMIZER = "AdamW"  # default
+_OF_TIME = ("tokens", "price", "watts", "trace", "depth", "step_time")
+_NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", *_OF_TIME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser)
     add_step(
         find_group(parser, "training step"),
-        default="AdamW with a DEVICE, else none",
+        default=_OPTIMIZER,
     )
     _add_time(find_group(parser, "time"))
     find_group(parser, "additional files").add_argument(
@@ -142,6 +144,7 @@ def _add_time(time: argparse._ActionsContainer) -> None:
         "default: DDP's, 1 for the first and 25 for the others",
     )
     time.add_argument("--tokens", type=parse_amount, metavar="N", help="tokens of the whole training, such as 15e12")
+    time.add_argument("--step-time", type=parse_amount, metavar="S", help="measured seconds of a step, for its MFU")
     time.add_argument("--price", type=parse_amount, metavar="X", help="price of a GPU hour, for the cost of --tokens")
     time.add_argument("--watts", type=parse_amount, metavar="W", help="power of a GPU, for the energy of --tokens")
 
@@ -158,8 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_mesh_options(arguments, mesh)
         check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
-    default_optimizer = "none" if accelerator is None else "AdamW"
-    check_optimizer(arguments, default_optimizer)
+    check_optimizer(arguments, _OPTIMIZER)
     if not arguments.search:
         layout_options(arguments)  # a mistake in them is found before the model is loaded
     with activity(f"loading {arguments.model}"):
@@ -173,9 +175,8 @@ def run(arguments: argparse.Namespace) -> int:
         "table": table,
     }
     loss = choose_loss(arguments, subject.model)
-    options["optimizer"] = make_optimizer(arguments, default_optimizer, subject.model)
-    if accelerator is not None or not isinstance(loss, DefaultLoss):
-        options["loss"] = loss
+    options["optimizer"] = make_optimizer(arguments, _OPTIMIZER, subject.model)
+    options["loss"] = loss
     with kernels_emulated(accelerator):
         if arguments.search:
             assert accelerator is not None  # checked
@@ -209,9 +210,10 @@ def _report_rank(
 ) -> None:
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
         plan = with_input_hint(subject, lambda: plan_rank(subject.model, subject.inputs, subject.kwargs, **options))
-    typed = {} if arguments.loss is None else typed_settings(arguments, options["loss"])
-    plan = replace(plan, settings={**plan.settings, **typed})
-    write_report(plan_report(plan, table, name=arguments.model, command=repeat_command(arguments)), arguments)
+    plan = replace(plan, settings={**plan.settings, **typed_settings(arguments, options["loss"])})
+    write_report(
+        plan_report(plan, table, name=arguments.model, command=repeat_command(arguments, _OPTIMIZER)), arguments
+    )
 
 
 def _report_step(
@@ -283,7 +285,8 @@ def _write(estimate: StepEstimate, arguments: argparse.Namespace) -> None:
             estimate,
             name=arguments.model,
             cost=cost,
-            command=repeat_command(arguments, "AdamW"),
+            measured=arguments.step_time,
+            command=repeat_command(arguments, _OPTIMIZER),
             finder=f"fvflops memory {arguments.model} --mesh {arguments.mesh}",
             depth=arguments.depth,
             sort=arguments.sort,

@@ -37,6 +37,7 @@ CHOSEN: Mapping[str, Any] = {
     "price": None,
     "watts": None,
     "depth": None,
+    "step_time": None,
 }
 # Options of one layout that apply to every layout of a search.
 KEPT = (

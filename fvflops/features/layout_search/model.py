@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fvflops.features.layout_search.candidates import Candidate
+from fvflops.features.memory.settings import NO_CHECKPOINTING
 from fvflops.features.step_time.efficiency import Efficiency
 from fvflops.features.step_time.network import Network
 from fvflops.features.utilisation.devices import Device
@@ -72,6 +73,8 @@ class LayoutSearch(Displayed):
     def settings_of(self, candidate: Candidate) -> dict[str, Any]:
         """Return what the plan of a layout assumes."""
         settings = {**candidate.settings(), **self.settings}
+        if candidate.checkpoint != NO_CHECKPOINTING:
+            settings["checkpointing"] = candidate.checkpoint
         if "sequence" in settings:
             settings["sequence"] //= candidate.size("cp")
         if all(candidate.size(axis) == 1 for axis in ("dp", "fsdp", "cp")):

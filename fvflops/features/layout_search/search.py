@@ -20,6 +20,7 @@ from fvflops.features.layout_search.candidates import Candidate, Space
 from fvflops.features.layout_search.evaluate import Workload, describe_lack
 from fvflops.features.layout_search.model import LayoutResult, LayoutSearch, in_order
 from fvflops.features.layout_search.workers import workers
+from fvflops.features.memory.settings import OWN_CHECKPOINTING
 from fvflops.features.planning.layout import PlanError
 from fvflops.features.step_time.buckets import check_bucket_cap
 from fvflops.features.step_time.calibration import find_efficiency, find_network
@@ -151,7 +152,7 @@ class _Search:
         self._progress = progress
         self._results: dict[int, LayoutResult] = {}
         self._bounds: dict[int, tuple[float, int]] = {}
-        self.settings: Mapping[str, Any] = {}
+        self.settings: dict[str, Any] = {}
 
     def run(self, jobs: int) -> list[LayoutResult]:
         """Return the result of each layout, in their order."""
@@ -160,8 +161,10 @@ class _Search:
             costs: dict[Sharding, MicrobatchCost | _Failure] = {}
             for number, cost in pool.run(enumerate(shardings)):
                 costs[shardings[number]] = cost
-                if not isinstance(cost, _Failure) and not self.settings:
-                    self.settings = _settings_of_all(cost.settings, shardings[number])
+                if not isinstance(cost, _Failure):
+                    self.settings = self.settings or _settings_of_all(cost.settings, shardings[number])
+                    if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
+                        self.settings["checkpointing"] = OWN_CHECKPOINTING
                 self._progress("recording", len(shardings) - len(costs))
             self._bound(costs)
             for number, result in pool.run(self._list_pending()):

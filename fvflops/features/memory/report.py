@@ -37,7 +37,7 @@ from fvflops.trace import PHASES, ModuleTree, Summary
 from fvflops.trace.module_tree import modules_above
 from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_bytes, format_change, format_percent, format_quantity
-from fvflops.views.summary_rows import depth_of
+from fvflops.views.summary_rows import ITSELF, count_itself, depth_of
 
 DEPTH = 2  # levels of modules below the root
 
@@ -221,15 +221,21 @@ def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int
     summary = _summarise_modules(timeline, moment)
     if collapsed:
         summary = collapse(summary)
-    names = [module.name for module in summary.modules.modules()]
-    sums = {name: [summary.columns[kind].get(name, 0) for kind in kinds] for name in names}
-    rows: list[tuple[Value, ...]] = [
-        (_label(name, summary.labels), sum(counts), _share(sum(counts), timeline.peak), *counts)
-        for name, counts in sums.items()
-        if any(counts) and (depth is None or depth_of(name) <= depth)
-    ]
-    hidden = 0 if depth is None else sum(depth_of(name) > depth for name, counts in sums.items() if any(counts))
+    filled = [module.name for module in summary.modules.modules() if summary.columns["bytes"].get(module.name)]
+    shown = [name for name in filled if depth is None or depth_of(name) <= depth]
+    parents = dict.fromkeys(name.rpartition(".")[0] for name in shown if name) if collapsed else ()
+    itself = count_itself(summary, parents, "bytes")
+    rows: list[tuple[Value, ...]] = []
+    for name in shown:
+        label = _label(name, summary.labels)
+        counts = {heading: column.get(name, 0) for heading, column in summary.columns.items()}
+        for text, row in ((label, counts), (f"{label}.{ITSELF}".lstrip("."), itself.get(name, {}))):
+            if row:
+                rows.append((text, row["bytes"], _share(row["bytes"], timeline.peak), *(row[kind] for kind in kinds)))
+    hidden = len(filled) - len(shown)
     notes = [f"{format_quantity(hidden, 'more module')} below depth {depth}."] if hidden else []
+    if "" in itself:
+        notes.append("(itself) of the model: of no submodule, as inputs, the loss and the optimizer's temporaries.")
     title = "Bytes of modules at the peak, with their submodules"
     return Table("modules", columns, rows, title=title, notes=notes, noun="module")
 
@@ -239,10 +245,11 @@ def _kind_column(kind: str) -> Column:
 
 
 def _summarise_modules(timeline: MemoryTimeline, moment: MemoryMoment) -> Summary:
-    """Return the bytes at the peak of each kind, by module with its submodules."""
-    columns: dict[str, Counter[str]] = {kind: Counter() for kind in moment.by_kind}
+    """Return the bytes at the peak, of each kind and of all, by module with its submodules."""
+    columns: dict[str, Counter[str]] = {kind: Counter() for kind in (*moment.by_kind, "bytes")}
     for block in alive_blocks(timeline, moment.event):
-        columns[block.kind].update(dict.fromkeys((*modules_above(block.module), block.module), block.nbytes))
+        for kind in (block.kind, "bytes"):
+            columns[kind].update(dict.fromkeys((*modules_above(block.module), block.module), block.nbytes))
     tree: ModuleTree = timeline.trace.modules
     return Summary(tree.with_pseudo_modules([name for name in moment.by_module if name not in tree.by_name]), columns)
 

@@ -21,6 +21,7 @@ _ATTENTION = re.compile(r"(?:_scaled_dot_product_)?(\w*?)_?attention(?:_forward|
 # Setting → its name in a text, where its key says too little.
 _NAMES = {"bucket_cap_mb": "MiB of DDP's buckets", "host_waits": "host waits for the device"}
 NO_CHECKPOINTING = "none"
+OWN_CHECKPOINTING = "the model's own"  # it calls torch.utils.checkpoint
 _SOFTMAX = ("aten::_softmax", "aten::softmax")
 
 
@@ -113,7 +114,7 @@ def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, An
     has_optimizer = about.get("optimizer", "none") != "none"
     masters = "the float32 weights" if is_mixed else "none" if compute in ("bfloat16", "float16") else None
     return given(
-        checkpointing="the model's own" if is_own else None,
+        checkpointing=OWN_CHECKPOINTING if is_own else None,
         optimizer=about.get("optimizer"),
         optimizer_state=about.get("optimizer_state") if has_optimizer else None,
         master_weights=about.get("master_weights", masters) if has_optimizer else None,

@@ -43,6 +43,7 @@ def estimate_report(
     *,
     name: str = "",
     cost: TrainingCost | None = None,
+    measured: float | None = None,
     command: str = "",
     finder: str = "",
     depth: int | None = None,
@@ -52,9 +53,10 @@ def estimate_report(
 ) -> Document:
     """Return the report of an estimated step of the model `name`.
 
-    `cost` is that of a training, `command` the command line of the report, and `finder` the one that finds what lowers
-    the peak memory. `depth`, `sort` and `top`
-    choose the modules that are shown. With `pictures` it has the pipeline of any number of ranks, and memory curves.
+    `cost` is that of a training, `measured` the seconds that a real step took, `command` the command line of the
+    report, and `finder` the one that finds what lowers the peak memory. `depth`, `sort` and `top` choose the modules
+    that are shown. With `pictures` it has the pipeline of any number of ranks, and memory curves. A measured time whose
+    MFU is above 1 raises ValueError.
     """
     memories = read_memories(estimate.plans)
     fullest = max(memories, key=lambda memory: memory.reserved)
@@ -64,6 +66,7 @@ def estimate_report(
         *lead(verdict, estimate.settings),
         *_describe_host(estimate),
         _describe_run(estimate),
+        *([] if measured is None else [_describe_measured(estimate, measured)]),
         _tabulate_step(estimate),
         *([] if cost is None else [_tabulate_cost(cost)]),
         _tabulate_size(estimate, fullest),
@@ -83,6 +86,7 @@ def estimate_report(
     model = plain_name(name or estimate.plans[0].trace.modules.root.class_name)
     title = f"{model} on {mesh}: {format_seconds(estimate.seconds)} a step, MFU {format_share(estimate.mfu)}"
     about = {**encode_lead(verdict, estimate.settings, command), "host_bound": _encode_host(estimate)}
+    about |= {} if measured is None else {"measured": {"seconds": measured, **_utilisations(estimate, measured)}}
     data = {**encode(estimate, memories, cost), "fits": verdict.fits}
     return Document("step_estimate", title, parts, main="step", data=data, about=about)
 
@@ -132,6 +136,23 @@ def _describe_run(estimate: StepEstimate) -> str:
     return (
         f"A training step on {format_thousands(estimate.gpus)} × {estimate.device.name}. Inputs of a rank: "
         f"{plain_name(first.trace.info.inputs)}, {format_quantity(microbatches, 'microbatch')}{schedule}."
+    )
+
+
+def _utilisations(estimate: StepEstimate, seconds: float) -> dict[str, float]:
+    return {name: getattr(estimate, name) * estimate.seconds / seconds for name in ("mfu", "hfu")}
+
+
+def _describe_measured(estimate: StepEstimate, seconds: float) -> str:
+    shares = {name: format_share(share) for name, share in _utilisations(estimate, seconds).items()}
+    if _utilisations(estimate, seconds)["mfu"] > 1:
+        raise ValueError(
+            f"MFU would be {shares['mfu']} at {format_seconds(seconds)} a step: check the time, the device, the "
+            "number of ranks, the precision and the batch"
+        )
+    return (
+        f"Measured: {format_seconds(seconds)} a step, MFU {shares['mfu']}, HFU {shares['hfu']}, "
+        f"{format_ratio(seconds / estimate.seconds)} times the time that is estimated below."
     )
 
 

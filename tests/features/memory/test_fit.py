@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import TrainingStepAnalysis, plan_rank, predict_memory
+from fvflops import TrainingStepAnalysis, plan_rank, predict_memory, search_layouts
 from fvflops.cli import main
 from fvflops.features.memory.fit import Verdict
 
@@ -71,7 +71,18 @@ def test_checkpoints_of_the_model_itself_are_named(model, checkpoint, expected):
     assert plan.memory().settings["checkpointing"] == expected
 
 
+@pytest.mark.parametrize(("model", "expected"), [(_Rerun(), "the model's own"), (_Rerun().layer, "none")])
+def test_a_search_names_checkpoints_of_the_model_itself(model, expected):
+    few = {"tp": [1], "pp": [1], "micro-batch": [1], "dp": [1], "checkpoint": ["full", "none"]}
+    search = search_layouts(
+        model, torch.ones(1, 8), gpus=2, global_batch=2, device="H100", loss=torch.sum, choices=few, jobs=1
+    )
+    settings = {result.candidate.checkpoint: search.settings_of(result.candidate) for result in search.results}
+    assert {name: found["checkpointing"] for name, found in settings.items()} == {"none": expected, "full": "full"}
+    assert ("checkpointing: the model's own" in " ".join(str(search).split())) is (expected != "none")
+
+
 def test_a_plan_without_an_optimizer_says_so(capsys):
-    for options, expected in (([], True), (["--optimizer", "AdamW"], False)):
+    for options, expected in ((["--optimizer", "none"], True), ([], False)):
         assert main(["plan", "zoo:llama_tiny", "--mesh", "fsdp=2", *options]) == 0
         assert ("No optimizer is included." in capsys.readouterr().out) is expected
