@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -173,5 +174,7 @@ def _build(value: Argument) -> Any:
             raise NotRunnable(f"this torch has no dtype {value.dtype!r}")
         if value.values is not None:
             return torch.tensor(value.values, dtype=dtype).reshape(value.shape)
-        return torch.empty(value.shape, dtype=dtype, device="meta")
+        with warnings.catch_warnings():  # torch deprecates tensors of quantised dtypes, of which tables have rows
+            warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
+            return torch.empty(value.shape, dtype=dtype, device="meta")
     return [_build(item) for item in value] if isinstance(value, tuple) else value
