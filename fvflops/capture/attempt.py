@@ -17,7 +17,7 @@ from torch import nn
 from fvflops.capture.instrument.autograd_use import AutogradUse
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import instrument
-from fvflops.capture.instrument.patching import Wrapper
+from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model import describe_inputs
 from fvflops.capture.model.model_index import ModelIndex
@@ -40,7 +40,7 @@ from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
-from fvflops.torch_internals import below_autograd, dispatch_mode_stack, is_wrapper_subclass
+from fvflops.torch_internals import below_autograd, dispatch_mode_stack, is_any_autocast_enabled, is_wrapper_subclass
 from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
@@ -66,6 +66,20 @@ class Request:
     lines: bool
     draws: DrawFinder
     autocast: AbstractContextManager[Any] | None = None
+
+
+# Autocast casts no tensors on other devices than its own, such as weights on the meta device.
+_AUTOCAST = Patch(torch.autocast, "__enter__")
+
+
+def _call_before(action: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that performs an action and then what the function does."""
+
+    def call(*args: Any) -> Any:
+        action()
+        return function(*args)
+
+    return call
 
 
 class Attempt:
@@ -142,17 +156,22 @@ class Attempt:
                 self._recorder, is_real=False, has_values=False, runs_results=self._loss is None
             )
             self._recorder.unseen.watch_inputs((self._args, self._kwargs))
+            shape_parameters = ShapeParameters(mode)
+            replace = partial(shape_parameters.replace_in, self._model_index, self._scripts.values())
             args, kwargs = self._args, self._kwargs
-            if self._op_set == "core":
-                shape_parameters = ShapeParameters(mode)
-                shape_parameters.replace_in(self._model_index, self._scripts.values())
+            wrappers = self._wrappers(undo_log)
+            if self._op_set == "core" or is_any_autocast_enabled():
+                replace()
+            elif any(tensor.device != device for tensor in self._model_index.tensors):
+                wrappers.append((_AUTOCAST, partial(_call_before, replace)))
+            if self._op_set == "core" or any(tensor.device != device for tensor in self._input_tensors()[0]):
                 args, kwargs = shape_parameters.in_values((args, kwargs))
             try:
                 with (
                     self._grad_mode(),
                     reducers_restored() if self._op_set == "core" else nullcontext(),
                     instrument(
-                        *(self._recorder, self._model_index, mode, self._wrappers(undo_log)),
+                        *(self._recorder, self._model_index, mode, wrappers),
                         training=self._loss is not None,
                         grad_mode=self._grad_mode,
                         scripts=self._scripts,

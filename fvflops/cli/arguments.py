@@ -219,13 +219,13 @@ def add_run(parser: argparse.ArgumentParser, *, runs_on: bool = True) -> None:
     run.add_argument("--train", action="store_true", help="count the model in training mode, not in eval mode")
 
 
-def add_backward(parser: argparse.ArgumentParser) -> None:
-    """Add the backward pass and its loss."""
+def add_backward(parser: argparse.ArgumentParser, loss: str = "the sum of the model's outputs") -> None:
+    """Add the backward pass and its loss, which is `loss` by default."""
     run = find_group(parser, "run")
     run.add_argument(
         "--backward",
         action="store_true",
-        help="include the backward pass; the loss is the sum of the model's outputs, or that of --loss",
+        help=f"include the backward pass; the loss is {loss}, or that of --loss",
     )
     run.add_argument(
         "--loss",

@@ -110,6 +110,7 @@ def model_report(
     ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
     shown = _select(ranked, columns, join)
     parts: list[Part] = [_with_digits(_in_paper_units(shown) if paper else shown)]
+    counts = [replace(count, model=(labels or {}).get(count.model, count.model)) for count in counts]
     failed = [f"{plain_name(count.model)}: {count.error}" for count in counts if count.error]
     if failed:
         parts.append(Items("Not counted:", failed))

@@ -203,7 +203,7 @@ MISTAKES = {
     "a criterion": (
         lambda: TrainingStepAnalysis(LINEAR, X, loss=nn.CrossEntropyLoss()).total(),
         TypeError,
-        "pass lambda result: loss(result, target)",
+        "write a function of the result alone, such as lambda result: loss(result, target)",
     ),
     "no loss": (lambda: TrainingStepAnalysis(LINEAR, X).total(), ValueError, "pass loss=, a function from the result"),
     "an optimizer's name": (

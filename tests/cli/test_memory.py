@@ -333,3 +333,19 @@ def test_the_loss_in_a_tuple_is_the_models_own(capsys, tmp_path):
     options = ["--arg", "result=tuple", "--loss", f"{tmp_path}/net.py:of_two"]
     code, _, err = run(capsys, f"{tmp_path}/net.py:build", *options)
     assert code == 2 and "needs labels too: write a function of the result alone" in err
+
+
+def test_logits_in_a_tuple_have_the_default_loss(capsys, tmp_path):
+    """As nanoGPT returns them without labels: (logits, None)."""
+    (tmp_path / "gpt.py").write_text(
+        "import torch\n"
+        "class GPT(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.wte, self.lm_head = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 32)\n"
+        "    def forward(self, tokens): return self.lm_head(self.wte(tokens)), None\n"
+        "def build(): return GPT(), torch.zeros(2, 4, dtype=torch.long)\n"
+    )
+    code, text, err = run(capsys, f"{tmp_path}/gpt.py:build", "--no-savings")
+    assert (code, err) == (0, "")
+    assert "loss: cross entropy of the model's logits in float32;" in " ".join(text.split())

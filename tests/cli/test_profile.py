@@ -67,7 +67,7 @@ def columns(text: str) -> list[str]:
 def test_a_profile_by_module_operator_and_op(capsys):
     code, text, err = run(capsys, *LENET)
     assert (code, err) == (0, "")
-    assert text.startswith("LeNet5 on float32[1, 1, 28, 28], on cpu (")
+    assert text.startswith("LeNet5 on float32[1, 1, 28, 28], forward pass, on cpu (")
     words = " ".join(text.split())
     assert "Convention: default (1 FLOP per multiply-add). FLOP/s, FLOP/byte and roofline have 2" in words
     backward = [*LENET, "--backward", "--phase", "backward", "--by", "operator"]
@@ -256,4 +256,9 @@ def test_the_loss_and_the_precision_of_a_training_loop(capsys, tmp_path):
     options = ["--loss", f"{tmp_path}/net.py:loss", "--precision", "bf16-mixed", "--by", "operator", "--repeat", "1"]
     assert main(["profile", f"{tmp_path}/net.py:build", *options]) == 0
     text = capsys.readouterr().out
-    assert "in autocast to bf16" in text and "\ncosh " in text and "backward" in text
+    assert (
+        "forward and backward passes, on cpu" in text
+        and "autocast to bf16" in text
+        and "\ncosh " in text
+        and "backward" in text
+    )

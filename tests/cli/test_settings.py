@@ -91,6 +91,7 @@ def test_a_plan_assumes_by_default_what_memory_does(capsys, mesh, device):
     memory = json.loads(run(capsys, "memory", "--no-savings", *shared))
     plan = json.loads(run(capsys, "plan", *shared))
     assert memory["settings"].pop("step") == "any but the first"
+    assert plan["settings"]["loss"] in memory["settings"].pop("loss")  # a first stage of a pipeline computes none
     assert memory["settings"] == {key: plan["settings"].get(key) for key in memory["settings"]}
     assert plan["verdict"]["needed"] == memory["verdict"]["needed"]
     assert plan["settings"]["optimizer"] == "AdamW"
@@ -103,6 +104,7 @@ def test_each_layout_of_a_search_has_its_settings(capsys):
         chosen += ["--microbatches", str(layout["microbatches"])]
         chosen.insert(1, ",".join(f"{axis}={size}" for axis, size in layout["mesh"].items()))
         planned = json.loads(run(capsys, "plan", *TINY, "--device", "H100", *chosen, "--format", "json"))["settings"]
+        assert planned["loss"] in layout["settings"].pop("loss")
         assert layout["settings"] == {key: planned[key] for key in layout["settings"]}
 
 

@@ -150,3 +150,11 @@ def test_a_mistake_is_reported_in_one_line(capsys, arguments, message):
 def test_a_duplicate_convention_raises():
     with pytest.raises(ValueError, match="duplicate tables: fvcore"):
         compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["fvcore", "fvcore"])
+
+
+def test_an_op_that_no_convention_counts_is_named():
+    with torch.library._scoped_library("compared", "DEF") as library:
+        library.define("scan(Tensor x) -> Tensor")
+        library.impl("scan", lambda x: x.clone(), "CompositeExplicitAutograd")
+        text = str(compare(lambda x: torch.ops.compared.scan(x @ x), torch.ones(2, 2), tables=["default", "exact"]))
+    assert "Unsupported, so counted by none: compared::scan." in text

@@ -25,8 +25,8 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.exports import check_exports
-from fvflops.cli.open_analysis import backward_loss
 from fvflops.cli.outputs import write, write_report
+from fvflops.cli.planning.training_step import choose_loss
 from fvflops.cli.progress import Progress
 from fvflops.features.deepspeed import report as deepspeed_report
 from fvflops.features.deepspeed.compute import read_profile
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = find_group(parser, "run")
     run.add_argument("--device", choices=("cpu", "cuda"), help="device of the run; default: that of the model")
     run.add_argument("--train", action="store_true", help="run the model in training mode, not in eval mode")
-    add_backward(parser)
+    add_backward(parser, "the model's, else cross entropy of a language model's logits, else the sum of its outputs")
     run.add_argument(
         "--precision",
         choices=("bf16-mixed",),
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         subject.model,
         subject.inputs,
         kwargs=subject.kwargs,
-        loss=backward_loss(arguments),
+        loss=choose_loss(arguments, subject.model) if arguments.backward else None,
         autocast=torch.bfloat16 if arguments.precision else None,
         table=checked.table,
         on_run=progress.show,

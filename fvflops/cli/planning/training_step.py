@@ -221,16 +221,18 @@ class DefaultLoss:
             raise ValueError(
                 "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
             )
-        logits = result if isinstance(result, torch.Tensor) else getattr(result, "logits", None)
-        if isinstance(logits, torch.Tensor) and logits.ndim == _LOGITS and logits.shape[-1] == self.vocabulary:
+        found = [result.logits] if hasattr(result, "logits") else tensors_of(result)
+        logits = [item for item in found if item.ndim == _LOGITS and item.shape[-1] == self.vocabulary]
+        if len(logits) == 1:
             self.used = _CROSS_ENTROPY
-            labels = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-            return cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            labels = torch.zeros(logits[0].shape[:-1], dtype=torch.int64, device=logits[0].device)
+            return cross_entropy(logits[0].float().flatten(0, 1), labels.flatten())
         self.used = _SUM
         return sum_results(result)
 
     def __str__(self) -> str:
-        return self.used or f"the model's if it returns one, else {_SUM if self.vocabulary is None else _CROSS_ENTROPY}"
+        others = [] if self.vocabulary is None else [_CROSS_ENTROPY]
+        return self.used or ", else ".join(["the model's if it returns one", *others, _SUM])
 
 
 def find_vocabulary(model: nn.Module) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from fvflops.features.conventions.model import Comparison, ConventionTotal, Difference
 from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.formats import write_document
+from fvflops.reports.names import plain_name
 from fvflops.reports.terminal.op_coverage import describe_ignored
 from fvflops.units import format_quantity, format_short
 
@@ -57,6 +58,9 @@ def comparison_report(comparison: Comparison, *, against: str | None = None, sho
         if count.ignored_work:
             by_share.setdefault(count.ignored_work, []).append(count.name)
     notes += [describe_ignored(share, ", ".join(names)) for share, names in by_share.items()]
+    unsupported = set.intersection(*(set(count.unsupported) for count in counts))
+    if unsupported:
+        notes.append(f"Unsupported, so counted by none: {', '.join(map(plain_name, sorted(unsupported)))}.")
     if comparison.left_out:
         notes.append(f"Not by {', '.join(comparison.left_out)}: the Trace was recorded by another convention.")
     reasons: list[tuple[Value, ...]] = []

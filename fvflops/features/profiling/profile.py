@@ -265,7 +265,8 @@ class ProfileAnalysis(FlopCountAnalysis):
 
     def _finish(self, traces: list[Trace]) -> Trace:
         trace = trimmed_mean(traces)
-        about = {**trace.about, "device": self._describe_device()}
+        passes = "forward pass" if self._loss is None else "forward and backward passes"
+        about = {**trace.about, "device": self._describe_device(), "passes": passes}
         if self._scheduled:
             about["steps"] = str(len(self._actions))
         else:

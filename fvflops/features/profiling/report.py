@@ -222,9 +222,10 @@ def _note_between(rows: Mapping[str, ProfileRow], total: ProfileRow) -> list[str
 
 
 def describe_subject(about: Mapping[str, str]) -> str:
-    """Return the model, its inputs and the device of a profile."""
+    """Return the model, its inputs, the passes and the device of a profile."""
     subject = plain_name(about.get("model", "")) or "A program"
     subject += f" on {plain_name(about['inputs'])}" if about.get("inputs") else ""
+    subject += f", {about['passes']}" if about.get("passes") else ""
     return subject + (f", on {plain_name(about['device'])}" if about.get("device") else "")
 
 

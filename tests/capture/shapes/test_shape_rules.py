@@ -1019,3 +1019,22 @@ def test_where_with_three_arguments_accepts_no_assumed_size() -> None:
     with pytest.raises(ValueError, match=r"'aten::where.self' is not an op .* did you mean 'aten::where'"):
         FlopCountAnalysis(Where(), torch.ones(5, 4), execution="shapes", assume={"aten::where.self": 3}).total()
     assert FlopCountAnalysis(Where(), torch.ones(5, 4)).macs() == 5 * 16
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (nn.functional.linear, [(2, 3), (4, 3)]),
+        (torch.mm, [(2, 3), (3, 4)]),
+        (torch.bmm, [(1, 2, 3), (1, 3, 4)]),
+        (lambda a, b: torch.addmm(torch.ones(2, 4), a, b), [(2, 3), (3, 4)]),
+        (nn.functional.conv2d, [(1, 3, 4, 4), (2, 3, 2, 2)]),
+        (nn.functional.conv_transpose2d, [(1, 3, 4, 4), (3, 2, 2, 2)]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+def test_a_product_of_two_dtypes_is_refused_as_when_it_runs(function, shapes, dtype, execution):
+    first, second = map(torch.ones, shapes)
+    with pytest.raises(RuntimeError, match=r"same|expected scalar type"):
+        FlopCountAnalysis(function, (first.to(dtype), second), execution=execution).total()

@@ -90,8 +90,17 @@ def in_place(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
     return self if supported else NotImplemented
 
 
+def _require_one_dtype(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Raise RuntimeError for operands of a product whose dtypes differ: kernels do, and shape rules of torch do not."""
+    if first.dtype is not second.dtype:
+        raise RuntimeError(
+            f"the operands of a product must have the same dtype, but got {first.dtype} and {second.dtype}"
+        )
+
+
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     """Return the result [*, out_features]."""
+    _require_one_dtype(input, weight)
     shapes_match = weight.dim() == 2 and input.dim() and input.shape[-1] == weight.shape[1]
     if (
         not shapes_match
@@ -104,6 +113,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
 def mm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
     """Return the product [*, rows, columns], without broadcasting."""
+    _require_one_dtype(self, mat2)
     if self.dim() != mat2.dim() or self.shape[-1] != mat2.shape[-2] or self.dtype != mat2.dtype:
         return NotImplemented
     return _new((*self.shape[:-1], mat2.shape[-1]), self) if self.shape[:-2] == mat2.shape[:-2] else NotImplemented
@@ -111,6 +121,7 @@ def mm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
 
 def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Any:
     """Return the result [rows, columns]."""
+    _require_one_dtype(mat1, mat2)
     same_dtype = self.dtype == mat1.dtype == mat2.dtype
     if not same_dtype or mat1.dim() != 2 or mat2.dim() != 2 or mat1.shape[1] != mat2.shape[0]:
         return NotImplemented
@@ -130,6 +141,7 @@ def convolution(
     groups: int,
 ) -> Any:
     """Return the result [batch, channels, *spatial]."""
+    _require_one_dtype(input, weight)
     spatial_rank = len(stride)
     supported = (
         spatial_rank == len(padding) == len(dilation) == input.dim() - 2 == weight.dim() - 2
