@@ -164,7 +164,7 @@ class Attempt:
                 replace()
             elif any(tensor.device != device for tensor in self._model_index.tensors):
                 wrappers.append((_AUTOCAST, partial(_call_before, replace)))
-            if self._op_set == "core" or any(tensor.device != device for tensor in self._input_tensors()[0]):
+            if self._op_set == "core" or any(tensor.is_meta for tensor in self._input_tensors()[0]):
                 args, kwargs = shape_parameters.in_values((args, kwargs))
             try:
                 with (

@@ -262,7 +262,7 @@ def test_errors_of_a_factory(capsys, factory, name, message):
     [
         (
             "open('data/train.txt')",
-            "raised [Errno 2] No such file or directory: 'data/train.txt'; importing runs all of",
+            "raised FileNotFoundError: [Errno 2] No such file or directory: 'data/train.txt'; importing runs all of",
         ),
         (
             "import sys\nsys.exit(2)",

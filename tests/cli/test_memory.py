@@ -349,3 +349,20 @@ def test_logits_in_a_tuple_have_the_default_loss(capsys, tmp_path):
     code, text, err = run(capsys, f"{tmp_path}/gpt.py:build", "--no-savings")
     assert (code, err) == (0, "")
     assert "loss: cross entropy of the model's logits in float32;" in " ".join(text.split())
+
+
+def test_a_chunked_loss_is_of_a_model_without_labels(capsys, tmp_path):
+    (tmp_path / "gpt.py").write_text(
+        "import torch\n"
+        "class GPT(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.wte, self.lm_head = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 32, bias=False)\n"
+        "    def forward(self, tokens, labels):\n"
+        "        logits = self.lm_head(self.wte(tokens))\n"
+        "        return logits, torch.nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), labels.view(-1))\n"
+        "def build():\n"
+        "    return GPT(), (torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long))\n"
+    )
+    code, _, err = run(capsys, f"{tmp_path}/gpt.py:build", "--loss", "chunked")
+    assert code == 2 and "the loss in place of logits: build it without labels" in err

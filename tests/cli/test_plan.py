@@ -222,3 +222,15 @@ def test_a_factory_may_return_its_inputs_by_name(capsys, tmp_path, command):
     assert "2, 16" in run(capsys, command, f"{path}:build", "--mesh", "fsdp=2", "--format", "json").replace(
         "[2,16]", "2, 16"
     )
+
+
+def test_an_optimizer_that_the_host_bounds_is_told_of_fused_kernels(capsys):
+    step = [*STEP, "--mesh", "fsdp=2"]
+    names = []
+    for optimizer in ("AdamW", "AdamW(fused=True)"):
+        report = run(capsys, *step, "--optimizer", optimizer)
+        assert ("The host bounds the optimizer: " in report) == (optimizer == "AdamW")
+        names.append(
+            json.loads(run(capsys, *step, "--optimizer", optimizer, "--format", "json"))["settings"]["optimizer"]
+        )
+    assert names == ["AdamW", "AdamW(fused=True)"]

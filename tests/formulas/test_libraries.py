@@ -594,11 +594,11 @@ def test_an_op_of_another_library_of_that_name_is_unknown(tmp_path):
     for key in ("CPU", "Meta"):
         library.impl("memory_efficient_attention_forward.mine", lambda data: data.clone(), key)
     model = nn.Sequential(nn.Linear(5, 6), Applied(torch.ops.xformer.memory_efficient_attention_forward.mine))
-    analysis = FlopCountAnalysis(model, rand(4, 5))
+    analysis = FlopCountAnalysis(model, rand(4, 5).float())
     assert analysis.total() == 4 * 5 * 6
     assert analysis.unsupported_ops() == {"xformer::memory_efficient_attention_forward": 1}
     path = tmp_path / "mine.yaml"
     row = "xformer::memory_efficient_attention_forward: {use: attention_bshd}"
     path.write_text(f"extends: default\nops:\n  {row}\n")
     with pytest.raises(TableError, match=r"mine\.yaml:3"):
-        FlopCountAnalysis(model, rand(4, 5), table=str(path)).total()
+        FlopCountAnalysis(model, rand(4, 5).float(), table=str(path)).total()

@@ -34,6 +34,7 @@ from fvflops.cli.planning.training_step import (
     check_optimizer,
     choose_loss,
     choose_precision,
+    chunked_loss_explained,
     find_checkpointed_names,
     find_optimizer,
     find_policy,
@@ -149,7 +150,8 @@ def run(arguments: argparse.Namespace) -> int:
         "assume": read_assumptions(arguments),
         "table": table,
     }
-    with activity(f"predicting the memory of {arguments.model}"), kernels_emulated(accelerator):
+    explained = chunked_loss_explained(arguments)
+    with activity(f"predicting the memory of {arguments.model}"), kernels_emulated(accelerator), explained:
         if arguments.inference:
             predicted = _predict_forward(subject, step, arguments)
         elif mesh is None:

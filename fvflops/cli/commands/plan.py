@@ -34,6 +34,7 @@ from fvflops.cli.planning.training_step import (
     check_optimizer,
     choose_loss,
     choose_precision,
+    chunked_loss_explained,
     find_modules,
     find_policy,
     make_optimizer,
@@ -177,7 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
     loss = choose_loss(arguments, subject.model)
     options["optimizer"] = make_optimizer(arguments, _OPTIMIZER, subject.model)
     options["loss"] = loss
-    with kernels_emulated(accelerator):
+    with kernels_emulated(accelerator), chunked_loss_explained(arguments):
         if arguments.search:
             assert accelerator is not None  # checked
             _report_search(subject, arguments, accelerator, options)

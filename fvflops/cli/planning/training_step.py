@@ -6,7 +6,8 @@ import argparse
 import re
 import shlex
 from ast import literal_eval
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,6 +99,18 @@ def choose_loss(arguments: argparse.Namespace, model: nn.Module) -> Loss:
     elif arguments.loss is not None:
         return load_function(arguments.loss, "--loss")
     return DefaultLoss(None if arguments.loss == CHUNKED else find_vocabulary(model))
+
+
+@contextmanager
+def chunked_loss_explained(arguments: argparse.Namespace) -> Iterator[None]:
+    """Let an error of a model whose logits are replaced by their chunked loss say so."""
+    try:
+        yield
+    except Exception as error:
+        if arguments.loss == CHUNKED and error.args:
+            note = "with --loss chunked the model gets the loss in place of logits: build it without labels"
+            error.args = (f"{error.args[0]} ({note})", *error.args[1:])
+        raise
 
 
 def make_optimizer(arguments: argparse.Namespace, default: str, model: nn.Module) -> Any:

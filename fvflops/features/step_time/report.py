@@ -36,6 +36,8 @@ from fvflops.units import (
 )
 
 _HOST_BOUND = 0.5  # share of a pass that waits for the host
+_FUSED_OPTIMIZERS = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
+_NOTED_WAIT = 0.05  # share of a step
 
 
 def estimate_report(
@@ -104,7 +106,14 @@ def judge(nbytes: int, device: Device, ranks: int, *, advice: str = "", tensors:
 
 
 def _describe_host(estimate: StepEstimate) -> Iterator[str]:
-    """Yield that the host bounds the forward pass, if its kernels take less time than it waits for their launches."""
+    """Yield that the host bounds the forward pass or the optimizer, if kernels take less time than their launches."""
+    share = estimate.host_bound.get("optimizer", 0.0)
+    is_fused = any(item.op.startswith(_FUSED_OPTIMIZERS) for item in estimate.plans[0].recorded.signatures)
+    if share > _HOST_BOUND and estimate.host_bound_share > _NOTED_WAIT and not is_fused:
+        yield (
+            f"The host bounds the optimizer: {format_share(share)} of its step waits for launches of kernels, several "
+            "for each parameter. With fused=True, as --optimizer 'AdamW(fused=True)', one kernel updates many."
+        )
     share = estimate.host_bound.get("forward", 0.0)
     if share > _HOST_BOUND:
         source = estimate.efficiency.source.rpartition("; ")[2]
