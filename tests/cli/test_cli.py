@@ -262,7 +262,7 @@ def test_errors_of_a_factory(capsys, factory, name, message):
     [
         (
             "open('data/train.txt')",
-            "raised FileNotFoundError: [Errno 2] No such file or directory: 'data/train.txt' (train_it.py:1); importing runs",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.txt' (train_it.py:1); importing runs",
         ),
         (
             "import sys\nsys.exit(2)",
