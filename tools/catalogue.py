@@ -24,7 +24,7 @@ from fvflops import paths  # noqa: E402
 from fvflops.reports.document import Document, Table, text_column  # noqa: E402
 from fvflops.reports.formats import write_document  # noqa: E402
 from fvflops.sweep import COLUMNS, ModelCount  # noqa: E402
-from fvflops.sweep.results import read_rows, write_rows  # noqa: E402
+from fvflops.sweep.result_files import read_rows, write_rows  # noqa: E402
 from fvflops.units import format_quantity  # noqa: E402
 
 _WIDTH = 120

@@ -25,12 +25,12 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import fvflops  # noqa: E402
-from fvflops.analysis.training_step import sum_results  # noqa: E402
-from fvflops.features.budget.budget import measure  # noqa: E402
-from fvflops.features.budget.model import budget_keys  # noqa: E402
+from fvflops.analysis.training_step_analysis import sum_results  # noqa: E402
+from fvflops.compare.budget.budget_records import budget_keys  # noqa: E402
+from fvflops.compare.budget.model_budget import measure  # noqa: E402
 from fvflops.formulas.loading import shipped_tables  # noqa: E402
 from fvflops.reports import REPORTS  # noqa: E402
-from fvflops.reports.csv import write_rows  # noqa: E402
+from fvflops.reports.count_csv import write_rows  # noqa: E402
 from fvflops.reports.text.pipe_table import pipe_table  # noqa: E402
 from fvflops.sources import LoadedModel, load_model  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402

@@ -29,9 +29,9 @@ from fvflops.cli.commands.sweep import SweepProgress  # noqa: E402
 from fvflops.formulas import TableError, load_table  # noqa: E402
 from fvflops.sources import SourceOptions  # noqa: E402
 from fvflops.sweep import CountSettings, ModelCount  # noqa: E402
+from fvflops.sweep.counted_models import plan_sweep, run_sweep, summarise  # noqa: E402
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits  # noqa: E402
-from fvflops.sweep.results import read_rows  # noqa: E402
-from fvflops.sweep.sweep import plan_sweep, run_sweep, summarise  # noqa: E402
+from fvflops.sweep.result_files import read_rows  # noqa: E402
 
 _GIB = 1 << 30
 

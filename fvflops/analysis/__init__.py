@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fvflops.analysis.fvcore_text import flop_count_str, flop_count_table, parameter_count_table, summarise
     from fvflops.analysis.model_analysis import ModelAnalysis
     from fvflops.analysis.model_counts import (
         ActivationCountAnalysis,
@@ -15,25 +16,24 @@ if TYPE_CHECKING:
         parameter_count,
     )
     from fvflops.analysis.recording import record
-    from fvflops.analysis.schedules import schedule
-    from fvflops.analysis.text import flop_count_str, flop_count_table, parameter_count_table, summarise
-    from fvflops.analysis.training_step import TrainingStepAnalysis
+    from fvflops.analysis.recording_schedules import schedule
+    from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 
 # Name → defining module, imported on first use: a count needs a third of them.
 _MODULES = {
     "ActivationCountAnalysis": "fvflops.analysis.model_counts",
     "FlopCountAnalysis": "fvflops.analysis.model_counts",
     "ModelAnalysis": "fvflops.analysis.model_analysis",
-    "TrainingStepAnalysis": "fvflops.analysis.training_step",
+    "TrainingStepAnalysis": "fvflops.analysis.training_step_analysis",
     "activation_count": "fvflops.analysis.model_counts",
     "flop_count": "fvflops.analysis.model_counts",
-    "flop_count_str": "fvflops.analysis.text",
-    "flop_count_table": "fvflops.analysis.text",
+    "flop_count_str": "fvflops.analysis.fvcore_text",
+    "flop_count_table": "fvflops.analysis.fvcore_text",
     "parameter_count": "fvflops.analysis.model_counts",
-    "parameter_count_table": "fvflops.analysis.text",
+    "parameter_count_table": "fvflops.analysis.fvcore_text",
     "record": "fvflops.analysis.recording",
-    "schedule": "fvflops.analysis.schedules",
-    "summarise": "fvflops.analysis.text",
+    "schedule": "fvflops.analysis.recording_schedules",
+    "summarise": "fvflops.analysis.fvcore_text",
 }
 
 __all__ = [

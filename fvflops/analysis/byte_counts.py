@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis.inputs import InputSize
+from fvflops.analysis.bound_inputs import InputSize
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, HandleCostModel, count

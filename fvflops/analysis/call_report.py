@@ -6,12 +6,12 @@ from fvflops import __version__
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis, list_call_rows
 from fvflops.reports.calls.module_calls import module_call_table
-from fvflops.reports.calls.op_calls import op_call_table
-from fvflops.reports.calls.source_lines import line_table
+from fvflops.reports.calls.op_call_table import op_call_table
+from fvflops.reports.calls.source_line_table import line_table
 from fvflops.reports.document import Document, Items, Table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.views.analysed_run import describe_run
-from fvflops.views.summary import make_summary
+from fvflops.views.made_summary import make_summary
 
 _TITLES = {"op": "op calls", "call": "module calls", "line": "lines of source"}
 

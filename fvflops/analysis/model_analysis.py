@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fvflops import __version__, paths
+from fvflops.analysis.bound_inputs import InputSize
 from fvflops.analysis.handle_names import list_unused, read_op
-from fvflops.analysis.inputs import InputSize
 from fvflops.analysis.jit_value import adapt_handle
 from fvflops.analysis.model_run import ModelRun
 from fvflops.capture.model.model_index import read_modules
-from fvflops.capture.recorder.signature import is_composite
+from fvflops.capture.recorder.tensor_specs import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
 from fvflops.counting.missing_values import lacks_values
@@ -28,7 +28,7 @@ from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports import REPORTS
-from fvflops.reports.names import printable_short
+from fvflops.reports.escaping import printable_short
 from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
@@ -36,7 +36,7 @@ from fvflops.views.analysed_run import AnalysedRun, describe_run
 from fvflops.views.breakdown import Breakdown, read_breakdown
 from fvflops.views.call_rows import CALL_VIEWS
 from fvflops.views.frame import Table, import_pandas, list_rows, make_columns, make_frame
-from fvflops.views.summary import find_uncalled, find_unused, make_summary, with_columns
+from fvflops.views.made_summary import find_uncalled, find_unused, make_summary, with_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -373,24 +373,24 @@ class ModelAnalysis:
 
     def __repr__(self) -> str:
         """Return one line, without running or counting anything."""
-        from fvflops.analysis.display import list_facts
+        from fvflops.analysis.analysis_display import list_facts
 
         table = "" if self._table is None else f"convention {self._table.name}"
         return short_repr(self, self._name_model(), *list_facts(self._trace, self._counts), table)
 
     def __str__(self) -> str:
         """Return a table of the largest modules at 80 columns; runs the model if necessary."""
-        from fvflops.analysis.display import write_table
+        from fvflops.analysis.analysis_display import write_table
 
         with warnings_disabled(self):
             return write_table(make_summary(with_columns(analysed_run(self))))
 
     def _repr_html_(self) -> str:
         """Return the interactive page for a notebook; runs the model if necessary."""
-        from fvflops.reports import notebook
+        from fvflops.reports import notebook_page
 
         with warnings_disabled(self):
-            return notebook.render(self._breakdown_of_page())
+            return notebook_page.render(self._breakdown_of_page())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return the text that IPython shows."""

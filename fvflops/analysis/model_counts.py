@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fvflops.analysis.bound_inputs import InputSize
 from fvflops.analysis.exporting import prepare_export, write_export
-from fvflops.analysis.inputs import InputSize
 from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, TableCostModel
-from fvflops.counting.calls import list_module_calls, list_op_calls, sum_lines
+from fvflops.counting.listed_calls import list_module_calls, list_op_calls, sum_lines
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import REPORTS
 from fvflops.text import explaining_arguments
@@ -117,7 +117,7 @@ class FlopCountAnalysis(_TableAnalysis):
         They are in the order of the run, or sorted by `sort` ("time", "flops", "memory", "peak" or "name"), largest
         first; `top` limits the rows. The other arguments are those of `op_calls`.
         """
-        from fvflops.reports.calls.op_calls import op_call_notes, op_call_table
+        from fvflops.reports.calls.op_call_table import op_call_notes, op_call_table
 
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
         convention = "" if self._table is None else self._table.name
@@ -161,7 +161,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the source lines as a text table: op calls, FLOPs, share, activations and bytes."""
-        from fvflops.reports.calls.source_lines import line_table
+        from fvflops.reports.calls.source_line_table import line_table
 
         return _write(line_table(self.line_counts()))
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.files.exported_program import is_program, program_module
-from fvflops.analysis.inputs import InputSize, bind_inputs, check_inputs, inputs_of_size
+from fvflops.analysis.bound_inputs import InputSize, bind_inputs, check_inputs, inputs_of_size
+from fvflops.analysis.files.run_exported import is_program, program_module
 from fvflops.capture.errors.model_check import check_model
-from fvflops.capture.model.model import unwrap_compiled
+from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call
 from fvflops.trace import StopsAt, Trace, TraceError
 

@@ -16,12 +16,12 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from fvflops.analysis.display import list_facts
+from fvflops.analysis.analysis_display import list_facts
 from fvflops.analysis.model_analysis import estimate_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.analysis.schedules import ACTIVE, Schedule, action_at
+from fvflops.analysis.recording_schedules import ACTIVE, Schedule, action_at
 from fvflops.analysis.steps import PerStep, StepCount, count_step, summarise_steps
-from fvflops.capture.model.model import is_compiled
+from fvflops.capture.model.read_module_tree import is_compiled
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session
 from fvflops.formulas import FormulaTable

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from fvflops.counting import CostModel, count
-from fvflops.reports.names import printable_short
+from fvflops.reports.escaping import printable_short
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import PHASES, Status, Trace
 from fvflops.units import format_quantity, format_size

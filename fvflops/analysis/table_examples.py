@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fvflops import paths
-from fvflops.capture.recorder.signature import describe, describe_call
+from fvflops.capture.recorder.tensor_specs import describe, describe_call
 from fvflops.formulas import Call, FormulaTable, Row, TableError
 from fvflops.formulas.language.example import Argument, Example
 from fvflops.formulas.rows import cost_of_call

@@ -19,12 +19,12 @@ from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import instrument
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.model.model import describe_inputs
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.read_module_tree import describe_inputs
 from fvflops.capture.model.script_copy import copy_scripts
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import model_runs

@@ -13,7 +13,7 @@ from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork, undone_in_child
-from fvflops.capture.restore.imports import imports_unrecorded
+from fvflops.capture.restore.import_guard import imports_unrecorded
 from fvflops.capture.restore.torch_state import modes_removed
 from fvflops.torch_internals import loaded_compiler, nested_constant, optimizes_scripts, set_script_optimization
 

@@ -24,10 +24,10 @@ from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.errors.shape_failures import find_reason
 from fvflops.capture.instrument.autograd_use import AutogradUsed
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
-from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.real.real_mode import SubclassAwareMode
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
 from fvflops.capture.shapes.assumptions import how_to_assume

@@ -21,8 +21,8 @@ from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
 from fvflops.capture.instrument.probe import Probe
-from fvflops.capture.model.model import unwrap_data_parallel
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.read_module_tree import unwrap_data_parallel
 from fvflops.capture.model.script_copy import copy_scripts
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fvflops.capture.errors.model_errors import noting_remedies
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
-from fvflops.capture.model.model import describe_inputs, module_paths
+from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.restore.torch_state import model_runs

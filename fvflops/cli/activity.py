@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from fvflops.cli.terminal import TerminalLine
+from fvflops.cli.terminal_detection import TerminalLine
 from fvflops.text import printable
 
 _MIN_SECONDS = 2.0  # shorter work shows nothing

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fvflops.cli.planning.accelerator import parse_device
-from fvflops.cli.values import (
+from fvflops.cli.argument_values import (
     parse_at_least,
     parse_count,
     parse_depth,
@@ -19,9 +18,10 @@ from fvflops.cli.values import (
     parse_sides,
     parse_trace_name,
 )
-from fvflops.features.planning.fully_sharded import PRECISIONS
-from fvflops.features.planning.schedules import SCHEDULES
+from fvflops.cli.planning.accelerator import parse_device
 from fvflops.formulas import shipped_tables
+from fvflops.plan.pipeline_schedules import SCHEDULES
+from fvflops.plan.sharding.fully_sharded import PRECISIONS
 from fvflops.reports.formats import FORMATS
 from fvflops.sources.imports import add_current_folder, load_function
 from fvflops.sources.load import FORMS

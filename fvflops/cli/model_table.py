@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fvflops import paths
+from fvflops.cli.argument_values import parse_assumptions
 from fvflops.cli.arguments import (
     model_options,
 )
@@ -16,11 +17,10 @@ from fvflops.cli.outputs import write
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import Progress
-from fvflops.cli.terminal import find_width
-from fvflops.cli.values import parse_assumptions
+from fvflops.cli.terminal_detection import find_width
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.reports.escaping import plain_name, printable
 from fvflops.reports.formats import FORMATS, write_document
-from fvflops.reports.names import plain_name, printable
 from fvflops.reports.pictures.picture import kind_of
 from fvflops.sources.load import check_models
 from fvflops.sources.options import SourceOptions
@@ -28,8 +28,8 @@ from fvflops.sweep.count_model import CountSettings, count_model
 from fvflops.sweep.joined import Join, join, list_names, read_joined
 from fvflops.sweep.model_count import COSTS, ModelCount
 from fvflops.sweep.pareto_plot import check_axis, draw_pareto, has_points
-from fvflops.sweep.results import has_results
-from fvflops.sweep.table import check_columns, model_report, model_table
+from fvflops.sweep.result_files import has_results
+from fvflops.sweep.table_of_models import check_columns, model_report, model_table
 from fvflops.text import suggest
 from fvflops.units import format_quantity
 from fvflops.views.ranking import check_sort

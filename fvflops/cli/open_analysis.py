@@ -9,14 +9,14 @@ from typing import Any
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import load_trace
-from fvflops.analysis.training_step import sum_results
+from fvflops.analysis.training_step_analysis import sum_results
 from fvflops.capture.run import Loss
 from fvflops.cli.activity import activity
+from fvflops.cli.argument_values import parse_assumptions
 from fvflops.cli.arguments import model_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.revisions import find_revision, record_revision
 from fvflops.cli.subprocess_recording import record_in_subprocess
-from fvflops.cli.values import parse_assumptions
 from fvflops.formulas import FormulaTable
 from fvflops.sources.imports import load_function
 from fvflops.sources.load import check_applies, check_trace_options, find_source, is_saved_trace, load_model

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from fvflops.cli.terminal import TerminalLine
+from fvflops.cli.terminal_detection import TerminalLine
 
 _WIDTH = 30
 _MIN_SECONDS = 2.0  # shorter work shows no bar

@@ -1,9 +1,9 @@
 """Count a Trace by a formula table."""
 
 from fvflops.counting.cost_models import NullCostModel, TableCostModel
-from fvflops.counting.count import CostModel, RegionCost, count
+from fvflops.counting.count_trace import CostModel, RegionCost, count
 from fvflops.counting.handles import Handle, HandleCostModel
-from fvflops.counting.timeline import build_timeline
+from fvflops.counting.nested_timeline import build_timeline
 
 __all__ = [
     "CostModel",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fvflops.counting.count import RegionCost
+from fvflops.counting.count_trace import RegionCost
 from fvflops.counting.signature_cache import SignatureCache
 from fvflops.formulas import FormulaTable, OpCost
 from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from fvflops.counting.count import CostModel, RegionCost
+from fvflops.counting.count_trace import CostModel, RegionCost
 from fvflops.formulas import Call, Cost, OpCost
 from fvflops.formulas.rows import default_label, show_call
 from fvflops.formulas.table import attributes_of, find_class

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from fvflops.counting.cost_models import TableCostModel
-from fvflops.counting.count import find_covered, region_costs
+from fvflops.counting.count_trace import find_covered, region_costs
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Counts, Signature, Status, Trace, tensors_in
 from fvflops.units import format_percent

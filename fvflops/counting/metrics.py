@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fvflops.counting.cost_models import TableCostModel
-from fvflops.counting.count import count
+from fvflops.counting.count_trace import count
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.formulas import FormulaTable
 from fvflops.trace import Counts, Entry, Status, Trace

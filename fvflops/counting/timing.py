@@ -10,7 +10,7 @@ from fvflops.text import short_repr
 from fvflops.trace import Trace, TraceError
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
-from fvflops.trace.notebook import write_text_table
+from fvflops.trace.notebook_table import write_text_table
 from fvflops.units import format_seconds
 
 _MAX_ROWS = 40  # of a table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fvflops.counting.count import name_region
+from fvflops.counting.count_trace import name_region
 from fvflops.trace import Counts, Status, Trace
 from fvflops.trace.module_tree import innermost
 

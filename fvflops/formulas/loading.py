@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 
 from fvflops import paths
 from fvflops.formulas.language.functions import FUNCTIONS
+from fvflops.formulas.row_validation import check_module, check_op
 from fvflops.formulas.rows import KEYS, MODULE_KEYS, OLD_WORDS, Row, default_label, read_flag, read_row
 from fvflops.formulas.table import FormulaTable
-from fvflops.formulas.validation import check_module, check_op
 from fvflops.formulas.yaml_document import Node, TableError, read_document
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import suggest, truncate

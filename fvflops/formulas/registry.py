@@ -17,7 +17,7 @@ from fvflops.formulas.functions.attention import (
 )
 from fvflops.formulas.functions.convolution import count_convolution, count_convolution_backward
 from fvflops.formulas.functions.einsum import count_einsum, count_fvcore_einsum, count_numpy_einsum
-from fvflops.formulas.functions.exact.attention import (
+from fvflops.formulas.functions.exact.exact_attention import (
     count_exact_attention,
     count_exact_attention_backward,
     count_exact_attention_bshd,
@@ -25,8 +25,9 @@ from fvflops.formulas.functions.exact.attention import (
     count_exact_encoder_layer,
     count_exact_multi_head_attention,
 )
+from fvflops.formulas.functions.exact.exact_matmul import count_exact_einsum, count_exact_trilinear
+from fvflops.formulas.functions.exact.exact_rnn import count_exact_recurrence, count_exact_recurrence_backward
 from fvflops.formulas.functions.exact.indexing import count_exact_index_put
-from fvflops.formulas.functions.exact.matmul import count_exact_einsum, count_exact_trilinear
 from fvflops.formulas.functions.exact.pooling import (
     count_exact_adaptive_average,
     count_exact_adaptive_average_backward,
@@ -38,7 +39,6 @@ from fvflops.formulas.functions.exact.resampling import (
     count_exact_grid_sampler,
     count_exact_grid_sampler_backward,
 )
-from fvflops.formulas.functions.exact.rnn import count_exact_recurrence, count_exact_recurrence_backward
 from fvflops.formulas.functions.matmul import count_foreach_matmul, count_matmul, count_trilinear
 from fvflops.formulas.functions.peers.ptflops import (
     count_ptflops_attention,

@@ -87,7 +87,7 @@ def default_label(name: str) -> str:
 def read_row(name: str, node: Node, keys: tuple[str, ...] = KEYS) -> Row:
     """Return the row in a node of a table, which may have `keys`; a structural error raises TableError.
 
-    Its expressions, pattern and example are not parsed here: `fvflops.formulas.validation` does that for user tables.
+    Its expressions, pattern and example are not parsed here: `row_validation` does that for user tables.
     """
     label = default_label(name)
     if isinstance(node.value, str):

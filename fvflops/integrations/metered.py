@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from fvflops.features.step_meter.meter import StepMeter
+from fvflops.measure.step_meter.meter import StepMeter
 from fvflops.trace import TraceError
 
 # The figures that are logged: means over the steps since the last log.

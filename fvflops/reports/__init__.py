@@ -44,19 +44,23 @@ class Report:
 
 REPORTS: Mapping[str, Report] = {
     "text": Report(
-        "fvflops.reports.terminal.terminal",
+        "fvflops.reports.terminal.count_table",
         "for a terminal",
         options=("by", "depth", *_RANKING, "collapse", "width", "colour", "encoding"),
     ),
-    "markdown": Report("fvflops.reports.markdown", "GitHub's tables", options=("by", "depth", *_RANKING, "collapse")),
-    "csv": Report("fvflops.reports.csv", "exact numbers of each row", options=("by", "depth", *_RANKING, "collapse")),
-    "json": Report("fvflops.reports.json", "all exact numbers, whatever is shown"),
+    "markdown": Report(
+        "fvflops.reports.count_markdown", "GitHub's tables", options=("by", "depth", *_RANKING, "collapse")
+    ),
+    "csv": Report(
+        "fvflops.reports.count_csv", "exact numbers of each row", options=("by", "depth", *_RANKING, "collapse")
+    ),
+    "json": Report("fvflops.reports.count_json", "all exact numbers, whatever is shown"),
     "html": Report("fvflops.reports.html", "an interactive page that needs no network", source="breakdown", options=()),
     "latex": Report(
-        "fvflops.reports.paper.latex", "a table of the booktabs package", options=("by", "depth", *_RANKING)
+        "fvflops.reports.paper.count_latex", "a table of the booktabs package", options=("by", "depth", *_RANKING)
     ),
     "fvcore": Report(
-        "fvflops.reports.fvcore.table",
+        "fvflops.reports.fvcore.fvcore_table",
         "fvcore's flop_count_table",
         "render_covered",
         options=("by", "depth", *_RANKING, "collapse"),

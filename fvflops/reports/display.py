@@ -44,9 +44,9 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook."""
-        from fvflops.reports import notebook
+        from fvflops.reports import notebook_page
 
-        return notebook.render_document(self._make(self._page) if self._page else self._document())
+        return notebook_page.render_document(self._make(self._page) if self._page else self._document())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return the text that IPython shows for a result; `_repr_html_` has what notebooks show."""

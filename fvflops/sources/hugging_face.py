@@ -12,7 +12,7 @@ from typing import Any
 from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.adapters import ADAPTER_CONFIG
 from fvflops.sources.call_arguments import call_library, parse_arguments
-from fvflops.sources.diffusers.pipeline import INDEX, build_pipeline, refuse_pipeline_options
+from fvflops.sources.diffusers.diffusers_pipeline import INDEX, build_pipeline, refuse_pipeline_options
 from fvflops.sources.imports import import_library
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.libraries.timm import set_image_size

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.model.model import describe_inputs
+from fvflops.capture.model.read_module_tree import describe_inputs
 from fvflops.sources.options import SourceOptions, option_of
 from fvflops.text import printable
 

@@ -17,7 +17,7 @@ from torch import nn
 from fvflops.analysis.files.file_kinds import recognise
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
-from fvflops.features.utilisation.device_benchmark import PRODUCTS
+from fvflops.devices.device_benchmark import PRODUCTS
 from fvflops.sources.adapters import add_adapter, check_adapter
 from fvflops.sources.bare_names import suggest_models
 from fvflops.sources.call_arguments import parse_arguments

@@ -12,10 +12,10 @@ from torch import nn
 from fvflops.capture.errors.model_errors import describe_module
 from fvflops.capture.model.input_specs import InputSpec
 from fvflops.capture.model.meta_copy import cast_floats
-from fvflops.capture.model.model import describe_inputs
+from fvflops.capture.model.read_module_tree import describe_inputs
 from fvflops.capture.run import ExecutionError
-from fvflops.features.utilisation.device_benchmark import PRODUCTS
-from fvflops.features.utilisation.devices import short_dtype
+from fvflops.devices.device_benchmark import PRODUCTS
+from fvflops.devices.devices import short_dtype
 from fvflops.sources.options import SourceOptions
 
 T = TypeVar("T")

@@ -24,8 +24,8 @@ from fvflops.capture.restore.generators import seeded
 from fvflops.counting.ignored_work import describe_ignored_products
 from fvflops.counting.metrics import MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
-from fvflops.features.memory.memory import predict_memory
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.load import SOURCES, check_trace_options, is_saved_trace, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint

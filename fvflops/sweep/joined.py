@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fvflops import paths
 from fvflops.reports.document import Column, Value, number_column, text_column
-from fvflops.reports.names import plain_name
+from fvflops.reports.escaping import plain_name
 from fvflops.sweep.parquet import read_columns
 from fvflops.units import format_quantity, format_short
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from fvflops import paths
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.results import ResultError, encode_row, parse_rows
+from fvflops.sweep.result_files import ResultError, encode_row, parse_rows
 
 
 class Journal:

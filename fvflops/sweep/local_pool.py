@@ -29,8 +29,8 @@ import torch
 
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.sources.imports import import_library
-from fvflops.sweep.allocator import keep_freed_memory, return_freed_memory
 from fvflops.sweep.count_model import start_row
+from fvflops.sweep.glibc_memory import keep_freed_memory, return_freed_memory
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.task import OnTick, Task, run_task
 

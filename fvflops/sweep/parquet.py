@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fvflops import paths
-from fvflops.reports.names import plain_name
+from fvflops.reports.escaping import plain_name
 from fvflops.sources.imports import import_library
 
 

@@ -12,7 +12,7 @@ from fvflops.trace.module_tree import ModuleTree
 from fvflops.trace.records import PHASES, Event, Region, StopsAt, Storage, TraceError, TraceFields
 from fvflops.trace.signature import RegionSignature, Signature
 from fvflops.trace.spec import Value, decode_value, encode_value
-from fvflops.trace.validation import validate
+from fvflops.trace.trace_validation import validate
 
 SCHEMA = 1
 _FORMAT = "fvflops.trace"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fvflops.text import record_repr, short_repr
 from fvflops.trace.module_tree import ModuleTree, innermost, modules_above
-from fvflops.trace.notebook import write_text_table
+from fvflops.trace.notebook_table import write_text_table
 
 
 class Status(str, Enum):

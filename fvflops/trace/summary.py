@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fvflops.text import short_repr
 from fvflops.trace.module_tree import ModuleTree
-from fvflops.trace.notebook import write_text_table
+from fvflops.trace.notebook_table import write_text_table
 
 _MAX_ROWS, _MAX_COLUMNS = 40, 3  # of a table
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fvflops.text import short_repr
 from fvflops.trace import codec
-from fvflops.trace.notebook import write_notebook_table, write_text_table
+from fvflops.trace.notebook_table import write_notebook_table, write_text_table
 from fvflops.trace.records import PHASES, Region, RunInfo, TraceError, TraceFields
 from fvflops.trace.run_notes import merge_reads
 from fvflops.trace.signature import RegionSignature, Signature

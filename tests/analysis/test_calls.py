@@ -20,8 +20,8 @@ from torch import nn
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis
 from fvflops.analysis.call_report import call_report
 from fvflops.cli import main
+from fvflops.reports.escaping import printable
 from fvflops.reports.formats import write_document
-from fvflops.reports.names import printable
 from fvflops.trace import TraceError
 from fvflops.views.ranking import natural_key
 from fvflops.zoo import build

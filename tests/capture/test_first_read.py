@@ -10,8 +10,8 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, FormulaTable, load_table
 from fvflops.capture.model.first_read import FirstRead
-from fvflops.capture.model.model import class_facts, read_tree
 from fvflops.capture.model.model_index import ModelIndex, read_modules
+from fvflops.capture.model.read_module_tree import class_facts, read_tree
 from fvflops.sources.meta import build_on_meta
 from fvflops.trace import ModuleTree
 from fvflops.zoo import ZOO

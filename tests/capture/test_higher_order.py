@@ -10,7 +10,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fvflops import FlopCountAnalysis, record_call
-from fvflops.analysis.text import summarise
+from fvflops.analysis.fvcore_text import summarise
 from fvflops.formulas import load_table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from tests.support.old_torch import VERSION

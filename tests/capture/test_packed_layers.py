@@ -11,7 +11,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, Trace, parameter_summary, parameter_summary_table, record_call
 from fvflops.capture.model.model_index import read_modules
-from fvflops.features.memory.memory import predict_memory
+from fvflops.plan.memory.predict_memory import predict_memory
 
 IN, OUT = 256, 512
 WEIGHTS = IN * OUT

@@ -11,7 +11,7 @@ from fvflops import StopsAt, record, summarise
 from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.reports import REPORTS
 from fvflops.trace import Event
 

@@ -26,7 +26,7 @@ from fvflops import (
     record,
     schedule,
 )
-from fvflops.capture.recorder.signature import signature_count
+from fvflops.capture.recorder.tensor_specs import signature_count
 from fvflops.capture.run import ExecutionError, record_call
 from tests.support.recording_checks import (
     BEFORE,

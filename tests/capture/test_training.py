@@ -26,7 +26,7 @@ from fvflops import (
     flop_count_table,
     record,
 )
-from fvflops.analysis.text import summarise
+from fvflops.analysis.fvcore_text import summarise
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 from fvflops.zoo.gpt2 import Block, GPT2Config
 from tests.support.backward_owner_oracle import Witness

@@ -14,7 +14,7 @@ import torch
 
 from fvflops.capture.model.input_specs import parse_input
 from fvflops.cli import main
-from fvflops.reports import json as json_report
+from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
 from tests.support.reports.report_formats import check_report
 

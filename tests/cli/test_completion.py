@@ -11,7 +11,7 @@ from fvflops.cli import COMMANDS, build_parser, main
 from fvflops.cli.commands.list import LISTS
 from fvflops.cli.completion import bash, fish, names, zsh
 from fvflops.cli.completion.grammar import KINDS, read_commands
-from fvflops.features.utilisation.devices import load_devices
+from fvflops.devices.devices import load_devices
 from fvflops.formulas import shipped_tables
 from fvflops.zoo import ZOO
 

@@ -10,7 +10,7 @@ from shutil import which
 import pytest
 
 from fvflops.cli import main
-from fvflops.reports import json as json_report
+from fvflops.reports import count_json as json_report
 from fvflops.reports.formats import FORMATS
 from tests.support.documentation.pages import texts_of
 from tests.support.reports.report_formats import check_report

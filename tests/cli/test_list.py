@@ -9,7 +9,7 @@ import pytest
 
 from fvflops.cli import main
 from fvflops.cli.commands.list import LISTS
-from fvflops.features.utilisation.devices import load_devices
+from fvflops.devices.devices import load_devices
 from fvflops.formulas import shipped_tables
 from fvflops.zoo import ZOO
 from tests.support.torchvision_schemas import define_torchvision_schemas

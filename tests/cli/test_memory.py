@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fvflops import TrainingStepAnalysis, memory_savings, predict_memory
-from fvflops.analysis.training_step import sum_results
+from fvflops.analysis.training_step_analysis import sum_results
 from fvflops.cli import main
-from fvflops.cli.planning.training_step import DefaultLoss, find_vocabulary
+from fvflops.cli.planning.step_options import DefaultLoss, find_vocabulary
 from fvflops.reports.formats import FORMATS
 from fvflops.zoo import build
 from tests.support.reports.report_formats import check_report

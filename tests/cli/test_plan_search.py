@@ -10,8 +10,8 @@ import pytest
 
 from fvflops.cli import main
 from fvflops.cli.commands import plan
-from fvflops.cli.planning.layout_search import CHOSEN, KEPT, describe_command
-from fvflops.features.layout_search.candidates import Candidate
+from fvflops.cli.planning.search_options import CHOSEN, KEPT, describe_command
+from fvflops.plan.search.candidates import Candidate
 from fvflops.reports.formats import FORMATS
 from tests.support.reports.report_formats import check_report
 

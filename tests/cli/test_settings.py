@@ -10,8 +10,8 @@ import shlex
 import pytest
 
 from fvflops.cli import main
-from fvflops.features.memory.settings import describe_settings, name_of, show
-from fvflops.features.utilisation.devices import load_devices
+from fvflops.devices.devices import load_devices
+from fvflops.plan.memory.step_settings import describe_settings, name_of, show
 
 TINY = ("zoo:llama_tiny", "--input", "1,16:int64")
 FEW = ("--choices", "tp=1,2", "--choices", "pp=1", "--choices", "micro-batch=1", "--choices", "checkpoint=none")

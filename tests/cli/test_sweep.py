@@ -11,7 +11,7 @@ from fvflops.cli.commands.sweep import SweepProgress
 from fvflops.cli.progress import Progress
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings, ModelCount, count_model
-from fvflops.sweep.results import read_rows, write_rows
+from fvflops.sweep.result_files import read_rows, write_rows
 
 
 def test_models_are_counted_with_the_options_of_the_command(tmp_path, capsys):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, compare
-from fvflops.analysis.text import summarise
+from fvflops.analysis.fvcore_text import summarise
 from fvflops.counting.ignored_work import describe_ignored_products
 from fvflops.formulas import load_table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes

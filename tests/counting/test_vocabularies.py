@@ -5,7 +5,7 @@ import torch
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record, record_call
 from fvflops.analysis.table_examples import bind_example, overloads_of
-from fvflops.capture.recorder.signature import describe_op
+from fvflops.capture.recorder.tensor_specs import describe_op
 from fvflops.counting import TableCostModel, count
 from fvflops.formulas import load_table
 from fvflops.formulas.language.example import Example

@@ -13,9 +13,9 @@ import torch
 
 from fvflops import Trace, find_device, load_table, record_call
 from fvflops.cli import COMMANDS, build_parser
-from fvflops.features.budget.budget_file import load_budgets
-from fvflops.features.budget.model import budget_keys
-from fvflops.features.utilisation.devices import load_devices
+from fvflops.compare.budget.budget_file import load_budgets
+from fvflops.compare.budget.budget_records import budget_keys
+from fvflops.devices.devices import load_devices
 from fvflops.formulas.language.functions import FUNCTIONS
 from fvflops.formulas.loading import _KEYS
 from fvflops.formulas.rows import MODULE_KEYS

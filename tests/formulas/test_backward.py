@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fvflops import FlopCountAnalysis, load_table, record_call
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.trace import Status
 from tests.support.models.whole_models import Function, build_case
 from tests.support.old_torch import OLDER, VERSION

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fvflops.analysis.table_examples import bind_example, overloads_of, sign_example
-from fvflops.capture.recorder.signature import describe_op
+from fvflops.capture.recorder.tensor_specs import describe_op
 from fvflops.formulas import Call, load_table
 from fvflops.formulas.language.example import Example
 from fvflops.formulas.registry import FORMULAS

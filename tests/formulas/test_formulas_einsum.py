@@ -10,7 +10,7 @@ import pytest
 import torch
 from fvcore.nn.jit_handles import einsum_flop_jit
 
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.formulas import Call
 from fvflops.formulas.registry import FORMULAS, find_formula
 from fvflops.trace import TensorSpec

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fvflops import FlopCountAnalysis, load_table, model_flops, record_call
 from fvflops.capture.attention.block_mask import count_mask, count_pairs
-from fvflops.capture.recorder.signature import describe_tensor
+from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.counting import TableCostModel, count
 from fvflops.counting.unknown_masks import find_unknown_masks
 from fvflops.formulas.functions.attention import SKIPS, count_band

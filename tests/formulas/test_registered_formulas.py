@@ -9,7 +9,7 @@ from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from fvflops import FlopCountAnalysis, load_table
-from fvflops.analysis.text import summarise
+from fvflops.analysis.fvcore_text import summarise
 from fvflops.formulas import Cost, TableError
 from fvflops.formulas.torch_registry import count_registered
 from fvflops.reports.terminal import op_coverage

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fvflops import paths
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.formulas import Cost, TableError, load_table, register_formula
 from fvflops.trace import ModuleInfo, ParameterInfo, RegionSignature, Signature, Status, TensorSpec
 from tests.support.table_folder import TableFolder, signature

@@ -7,8 +7,8 @@ import pytest
 from fvflops import paths
 from fvflops.formulas import TableError, load_table, register_formula, shipped_tables
 from fvflops.formulas.loading import PARTS, _read_fields, _read_ops, _read_rows
+from fvflops.formulas.row_validation import check_module, check_op
 from fvflops.formulas.schema import overloads_of
-from fvflops.formulas.validation import check_module, check_op
 from tests.support.checkout import ROOT
 from tests.support.old_torch import OLDER, may_lack
 from tests.support.table_folder import TableFolder, signature

@@ -811,12 +811,12 @@ def test_a_device_that_is_not_listed_stops_no_training(loop, caplog):
 
 def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(monkeypatch):
     package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-    from fvflops.features.step_meter import costs
     from fvflops.integrations.lightning import MeterCallback
+    from fvflops.measure.step_meter import step_costs
 
     started = []
-    start = costs.StepCosts.start_recording
-    monkeypatch.setattr(costs.StepCosts, "start_recording", lambda self: started.append(1) or start(self))
+    start = step_costs.StepCosts.start_recording
+    monkeypatch.setattr(step_costs.StepCosts, "start_recording", lambda self: started.append(1) or start(self))
     lengths = [2, 3, 5, 7, 8, 9, 11, 12]
     callback = MeterCallback(device=CHIP)
     trainer, module = make_lightning(package, "llama", make_llama(), callback, max_steps=len(lengths))

@@ -16,7 +16,7 @@ from fvflops import (
     predict_memory,
     profile_kernels,
 )
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import record_call
 from fvflops.trace import Trace
 from tests.support.checkout import DATA

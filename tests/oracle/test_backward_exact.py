@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from tests.support.oracle import attention, convolution, norms, pointwise, reductions
 from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_results
 from tests.support.oracle.convolution import Window

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fvflops import FlopCountAnalysis, record_call
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from tests.support.oracle import recurrence
 from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_results
 from tests.support.oracle.number import Tally

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from tests.support.oracle import recurrence
 from tests.support.oracle.claim import DEFAULT, EXACT, Source, check_counts, check_results
 from tests.support.oracle.number import Tally, values

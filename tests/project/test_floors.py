@@ -1,4 +1,4 @@
-"""Every file imports from its own part of the package or from those below, and features from no other but a few."""
+"""Every file imports from its own part of the package or from those below."""
 
 import ast
 import subprocess
@@ -19,26 +19,16 @@ FLOORS = (
     ("views",),
     ("reports",),
     ("analysis",),
-    ("features",),
-    ("integrations",),
+    ("devices",),
+    ("plan",),
+    ("measure",),
+    ("compare",),
+    ("compat", "integrations"),
     ("sources",),
     ("sweep",),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}
-# Feature → the features that it builds upon.
-BUILDS_UPON = {
-    "budget": {"memory"},
-    "deepspeed": {"profiling"},
-    "generation": {"scaling"},
-    "layout_search": {"memory", "planning", "step_time", "utilisation"},
-    "parameters": {"experts"},
-    "planning": {"communication", "memory"},
-    "profiling": {"roofline", "utilisation"},
-    "roofline": {"utilisation"},
-    "step_meter": {"memory", "utilisation"},
-    "step_time": {"communication", "memory", "planning", "utilisation"},
-}
 # A reader takes in no more files of one folder; `__init__` is not counted.
 LARGEST_FOLDER = 17
 
@@ -57,15 +47,12 @@ def imported_modules(path: Path, source: str) -> set[tuple[str, ...]]:
 
 
 def forbidden_imports(path: Path, source: str) -> set[str]:
-    """Return what a file may not import: parts above its own or beside it, and features that its own does not name."""
+    """Return what a file may not import: parts above its own or beside it."""
     own = path.relative_to(PACKAGE).with_suffix("").parts
     found = set()
     for module in imported_modules(path, source):
         part = module[0]
-        if part not in LEVEL or part == own[0]:
-            if part == own[0] == "features" and module[1] != own[1] and module[1] not in BUILDS_UPON.get(own[1], ()):
-                found.add(f"features.{module[1]}")
-        elif LEVEL[part] >= LEVEL[own[0]]:
+        if part in LEVEL and part != own[0] and LEVEL[part] >= LEVEL[own[0]]:
             found.add(part)
     return found
 
@@ -80,21 +67,13 @@ def test_no_file_imports_upward_or_sideways(path: Path) -> None:
 
 
 def test_an_upward_and_a_sideways_import_are_seen() -> None:
-    trace, feature = PACKAGE / "trace" / "trace.py", PACKAGE / "features" / "diff" / "diff.py"
+    trace = PACKAGE / "trace" / "trace.py"
     assert forbidden_imports(trace, "def f():\n    from fvflops.capture.run import record_call") == {"capture"}
     assert forbidden_imports(trace, "import fvflops.cli") == {"cli"}
     assert forbidden_imports(trace, "from fvflops import reports") == {"reports"}
     assert forbidden_imports(PACKAGE / "capture" / "run.py", "import fvflops.formulas.table") == {"formulas"}
     assert forbidden_imports(PACKAGE / "formulas" / "rows.py", "from fvflops.trace import Call") == set()
-    assert forbidden_imports(feature, "from fvflops.features.budget.model import BudgetReport") == {"features.budget"}
-    assert forbidden_imports(feature, "from fvflops.features.diff.model import ModelDifference") == set()
-
-
-def test_features_name_only_others_that_they_build_upon() -> None:
-    for feature, others in BUILDS_UPON.items():
-        files = (PACKAGE / "features" / feature).rglob("*.py")
-        used = {module[1] for path in files for module in imported_modules(path, path.read_text()) if len(module) > 1}
-        assert others <= used, f"{feature} no longer builds upon {others - used}"
+    assert forbidden_imports(PACKAGE / "plan" / "layout.py", "from fvflops.compare.diff import x") == {"compare"}
 
 
 def test_no_folder_holds_more_files_than_a_reader_takes_in() -> None:
@@ -147,7 +126,7 @@ def find_circle(graph: dict[str, set[str]]) -> list[str]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = import_graph()
-    assert len(graph) > 300 and graph["analysis.model_analysis"] >= {"counting.count"}
+    assert len(graph) > 300 and graph["analysis.model_analysis"] >= {"counting.module_counts"}
     assert find_circle(graph) == []
 
 

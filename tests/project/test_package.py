@@ -13,7 +13,7 @@ import yaml
 
 import fvflops
 from fvflops.formulas import loading
-from fvflops.reports import html, json
+from fvflops.reports import count_json, html
 from fvflops.reports.formats import json as document_json
 from fvflops.trace import codec
 from tests.support.checkout import ROOT, TOOLS
@@ -25,7 +25,7 @@ IMPORTED = ("fvflops", "iopath", "portalocker", "tabulate", "torch", "torchgen",
 OTHER_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 SCHEMAS = {
     "Trace": codec.SCHEMA,
-    "summary (`fvflops count --format json`)": json.SCHEMA,
+    "summary (`fvflops count --format json`)": count_json.SCHEMA,
     "JSON of the other commands": document_json.SCHEMA,
     "page (`--format html`)": html.SCHEMA,
     "formula table": loading.SCHEMA,

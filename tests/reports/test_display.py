@@ -15,12 +15,12 @@ from torch import nn
 
 import fvflops
 from fvflops.analysis.steps import StepCount
-from fvflops.features.budget.budget import check_budget
-from fvflops.features.budget.model import Budget, Limit
-from fvflops.features.communication.ranks import Ranks
-from fvflops.features.scaling.model import Axis, CostExpression, GenerationCost
-from fvflops.features.scaling.polynomial import Polynomial
-from fvflops.features.step_meter.model import MeterSummary
+from fvflops.compare.budget.budget_records import Budget, Limit
+from fvflops.compare.budget.model_budget import check_budget
+from fvflops.compare.scaling.cost_functions import Axis, CostExpression, GenerationCost
+from fvflops.compare.scaling.polynomial import Polynomial
+from fvflops.measure.step_meter.step_figures import MeterSummary
+from fvflops.plan.trace_ranks import Ranks
 from fvflops.reports.display import WIDTH
 from fvflops.text import record_repr
 from fvflops.trace.calls import OpGraph
@@ -224,7 +224,7 @@ def test_every_public_class_is_shown(shown):
     named = {name: getattr(fvflops, name) for name in fvflops.__all__}
     classes = {name for name, value in named.items() if isinstance(value, type) and not issubclass(value, Exception)}
     missing = {name for name in classes if named[name] not in kinds}
-    assert missing == {"AnnotatedTrace"}  # needs a file, and is in tests/features/test_kernels_annotation.py
+    assert missing == {"AnnotatedTrace"}  # needs a file, and is in tests/measure/test_kernels_annotation.py
 
 
 def test_repr_runs_and_counts_nothing():

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fvflops.reports import REPORTS, names
-from fvflops.reports.fvcore import table
-from fvflops.reports.json import parse
+from fvflops.reports import REPORTS, escaping
+from fvflops.reports.count_json import parse
+from fvflops.reports.fvcore import fvcore_table
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Status, Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
@@ -109,7 +109,7 @@ def differs_from_golden(text: str, golden: str) -> bool:
 
 @pytest.mark.parametrize("by", TABLES)
 def test_the_table_by_operator(by):
-    assert not differs_from_golden(table.render(NET, by=by), TABLES[by])
+    assert not differs_from_golden(fvcore_table.render(NET, by=by), TABLES[by])
     assert REPORTS["fvcore"](NET, by=by) == f"{TABLES[by]}\n\n{LEDGER}"
 
 
@@ -158,7 +158,7 @@ def test_depth_counts_levels_below_the_root():
     assert REPORTS["csv"](NET, by="both", depth=0) == "".join(CSVS["both"].splitlines(keepends=True)[:3])
     # The table is the only one that stops by itself.
     deep = make_deep(6)
-    assert len(table.render(deep, by="both").splitlines()) == 2 + 7
+    assert len(fvcore_table.render(deep, by="both").splitlines()) == 2 + 7
     assert len(REPORTS["markdown"](deep, by="both").splitlines()) == 2 + 13
 
 
@@ -172,8 +172,8 @@ def test_a_summary_without_operators_says_so():
 
 def test_a_model_without_arithmetic_has_tables_too():
     summary = Summary(NET.modules, {"flops": {"": 0}}, {"flops": {}}, {"flops": {"": {}}})
-    assert table.render(summary, by="operator").splitlines()[2:] == ["| total      |        0 |         |"]
-    assert len(table.render(summary, by="both").splitlines()) == 2
+    assert fvcore_table.render(summary, by="operator").splitlines()[2:] == ["| total      |        0 |         |"]
+    assert len(fvcore_table.render(summary, by="both").splitlines()) == 2
     assert REPORTS["csv"](summary, by="both") == "module,operator,flops\n"
 
 
@@ -243,14 +243,14 @@ def test_csv_cells_survive_and_are_no_formulas(name):
         assert len({len(row) for row in rows}) == 1
         cells = [cell for row in rows for cell in row if cell and not cell.isdecimal()]
         assert not any(cell.lstrip(" ")[:1] in ("=", "+", "-", "@", "\t", "\r", "＝") for cell in cells)
-        shown = names.printable(name)
+        shown = escaping.printable(name)
         assert rows[-1][0] in (shown, "'" + shown)
 
 
 @given(name=NAMES)
 def test_markdown_shows_names_as_they_are(name):
     renderer = MarkdownIt("gfm-like", {"linkify": False})
-    shown = names.printable(name)
+    shown = escaping.printable(name)
     for by, cell in {"module": (2, 0), "operator": (0, 0), "both": (1, 1)}.items():
         text = REPORTS["markdown"](name_everything(name), by=by)
         inlines = [token for token in renderer.parse(text) if token.type == "inline"]

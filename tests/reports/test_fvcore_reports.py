@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from fvflops.cli import main
 from fvflops.reports import REPORTS, Report
 from fvflops.reports.formats import FORMATS
+from fvflops.reports.fvcore import fvcore_table, tree
 from fvflops.reports.fvcore import parameter_table as parameters
-from fvflops.reports.fvcore import table, tree
-from fvflops.reports.terminal import terminal
+from fvflops.reports.terminal import count_table
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.text import pipe_table as pipe
 from fvflops.trace import Summary
@@ -47,7 +47,7 @@ def assert_same_text(ours: str, theirs: str) -> None:
 
 def compare_with_fvcore(flops, activations, depth: int, show_param_shapes: bool, summary: Summary) -> None:
     theirs = print_as_fvcore(flop_count_table, flops, depth, activations, show_param_shapes)
-    assert_same_text(table.render(summary, depth=depth, show_param_shapes=show_param_shapes), theirs)
+    assert_same_text(fvcore_table.render(summary, depth=depth, show_param_shapes=show_param_shapes), theirs)
     assert_same_text(tree.render(summary), flop_count_str(flops, activations))
     if summary.columns["parameters"]:
         theirs = print_as_fvcore(parameter_count_table, flops._model, depth)
@@ -158,7 +158,7 @@ def test_the_comparison_sees_one_wrong_count_and_one_wrong_blank():
     summary.columns["flops"]["first.fc"] += 1
     with pytest.raises(AssertionError):
         compare_with_fvcore(flops, None, 3, True, summary)
-    text = table.render(summarise(flops))
+    text = fvcore_table.render(summarise(flops))
     with pytest.raises(AssertionError):
         assert_same_text(text.replace(" first", "first ", 1), text)
     with pytest.raises(AssertionError):
@@ -167,7 +167,7 @@ def test_the_comparison_sees_one_wrong_count_and_one_wrong_blank():
 
 def test_the_table_is_indented_whatever_tabulate_is_installed():
     flops, _ = analyse("nested")
-    assert table.render(summarise(flops), depth=2) == (
+    assert fvcore_table.render(summarise(flops), depth=2) == (
         "| module         | #parameters or shape   | #flops   |\n"
         "|:---------------|:-----------------------|:---------|\n"
         "| model          | 5.18K                  | 19.456K  |\n"
@@ -301,7 +301,7 @@ def test_the_registry_offers_each_report_by_name():
         assert render(summary) == render(summary, by="module", depth=None)
         with pytest.raises(ValueError, match="no view by 'layer'"):
             render(summary, by="layer")
-    assert REPORTS["fvcore"](summary).startswith(f"{table.render(summary, depth=3)}\n\n")
+    assert REPORTS["fvcore"](summary).startswith(f"{fvcore_table.render(summary, depth=3)}\n\n")
     for report in REPORTS.values():
         parameters_of = inspect.signature(getattr(importlib.import_module(report.module), report.function)).parameters
         known = set(parameters_of) | {"collapse"}
@@ -358,7 +358,7 @@ def test_what_fvcore_fails_on_is_shown():
 
 def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
     summary = Summary(read_modules(Net(a=nn.ReLU())), {"bytes": {"": 2048, "a": 2048}}, uncalled={"bytes": frozenset()})
-    assert table.render(summary).splitlines() == [
+    assert fvcore_table.render(summary).splitlines() == [
         "| module   | #bytes   |",
         "|:---------|:---------|",
         "| a        | 2.048K   |",
@@ -370,9 +370,9 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
 
 RENDERERS = {
     **SUMMARY_REPORTS,
-    "terminal": lambda summary: terminal.render(summary, sort="name", width=80) if collapse(summary) else "",
+    "terminal": lambda summary: count_table.render(summary, sort="name", width=80) if collapse(summary) else "",
     "parameters": lambda summary: parameters.render(summary.modules, depth=10**9),
-    "whole table": partial(table.render, depth=10**9),
+    "whole table": partial(fvcore_table.render, depth=10**9),
     "both": partial(REPORTS["csv"], by="both"),
 }
 

@@ -24,15 +24,15 @@ from fvflops import (
     summarise,
 )
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.compare.budget import budget_report
+from fvflops.compare.budget.budget_file import parse_budgets, update_text
+from fvflops.compare.budget.budget_records import BudgetReport, CheckResult, FlopsChange, Limit
+from fvflops.compat.deepspeed import profile_text as deepspeed_report
+from fvflops.compat.deepspeed.module_profile import read_profile
 from fvflops.counting import TableCostModel, build_timeline
-from fvflops.features.budget import report as budget_report
-from fvflops.features.budget.budget_file import parse_budgets, update_text
-from fvflops.features.budget.model import BudgetReport, CheckResult, FlopsChange, Limit
-from fvflops.features.deepspeed import report as deepspeed_report
-from fvflops.features.deepspeed.compute import read_profile
-from fvflops.features.roofline import plot as roofline_plot
-from fvflops.features.roofline.report import roofline_report
 from fvflops.formulas import load_table
+from fvflops.measure.roofline import roofline_plot
+from fvflops.measure.roofline.roofline_report import roofline_report
 from fvflops.reports import EXPORTS, REPORTS
 from fvflops.reports.formats import write_document
 from fvflops.reports.fvcore import parameter_table as parameters

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fvflops.reports import REPORTS
-from fvflops.reports.json import OLD_WORDS, SCHEMA, SummaryError, parse
+from fvflops.reports.count_json import OLD_WORDS, SCHEMA, SummaryError, parse
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo, Summary, Symbol, TensorSpec
 
 LINEAR = ModuleInfo("fc", "fc", "Linear", parameters=(ParameterInfo("fc.weight", TensorSpec((3, 2)), 0, True),))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fvflops
-from fvflops.reports import notebook
+from fvflops.reports import notebook_page
 from fvflops.reports.document import Chart, Document, Table, module_column, number_column
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -127,8 +127,8 @@ def test_sizes_are_bounded(monkeypatch):
     rows = [(f"layers.{index}", index) for index in range(500)]
     table = Table("modules", (module_column(), number_column("flops", "FLOPs")), rows)
     chart = Chart("memory", {"parameter": [1, 2]})
-    output = notebook.render_document(Document("memory", "A & B", [chart, table]))
+    output = notebook_page.render_document(Document("memory", "A & B", [chart, table]))
     assert output.count("<tr>") < 540 and "20 of 500 rows" in output and 'title="A &amp; B"' in output
-    monkeypatch.setattr(notebook, "MAX_PAGE", 1000)
-    small = notebook.render_document(Document("memory", "A & B", [chart, table]))
+    monkeypatch.setattr(notebook_page, "MAX_PAGE", 1000)
+    small = notebook_page.render_document(Document("memory", "A & B", [chart, table]))
     assert "iframe" not in small and "20 of 500 rows" in small and len(small) < 6000

@@ -24,8 +24,8 @@ from fvflops import ActivationCountAnalysis, FlopCountAnalysis, TrainingStepAnal
 from fvflops.analysis import ModelAnalysis, summarise
 from fvflops.cli import main
 from fvflops.reports import REPORTS
-from fvflops.reports import json as json_report
-from fvflops.reports.names import escape_latex, printable
+from fvflops.reports import count_json as json_report
+from fvflops.reports.escaping import escape_latex, printable
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.units import format_in

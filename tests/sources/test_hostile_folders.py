@@ -11,8 +11,8 @@ import pytest
 
 import fvflops
 from fvflops.cli import main
-from fvflops.features.kernels import chrome_trace
-from fvflops.features.kernels.chrome_trace import read_document
+from fvflops.measure.kernels import profiler_trace
+from fvflops.measure.kernels.profiler_trace import read_document
 from fvflops.sources import SourceOptions, load_model
 from tests.support.checkout import ROOT
 from tests.support.hostile.forbidden_actions import forbidding_actions
@@ -200,7 +200,7 @@ def test_a_chrome_trace_has_a_limit_compressed_or_not(tmp_path, monkeypatch, lim
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(text.encode()))
     assert (tmp_path / "x.json.gz").stat().st_size < 10_000
     assert len(read_document(str(tmp_path / "x.json.gz"))["traceEvents"]) == 100_000
-    monkeypatch.setattr(chrome_trace, limit, 50_000)
+    monkeypatch.setattr(profiler_trace, limit, 50_000)
     for name in ("x.json", "x.json.gz"):
         assert main(["annotate", str(tmp_path / name)]) == 2
         error = capsys.readouterr().err

@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fvflops.capture.recorder.signature import describe_call, describe_op
+from fvflops.capture.recorder.tensor_specs import describe_call, describe_op
 from fvflops.formulas import load_table
 from fvflops.trace import Status
 

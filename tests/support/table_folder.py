@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fvflops.capture.recorder.signature import describe_call
+from fvflops.capture.recorder.tensor_specs import describe_call
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.trace import Signature
 

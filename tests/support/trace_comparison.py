@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.counting import TableCostModel, count
 from fvflops.formulas import load_table
 from fvflops.trace import Signature, TensorSpec, Trace, Value

@@ -11,9 +11,9 @@ import pytest
 from fvflops import paths
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings, ModelCount
+from fvflops.sweep.counted_models import plan_sweep, run_sweep
 from fvflops.sweep.journal import Journal
-from fvflops.sweep.results import ResultError, read_rows, write_rows
-from fvflops.sweep.sweep import plan_sweep, run_sweep
+from fvflops.sweep.result_files import ResultError, read_rows, write_rows
 from tests.support.checkout import ROOT
 
 ROWS = [ModelCount("a", flops=1), ModelCount("b\u2028", error="é"), ModelCount("c", seconds=2.0)]

@@ -10,9 +10,9 @@ import pytest
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings
+from fvflops.sweep.counted_models import plan_sweep, run_sweep
 from fvflops.sweep.ray_pool import RayPool
-from fvflops.sweep.results import read_rows
-from fvflops.sweep.sweep import plan_sweep, run_sweep
+from fvflops.sweep.result_files import read_rows
 from fvflops.sweep.task import InProcess, Task
 from tests.support.checkout import ROOT
 

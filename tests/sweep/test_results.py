@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from fvflops.sweep import ModelCount
-from fvflops.sweep.results import ResultError, check_format, read_rows, write_rows
+from fvflops.sweep.result_files import ResultError, check_format, read_rows, write_rows
 from fvflops.text import checksum
 
 ROWS = [

@@ -10,7 +10,7 @@ from fvflops import ModelCount
 from fvflops.reports.document import Items
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.sweep.joined import join, parse_csv
-from fvflops.sweep.table import check_columns, list_columns, model_report, model_table
+from fvflops.sweep.table_of_models import check_columns, list_columns, model_report, model_table
 from tests.support.reports.hostile_names import NAMES
 from tests.support.reports.report_formats import WIDTH, check_report
 

@@ -1,7 +1,7 @@
 """The catalogue: a page and a Parquet from the results of sweeps."""
 
 from fvflops.sweep import ModelCount
-from fvflops.sweep.results import read_rows, write_rows
+from fvflops.sweep.result_files import read_rows, write_rows
 from tests.support.tools import load_tool
 
 ROWS = [

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from fvflops.features.utilisation.devices import load_devices
+from fvflops.devices.devices import load_devices
 from tests.support.tools import load_tool
 
 rows = load_tool("training_runs.rows")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fvflops.capture.shortening.shorten import Shortened
-from fvflops.features.planning import rank_model
-from fvflops.features.planning.optimizers.master_weights import MasterWeights
-from fvflops.features.planning.plan import plan_rank
+from fvflops.plan import rank_model
+from fvflops.plan.added_optimizers import MasterWeights
+from fvflops.plan.rank_plan import plan_rank
 from fvflops.trace.expansion.comparison import are_equal_runs
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Block, Llama

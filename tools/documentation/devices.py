@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fvflops.features.utilisation.devices import DTYPES, Device, load_devices
+from fvflops.devices.devices import DTYPES, Device, load_devices
 
 _INTRODUCTION = """\
 # Devices

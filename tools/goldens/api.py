@@ -18,9 +18,9 @@ _MODULES = (
     "fvflops.integrations.lightning",
     "fvflops.integrations.transformers",
     "fvflops.integrations.pytest_plugin",
-    "fvflops.reports.json",
+    "fvflops.reports.count_json",
     "fvflops.reports.html",
-    "fvflops.features.utilisation.compute",
+    "fvflops.devices.utilisation",
 )
 
 

@@ -25,7 +25,7 @@ from fvflops import (
     record,
     roofline,
 )
-from fvflops.features.utilisation.device_benchmark import measure_device
+from fvflops.devices.device_benchmark import measure_device
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from tests.support.cuda_cases.runs import attempt

@@ -6,8 +6,8 @@ from typing import Any
 
 from fvflops.sources.transformers.configurations import make_config, own_config
 from fvflops.sources.transformers.input_request import TEXT
-from fvflops.sources.transformers.inputs import make_inputs
 from fvflops.sources.transformers.shrink_config import shrink
+from fvflops.sources.transformers.transformers_inputs import make_inputs
 from sweeping.weights import quick_weights
 
 _SMALL = 4 << 30  # bytes of weights that a shrunken model may have

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fvflops.features.planning.rank_step import Action
-from fvflops.features.step_time.program import Collective
-from fvflops.features.utilisation.devices import Device, find_device
+from fvflops.devices.devices import Device, find_device
+from fvflops.plan.rank_step import Action
+from fvflops.plan.step_time.pass_program import Collective
 from training_runs.prepared import PreparedRun
 from training_runs.rounds import Rounds
 from training_runs.rows import TrainingRun

@@ -19,11 +19,11 @@ from tabulate import tabulate
 from torch import nn
 from torch.nn import functional as F
 
-from fvflops.features.memory.allocator import reserved_memory
-from fvflops.features.memory.chunked_loss import compute_loss_in_chunks
-from fvflops.features.planning.plan import plan_rank
-from fvflops.features.step_time.report import judge
-from fvflops.features.utilisation.devices import find_device
+from fvflops.devices.devices import find_device
+from fvflops.plan.memory.chunked_loss import compute_loss_in_chunks
+from fvflops.plan.memory.cuda_allocator import reserved_memory
+from fvflops.plan.rank_plan import plan_rank
+from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 from tests.support.torchvision_schemas import define_torchvision_schemas
 

@@ -15,10 +15,10 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from fvflops.features.memory.allocator import reserved_memory
-from fvflops.features.memory.compute import Block, MemoryTimeline
-from fvflops.features.planning.optimizers.master_weights import MasterWeights
-from fvflops.features.planning.plan import RankPlan, plan_rank
+from fvflops.plan.added_optimizers import MasterWeights
+from fvflops.plan.memory.cuda_allocator import reserved_memory
+from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
+from fvflops.plan.rank_plan import RankPlan, plan_rank
 from fvflops.zoo.llama import LlamaConfig
 from fvflops.zoo.megatron_gpt import CoreAttention, MegatronGPT, MegatronGPTConfig
 from training_runs.rows import TrainingRun, read_runs

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fvflops.features.planning.layout import Layout, order_step
-from fvflops.features.planning.optimizers.master_weights import MasterWeights
-from fvflops.features.planning.plan import plan_step
-from fvflops.features.step_time.step_program import StepProgram, read_step
+from fvflops.plan.added_optimizers import MasterWeights
+from fvflops.plan.layout import Layout, order_step
+from fvflops.plan.rank_plan import plan_step
+from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt, mpt
 from training_runs.rows import TrainingRun

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fvflops.features.planning.rank_step import Action
-from fvflops.features.step_time.schedule import BACKWARD, FORWARD
+from fvflops.plan.rank_step import Action
+from fvflops.plan.step_time.schedule_simulation import BACKWARD, FORWARD
 
 
 class Round(NamedTuple):

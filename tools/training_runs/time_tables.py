@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fvflops.features.step_time.efficiency import Efficiency, KernelTimer
-from fvflops.features.step_time.kernels import Kernel
-from fvflops.features.step_time.network import Network
-from fvflops.features.step_time.program import Collective, Program, Run, StreamRun
-from fvflops.features.step_time.replay import FORWARD_PHASES, time_collective
-from fvflops.features.step_time.step_program import Message
-from fvflops.features.utilisation.devices import Device
+from fvflops.devices.devices import Device
+from fvflops.plan.step_time.efficiency import Efficiency, KernelTimer
+from fvflops.plan.step_time.kernel_times import Kernel
+from fvflops.plan.step_time.network import Network
+from fvflops.plan.step_time.pass_program import Collective, Program, Run, StreamRun
+from fvflops.plan.step_time.replay import FORWARD_PHASES, time_collective
+from fvflops.plan.step_time.step_program import Message
 from fvflops.trace.process_group import ProcessGroupSpec
 
 # The number of GPUs of a node, and the Gbit/s between nodes for each.

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from fvflops.analysis.files.archive_records import Records, read_records
 from fvflops.analysis.files.expressions import is_guard, is_size
 from fvflops.analysis.files.io_ops import is_io_op
-from fvflops.analysis.files.records import Records, read_records
 
 _ENTRIES = re.compile(
     r"models/\w+\.json|data/weights/(weight_\d+|\w+_weights_config\.json)|data/sample_inputs/\w+\.pt"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
+from fvflops.analysis.files.archive_records import read_records
 from fvflops.analysis.files.io_ops import io_words
-from fvflops.analysis.files.records import read_records
 
 # Namespaces of the native classes that torch itself saves: packed weights.
 _CLASSES = ("quantized", "sparse", "xnnpack", "mkldnn", "mkldnn_prepacked", "rnn")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import ExplicitValue
+from fvflops.capture.recorder.tensor_specs import ExplicitValue
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import disable_dispatch_modes
 

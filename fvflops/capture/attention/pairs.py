@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.trace import Signature, TensorSpec, tensors_in
 
 SOFTMAX = "aten::_safe_softmax"

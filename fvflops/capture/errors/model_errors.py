@@ -18,8 +18,8 @@ from torch import nn
 
 from fvflops.capture.errors.expected_inputs import find_mismatch
 from fvflops.capture.model.input_specs import is_shape
-from fvflops.capture.model.model import describe_inputs, module_paths
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.model.read_module_tree import describe_inputs, module_paths
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.paths import PACKAGE
 from fvflops.text import describe_import_error, list_nearest, printable, printable_short
 

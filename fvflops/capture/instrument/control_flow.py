@@ -14,7 +14,7 @@ from fvflops.capture.attention.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.instrument.triton_launches import launch_kernel
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.signature import OpSchema
+from fvflops.capture.recorder.tensor_specs import OpSchema
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import (
     DispatchKey,

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from fvflops.capture.recorder.recorder import OUTSIDE, Recorder
-from fvflops.capture.recorder.signature import inner_tensors
+from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
 from fvflops.capture.shapes.shape_mode import ShapeMode

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fvflops.capture.instrument.modules import CALLS
-from fvflops.capture.model.model import unwrap_compiled
 from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.torch_internals import RecordFunction

@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.signature import OpSchema, tensors_of
-from fvflops.capture.recorder.source_lines import find_source_line
+from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of
 
 # Modules and classes whose `run` launches a kernel. `Heuristics.run` only adds arguments and calls one of these.
 _KERNEL_CLASSES = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fvflops.capture.lazy_values.expression import Elementwise, Expression, Indices
+from fvflops.capture.lazy_values.lazy_expressions import Elementwise, Expression, Indices
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import disable_dispatch_modes
 
@@ -37,7 +37,7 @@ def count_unmasked(mask: Expression, dtype: torch.dtype) -> int | None:
 def count_true(expression: Expression) -> int | None:
     """Return the number of true elements of a bool expression, None if it is too irregular.
 
-    >>> from fvflops.capture.lazy_values.expression import Constant
+    >>> from fvflops.capture.lazy_values.lazy_expressions import Constant
     >>> rows, columns = Constant(torch.arange(5).view(5, 1)), Constant(torch.arange(5))
     >>> count_true(Elementwise("ge", torch.ge, (rows, columns), {}, (5, 5)))
     15

@@ -11,8 +11,8 @@ from torch import nn
 
 from fvflops.capture.model.attribute_plan import IMMUTABLE, AttributePlan, plan_of
 from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
-from fvflops.capture.model.model import ReprKind, class_facts, extra_repr_of, is_described, module_paths
-from fvflops.capture.recorder.signature import describe
+from fvflops.capture.model.read_module_tree import ReprKind, class_facts, extra_repr_of, is_described, module_paths
+from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.trace import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.lazy_records import LazyMapping

@@ -15,9 +15,9 @@ from fvflops.capture.model.attribute_plan import CONTAINERS, IMMUTABLE, MAPPINGS
 from fvflops.capture.model.first_read import FirstRead
 from fvflops.capture.model.graph_modules import GraphModules, is_graph, read_graphs, with_graph_modules
 from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
-from fvflops.capture.model.model import module_paths, owner_of, read_tree, unwrap_compiled
 from fvflops.capture.model.packed_parameters import LOW_PRECISION
-from fvflops.capture.recorder.signature import inner_tensors
+from fvflops.capture.model.read_module_tree import module_paths, owner_of, read_tree, unwrap_compiled
+from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.identity_mapping import IdentityMapping
 from fvflops.capture.shapes.metadata import Metadata, metadata_of_leaf, metadata_of_leaves
 from fvflops.capture.unseen.fake_tensors import contains_fakes

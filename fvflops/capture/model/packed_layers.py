@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.model.packed_parameters import LOW_PRECISION, code_dtype, logical_spec
-from fvflops.capture.recorder.signature import describe_tensor
+from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.trace import TensorSpec
 
 # Attributes by which layers state the sizes of their weight, output first.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.recorder.signature import describe_tensor, inner_tensors
+from fvflops.capture.recorder.tensor_specs import describe_tensor, inner_tensors
 from fvflops.torch_internals import is_wrapper_subclass
 from fvflops.trace import TensorSpec
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.real.signature_cache import SignatureCache
-from fvflops.capture.recorder.op_calls import OpCalls, op_calls
+from fvflops.capture.real.real_signatures import SignatureCache
+from fvflops.capture.recorder.op_call_cache import OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
-from fvflops.capture.recorder.signature import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
+from fvflops.capture.recorder.tensor_specs import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
 from fvflops.capture.recorder.value_reader import have_values
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import UndoLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from fvflops.capture.recorder.source_lines import find_source_line
+from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.trace import Event
 
 _DEFAULTS = tuple(Event._field_defaults.get(name) for name in Event._fields)

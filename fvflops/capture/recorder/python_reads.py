@@ -12,7 +12,7 @@ from weakref import proxy
 
 import torch
 
-from fvflops.capture.recorder.source_lines import find_source_line
+from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.thread_state import ThreadState
 from fvflops.capture.unseen.op_kinds import METADATA_ONLY, UNINITIALISED
 from fvflops.paths import PACKAGE

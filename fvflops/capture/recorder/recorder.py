@@ -21,7 +21,7 @@ from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.python_reads import PythonReads
 from fvflops.capture.recorder.repeated_events import copy_rows
 from fvflops.capture.recorder.script_calls import ScriptCalls
-from fvflops.capture.recorder.signature import (
+from fvflops.capture.recorder.tensor_specs import (
     OpSchema,
     describe_result,
     describe_tensor,

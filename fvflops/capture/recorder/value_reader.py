@@ -10,7 +10,7 @@ from weakref import ReferenceType, ref
 import torch
 
 from fvflops.capture.lazy_values.counting import count_unmasked
-from fvflops.capture.lazy_values.values import expression_of
+from fvflops.capture.lazy_values.run_values import expression_of
 from fvflops.torch_internals import disable_dispatch_modes, is_functorch_wrapped
 from fvflops.trace import TensorSpec, Value
 from fvflops.trace.records import ALL_LISTS

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.recorder.signature import OpSchema, tensors_of
+from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.containers import CodeSnapshot, ContainerSnapshot
 from fvflops.capture.restore.fsdp_state import sharding_state
 from fvflops.capture.restore.generators import SavedGenerator
+from fvflops.capture.restore.global_settings import Undo, save_settings
 from fvflops.capture.restore.namespaces import is_library
-from fvflops.capture.restore.settings import Undo, save_settings
 from fvflops.capture.restore.tensor_state import (
     data_location,
     restore_all,

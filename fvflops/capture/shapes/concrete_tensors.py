@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.signature import describe_tensor
+from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.capture.shapes.meta_run import META
 from fvflops.capture.shapes.metadata import Metadata, intern, is_available, metadata_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import DispatchModeKey, get_dispatch_mode, set_dispatch_mode, unset_dispatch_mode
 

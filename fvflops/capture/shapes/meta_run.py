@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import OpSchema, tensors_of
+from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of
 from fvflops.capture.restore.restore import written_arguments
 from fvflops.capture.shapes.metadata import Metadata, bits_of, intern
 from fvflops.capture.shapes.shape_cache import CachedResult, Output

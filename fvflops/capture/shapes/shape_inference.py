@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.lazy_values.ops import COUNTS, INDEPENDENT, base_name, is_supported
-from fvflops.capture.recorder.signature import describe, describe_result, intern_signature, normalise
+from fvflops.capture.lazy_values.lazy_ops import COUNTS, INDEPENDENT, base_name, is_supported
+from fvflops.capture.recorder.tensor_specs import describe, describe_result, intern_signature, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore import interrupts
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small

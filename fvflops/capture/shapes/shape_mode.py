@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.lazy_values.expression import Expression
-from fvflops.capture.lazy_values.ops import COUNTS, base_name, is_dense
-from fvflops.capture.lazy_values.values import LazyMemory, LazyValue, LazyValues
+from fvflops.capture.lazy_values.lazy_expressions import Expression
+from fvflops.capture.lazy_values.lazy_ops import COUNTS, base_name, is_dense
+from fvflops.capture.lazy_values.run_values import LazyMemory, LazyValue, LazyValues
 from fvflops.capture.real.real_mode import SubclassAwareMode, has_wrapper_subclass
 from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
-from fvflops.capture.recorder.signature import (
+from fvflops.capture.recorder.tensor_specs import (
     OpSchema,
     describe,
     describe_group,

@@ -11,7 +11,7 @@ from torch import nn
 
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
-from fvflops.capture.recorder.signature import rebuild
+from fvflops.capture.recorder.tensor_specs import rebuild
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.torch_internals import is_wrapper_subclass, pytree
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import nn
 
-from fvflops.capture.model.model import module_paths
+from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.shortening.equal_modules import find_index_attributes
 from fvflops.trace.expansion.layer_run import KEPT, LayerRun
 

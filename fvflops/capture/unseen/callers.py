@@ -7,7 +7,7 @@ from types import FrameType
 
 import torch
 
-from fvflops.capture.recorder.source_lines import is_standard_library
+from fvflops.capture.recorder.caller_lines import is_standard_library
 from fvflops.paths import PACKAGE
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
+from fvflops.capture.recorder.caller_lines import path_of
 from fvflops.capture.recorder.python_reads import Site
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.source_lines import path_of
 from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.restore import Snapshot
 

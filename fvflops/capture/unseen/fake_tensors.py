@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.torch_internals import DispatchModeKey, FakeTensor, FakeTensorMode, get_dispatch_mode, pytree
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

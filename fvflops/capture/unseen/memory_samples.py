@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 
 # Bytes of a storage that are compared, at its start and at its middle.
 SAMPLE_BYTES = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fvflops.capture.recorder.signature import OpSchema
+from fvflops.capture.recorder.tensor_specs import OpSchema
 
 # Ops that return uninitialised memory.
 UNINITIALISED = frozenset(

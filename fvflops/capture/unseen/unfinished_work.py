@@ -11,7 +11,7 @@ from threading import Thread
 from types import FrameType
 from typing import Any, Protocol
 
-from fvflops.capture.recorder.source_lines import (
+from fvflops.capture.recorder.caller_lines import (
     SourceLine,
     find_source_line,
     line_of_code,
@@ -19,7 +19,7 @@ from fvflops.capture.recorder.source_lines import (
 )
 from fvflops.capture.unseen.callers import find_starter
 from fvflops.capture.unseen.event_loops import PATIENCE, complete
-from fvflops.capture.unseen.results import code_of, find_leaves, is_finished
+from fvflops.capture.unseen.unfinished_results import code_of, find_leaves, is_finished
 from fvflops.capture.unseen.unseen_recorder import Site, UnseenRecorder
 
 # Seconds that threads are waited for in all, and between two looks at them.

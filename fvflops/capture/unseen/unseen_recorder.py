@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fvflops.capture.recorder.source_lines import SourceLine
+from fvflops.capture.recorder.caller_lines import SourceLine
 from fvflops.capture.recorder.thread_state import ThreadState
 from fvflops.trace import Region, Signature
 

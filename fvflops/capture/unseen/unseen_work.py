@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import OpSchema, describe_tensor, tensors_of
-from fvflops.capture.recorder.source_lines import SourceLine, find_source_line, source_line_of
+from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, source_line_of
+from fvflops.capture.recorder.tensor_specs import OpSchema, describe_tensor, tensors_of
 from fvflops.capture.restore.restore import writes_to_arguments, written_arguments
 from fvflops.capture.unseen.callers import is_called_by_torch, is_model_code
 from fvflops.capture.unseen.exported_memory import ExportedMemory
@@ -37,7 +37,7 @@ from fvflops.capture.unseen.memory_samples import (
     with_storages,
 )
 from fvflops.capture.unseen.op_kinds import COPIES, METADATA_ONLY, SET_STORAGE, UNINITIALISED
-from fvflops.capture.unseen.results import address_of_array, describe_array
+from fvflops.capture.unseen.unfinished_results import address_of_array, describe_array
 from fvflops.capture.unseen.unfinished_work import UnfinishedWork
 from fvflops.capture.unseen.unseen_recorder import Site, UnseenRecorder
 from fvflops.torch_internals import current_autograd_node, peek_interpreter

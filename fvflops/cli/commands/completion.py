@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from fvflops.cli.completion.names import KINDS, list_names
+from fvflops.cli.completion.completed_names import KINDS, list_names
 from fvflops.cli.process import report_stream
 
 EXAMPLES = (

@@ -29,11 +29,11 @@ from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_m
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import is_standard_output, write, write_report
 from fvflops.cli.process import report_stream
-from fvflops.cli.terminal import TerminalInfo, find_terminal, find_width
+from fvflops.cli.terminal_detection import TerminalInfo, find_terminal, find_width
 from fvflops.counting.unknown_masks import describe_unknown_masks
 from fvflops.counting.unsupported_locations import find_unsupported_locations
-from fvflops.features.memory.curve import memory_curve
 from fvflops.formulas import load_table
+from fvflops.plan.memory.memory_report import memory_curve
 from fvflops.reports import REPORTS, Report
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import check_drawable
@@ -44,8 +44,8 @@ from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
 from fvflops.views.breakdown import Breakdown, read_breakdown
 from fvflops.views.call_rows import CALL_COLUMNS, CALL_VIEWS
+from fvflops.views.made_summary import column_metrics, make_summary, with_columns
 from fvflops.views.ranking import check_sort
-from fvflops.views.summary import column_metrics, make_summary, with_columns
 
 EXAMPLES = (
     "fvflops count zoo:resnet50",

@@ -14,8 +14,8 @@ from fvflops.cli.activity import activity
 from fvflops.cli.arguments import add_report
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.process import report_stream
-from fvflops.cli.terminal import find_width
-from fvflops.features.utilisation.devices import Device, load_devices
+from fvflops.cli.terminal_detection import find_width
+from fvflops.devices.devices import Device, load_devices
 from fvflops.formulas import load_table, shipped_tables
 from fvflops.reports import REPORTS
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column

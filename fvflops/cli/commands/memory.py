@@ -12,6 +12,7 @@ from torch import nn
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.cli.activity import activity
+from fvflops.cli.argument_values import parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,
     add_convention,
@@ -28,7 +29,7 @@ from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
 from fvflops.cli.planning.mesh_options import check_mesh_options
-from fvflops.cli.planning.training_step import (
+from fvflops.cli.planning.step_options import (
     NO_OPTIMIZER,
     add_step,
     check_optimizer,
@@ -45,23 +46,21 @@ from fvflops.cli.planning.training_step import (
     repeat_command,
     typed_settings,
 )
-from fvflops.cli.values import parse_mesh
-from fvflops.features.memory.allocator import reserved_memory
-from fvflops.features.memory.chunked_loss import find_head
-from fvflops.features.memory.compute import HOST_DEVICE, MemoryTimeline, read_memory
-from fvflops.features.memory.fit import Verdict
-from fvflops.features.memory.memory import predict_memory
-from fvflops.features.memory.model import MemorySavings
-from fvflops.features.memory.offload import check_offload, describe_offload
-from fvflops.features.memory.plot import draw_memory
-from fvflops.features.memory.report import DEPTH, MemoryPrediction, memory_report, memory_title
-from fvflops.features.memory.savings import memory_savings
-from fvflops.features.planning.fully_sharded import find_precision
-from fvflops.features.planning.plan import plan_rank
-from fvflops.features.planning.savings import plan_savings
-from fvflops.features.step_time.report import judge
-from fvflops.features.utilisation.devices import Device
+from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
+from fvflops.plan.memory.chunked_loss import find_head
+from fvflops.plan.memory.cuda_allocator import reserved_memory
+from fvflops.plan.memory.fit import Verdict
+from fvflops.plan.memory.memory_report import DEPTH, MemoryPrediction, draw_memory, memory_report, memory_title
+from fvflops.plan.memory.memory_savings import memory_savings
+from fvflops.plan.memory.offload import check_offload, describe_offload
+from fvflops.plan.memory.predict_memory import predict_memory
+from fvflops.plan.memory.saving_records import MemorySavings
+from fvflops.plan.memory.storage_lifetimes import HOST_DEVICE, MemoryTimeline, read_memory
+from fvflops.plan.plan_savings import plan_savings
+from fvflops.plan.rank_plan import plan_rank
+from fvflops.plan.sharding.fully_sharded import find_precision
+from fvflops.plan.step_time.step_time_report import judge
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, cast_inputs, with_input_hint

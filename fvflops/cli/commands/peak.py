@@ -6,8 +6,8 @@ import argparse
 
 from fvflops.cli.activity import activity
 from fvflops.cli.outputs import is_standard_output, write
-from fvflops.features.utilisation.device_benchmark import PRODUCTS, measure_device, write_device
-from fvflops.features.utilisation.devices import Device
+from fvflops.devices.device_benchmark import PRODUCTS, measure_device, write_device
+from fvflops.devices.devices import Device
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.formats import write_document
 from fvflops.units import format_short

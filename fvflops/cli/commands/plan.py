@@ -8,6 +8,7 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.cli.activity import activity
+from fvflops.cli.argument_values import parse_amount, parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,
     add_convention,
@@ -27,9 +28,9 @@ from fvflops.cli.planning.accelerator import (
     kernels_emulated,
     kernels_of,
 )
-from fvflops.cli.planning.layout_search import add_search, check_search, describe_command, run_search
 from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options
-from fvflops.cli.planning.training_step import (
+from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
+from fvflops.cli.planning.step_options import (
     add_step,
     check_optimizer,
     choose_loss,
@@ -44,19 +45,18 @@ from fvflops.cli.planning.training_step import (
     typed_settings,
 )
 from fvflops.cli.process import report_stream
-from fvflops.cli.terminal import find_width
-from fvflops.cli.values import parse_amount, parse_mesh
-from fvflops.features.layout_search.report import search_report
-from fvflops.features.planning.plan import plan_rank, plan_step
-from fvflops.features.planning.report import plan_report
-from fvflops.features.step_time.buckets import check_bucket_cap
-from fvflops.features.step_time.calibration import load_networks
-from fvflops.features.step_time.estimate import estimate_step
-from fvflops.features.step_time.model import StepEstimate
-from fvflops.features.step_time.report import estimate_report
-from fvflops.features.step_time.reporting.step_trace import write_step_trace
-from fvflops.features.utilisation.devices import Device
+from fvflops.cli.terminal_detection import find_width
+from fvflops.devices.devices import Device
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.plan.plan_report import plan_report
+from fvflops.plan.rank_plan import plan_rank, plan_step
+from fvflops.plan.search.search_report import search_report
+from fvflops.plan.step_time.buckets import check_bucket_cap
+from fvflops.plan.step_time.calibration import load_networks
+from fvflops.plan.step_time.estimate import estimate_step
+from fvflops.plan.step_time.step_estimate import StepEstimate
+from fvflops.plan.step_time.step_time_report import estimate_report
+from fvflops.plan.step_time.step_trace import write_step_trace
 from fvflops.reports.formats import write_document
 from fvflops.sources.load import load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint

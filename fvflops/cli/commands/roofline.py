@@ -21,12 +21,12 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import choose_format, write, write_report
 from fvflops.cli.parser import Parser
-from fvflops.features.roofline import plot as roofline_plot
-from fvflops.features.roofline.compute import roofline
-from fvflops.features.roofline.report import SHOWN, VIEWS, roofline_report
-from fvflops.features.utilisation.device_benchmark import measure_device, write_device
-from fvflops.features.utilisation.devices import load_peaks
+from fvflops.devices.device_benchmark import measure_device, write_device
+from fvflops.devices.devices import load_peaks
 from fvflops.formulas import load_table
+from fvflops.measure.roofline import roofline_plot
+from fvflops.measure.roofline.op_roofline import roofline
+from fvflops.measure.roofline.roofline_report import SHOWN, VIEWS, roofline_report
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 from fvflops.sources.loaded_model import parse_dtype

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from fvflops import paths
-from fvflops.analysis.inputs import bind_inputs
+from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.cli.activity import activity
+from fvflops.cli.argument_values import parse_assumptions
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -30,16 +31,15 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.planning.accelerator import built_on, runs_on
-from fvflops.cli.values import parse_assumptions
+from fvflops.compare.generation import check_generation_metric, generation_cost
+from fvflops.compare.scaling import scaling_plot
+from fvflops.compare.scaling.cost_functions import CostExpression
+from fvflops.compare.scaling.scaling import Range, cost_of, read_axis
+from fvflops.compare.scaling.scaling_report import generation_report, scaling_report
 from fvflops.counting.metrics import METRICS
-from fvflops.features.generation.generation import check_generation_metric, generation_cost
-from fvflops.features.scaling import plot as scaling_plot
-from fvflops.features.scaling.model import CostExpression
-from fvflops.features.scaling.report import generation_report, scaling_report
-from fvflops.features.scaling.scaling import Range, cost_of, read_axis
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.document import Document
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 from fvflops.reports.pictures import picture
 from fvflops.sources.call_arguments import call_with, parse_arguments
 from fvflops.sources.imports import load_function

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from fvflops.cli.argument_values import parse_assumptions, parse_count
 from fvflops.cli.arguments import (
     add_assume,
     add_convention,
@@ -22,18 +23,17 @@ from fvflops.cli.model_table import MEMORY, ParetoPlot, add_pareto_plot, is_miss
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream, termination_raised
 from fvflops.cli.progress import Progress
-from fvflops.cli.values import parse_assumptions, parse_count
 from fvflops.formulas import load_table
 from fvflops.sources.imports import add_current_folder, import_library
 from fvflops.sources.load import check_models, find_source
 from fvflops.sources.patterns import expand_names
 from fvflops.sweep.count_model import CountSettings, machine_memory
+from fvflops.sweep.counted_models import Plan, plan_sweep, run_sweep, summarise
 from fvflops.sweep.joined import Join, join, read_joined
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.ray_pool import RayPool
-from fvflops.sweep.results import encode_row
-from fvflops.sweep.sweep import Plan, plan_sweep, run_sweep, summarise
+from fvflops.sweep.result_files import encode_row
 from fvflops.sweep.task import Executor, Task
 from fvflops.text import printable_short
 from fvflops.units import format_bytes, format_quantity, parse_size

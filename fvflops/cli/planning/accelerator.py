@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from fvflops.capture.shapes.cuda.cuda_kernels import gpu_emulated
-from fvflops.features.step_time.calibration import find_efficiency, find_network
-from fvflops.features.step_time.efficiency import Efficiency
-from fvflops.features.step_time.network import Network
-from fvflops.features.utilisation.devices import CUDA_VENDORS, NAME_DIGITS, Device, load_peaks
+from fvflops.devices.devices import CUDA_VENDORS, NAME_DIGITS, Device, load_peaks
+from fvflops.plan.step_time.calibration import find_efficiency, find_network
+from fvflops.plan.step_time.efficiency import Efficiency
+from fvflops.plan.step_time.network import Network
 from fvflops.units import parse_size
 
 # Kinds of torch devices; other values of --device name an accelerator.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from fvflops.features.planning.layout import AXES
+from fvflops.plan.layout import AXES
 
 # Option → the axis without which it has no effect.
 AXIS_OF: Mapping[str, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fvflops.reports.calls.op_calls import INPUTS, OUTPUTS, data_column
+from fvflops.reports.calls.op_call_table import INPUTS, OUTPUTS, data_column
 from fvflops.reports.document import Table, module_column, number_column, text_column
 from fvflops.trace.calls import ModuleCall
 from fvflops.units import format_parameters, format_thousands

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fvflops.reports.escaping import printable
 from fvflops.reports.files.frames import UNITS, describe, dump, title
-from fvflops.reports.names import printable
 from fvflops.trace.timeline import PlacedSpan, Span, Timeline
 
 # Readers store times as doubles of microseconds, which are exact up to this many nanoseconds.

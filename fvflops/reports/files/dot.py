@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from fvflops.reports.calls.op_calls import list_shapes
-from fvflops.reports.names import printable
+from fvflops.reports.calls.op_call_table import list_shapes
+from fvflops.reports.escaping import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall, OpGraph
 from fvflops.trace.module_tree import modules_above

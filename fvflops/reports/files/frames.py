@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 from fvflops.trace.timeline import Frame, Timeline
 
 # Weight → its unit, as written in files.

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from typing import Any
 
+from fvflops.reports.escaping import printable
 from fvflops.reports.files.dot import list_calls_with_work
-from fvflops.reports.names import printable
 from fvflops.trace.calls import OpCall, OpGraph
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_short

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fvflops.reports.escaping import printable
 from fvflops.reports.files.frames import UNITS, describe, dump, list_frames
-from fvflops.reports.names import printable
 from fvflops.trace.timeline import Timeline
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"

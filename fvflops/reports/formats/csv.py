@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fvflops.reports.csv import write_rows
+from fvflops.reports.count_csv import write_rows
 from fvflops.reports.document import Document
 
 

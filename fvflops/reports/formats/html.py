@@ -8,9 +8,9 @@ from functools import partial
 from html import escape
 
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table, Value
+from fvflops.reports.escaping import printable
 from fvflops.reports.html import digest, read_style
 from fvflops.reports.html.script import REPORT, join_scripts
-from fvflops.reports.names import printable
 from fvflops.reports.pictures.svg_chart import NARROW, svg_chart
 from fvflops.reports.pictures.svg_gantt import svg_gantt
 from fvflops.reports.pictures.svg_scatter import svg_scatter

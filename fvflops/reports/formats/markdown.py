@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
-from fvflops.reports.names import escape_markdown
+from fvflops.reports.escaping import escape_markdown
 from fvflops.reports.text.text_picture import text_picture
 
 

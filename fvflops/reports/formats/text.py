@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from fvflops.reports.document import Chart, Column, Command, Document, Gantt, Items, Part, Scatter, Table
-from fvflops.reports.names import printable, printable_short
+from fvflops.reports.escaping import printable, printable_short
 from fvflops.reports.text.display_width import display_width, truncate_middle, wrap
 from fvflops.reports.text.text_picture import text_picture
 from fvflops.reports.text.text_table import GAP, text_table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fvflops.reports.names import printable_short
+from fvflops.reports.escaping import printable_short
 from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.trace import ModuleTree
 from fvflops.units import format_elements, format_shape

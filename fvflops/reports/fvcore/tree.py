@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fvflops.reports.names import printable, printable_short
+from fvflops.reports.escaping import printable, printable_short
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import ModuleInfo, ModuleTree, Summary
 from fvflops.views.summary_rows import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
 from fvflops.views.run_views import MemoryCurve, Peaks

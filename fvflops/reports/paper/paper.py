@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fvflops.reports.markdown import write_table
-from fvflops.reports.names import escape_markdown
+from fvflops.reports.count_markdown import write_table
+from fvflops.reports.escaping import escape_markdown
 from fvflops.reports.paper.paper_rows import list_paper_rows
 from fvflops.trace import Summary
 

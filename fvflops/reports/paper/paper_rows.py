@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fvflops.counting.metrics import METRICS
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Summary
 from fvflops.units import format_in

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fvflops import paths
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 
 KINDS = ("svg", "png")
 _DPI = 200  # of a PNG

@@ -8,7 +8,7 @@ from html import escape
 from itertools import accumulate
 
 from fvflops.reports.document import Chart
-from fvflops.reports.names import printable_short
+from fvflops.reports.escaping import printable_short
 from fvflops.reports.pictures import colours
 
 WIDTH, NARROW = 900, 420  # of a picture, and of one on a phone

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from fvflops.reports.document import Gantt, Slice
-from fvflops.reports.names import printable_short
+from fvflops.reports.escaping import printable_short
 from fvflops.reports.pictures import colours
 
 _LANE = 22  # height in pixels

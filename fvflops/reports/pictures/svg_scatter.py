@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 
 from fvflops.reports.document import Point, Scatter
-from fvflops.reports.names import printable_short
+from fvflops.reports.escaping import printable_short
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.svg_chart import WIDTH
 

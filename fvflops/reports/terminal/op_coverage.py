@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from fvflops.reports import names
+from fvflops.reports import escaping
 from fvflops.trace import Summary
 from fvflops.trace.run_notes import list_run_notes
 from fvflops.units import format_quantity, format_thousands
@@ -45,12 +45,12 @@ class Note(NamedTuple):
     tone: str = ""
 
 
-def op_coverage_notes(summary: Summary, *, escape: Callable[[str], str] = names.printable) -> list[str]:
+def op_coverage_notes(summary: Summary, *, escape: Callable[[str], str] = escaping.printable) -> list[str]:
     """Return the sentences on a count's coverage; `escape` is applied to each name in them."""
     return [sentence.text for sentence in list_notes(summary, escape=escape)]
 
 
-def list_notes(summary: Summary, *, escape: Callable[[str], str] = names.printable) -> list[Note]:
+def list_notes(summary: Summary, *, escape: Callable[[str], str] = escaping.printable) -> list[Note]:
     """Return the sentences on a count's coverage with their tone; `escape` is applied to each name in them."""
     sentences = []
     table = summary.about.get("table")
@@ -135,7 +135,7 @@ def _describe_unsupported(summary: Summary, op: str, calls: int, escape: Callabl
     return text
 
 
-def format_locations(locations: Iterable[str], *, escape: Callable[[str], str] = names.printable) -> str:
+def format_locations(locations: Iterable[str], *, escape: Callable[[str], str] = escaping.printable) -> str:
     """Return the first location and the number of the others.
 
     >>> print(format_locations(["'scan' at net.py:42", "'head'"]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from fvflops.reports.document import Chart
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 from fvflops.reports.text.display_width import wrap_legend
 
 _WIDTH, _HEIGHT = 80, 12  # if no width is given; rows of letters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fvflops.reports.document import Gantt
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 from fvflops.reports.text.display_width import display_width, wrap_legend
 
 _WIDTH = 80  # if no width is given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fvflops.reports.document import Scatter
-from fvflops.reports.names import printable
+from fvflops.reports.escaping import printable
 from fvflops.reports.text.display_width import display_width
 
 _WIDTH, _HEIGHT = 80, 12

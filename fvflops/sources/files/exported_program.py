@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis.files.exported_program import load_program, program_module
-from fvflops.capture.model.model import describe_inputs
+from fvflops.analysis.files.run_exported import load_program, program_module
+from fvflops.capture.model.read_module_tree import describe_inputs
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 

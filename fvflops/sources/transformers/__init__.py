@@ -18,7 +18,7 @@ from fvflops.sources.transformers.config_json import (
     read_changes,
 )
 from fvflops.sources.transformers.configurations import fix_special_tokens, own_config
-from fvflops.sources.transformers.inputs import make_inputs
+from fvflops.sources.transformers.transformers_inputs import make_inputs
 
 
 def list_names() -> Sequence[str]:

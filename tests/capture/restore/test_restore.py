@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops.capture.restore.settings import _SETTINGS, _read
+from fvflops.capture.restore.global_settings import _SETTINGS, _read
 from fvflops.capture.run import record_call
 
 

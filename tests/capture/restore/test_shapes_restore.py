@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops import FlopCountAnalysis
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.shape_tensor import ShapeTensor

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvflops import TrainingStepAnalysis, predict_memory
-from fvflops.features.memory.workspaces import OWN_KERNELS
+from fvflops.plan.memory.workspaces import OWN_KERNELS
 from fvflops.torch_internals import has_kernel_for_key
 from fvflops.trace.spec import TensorSpec
 from tests.support.old_torch import OLDER, VERSION

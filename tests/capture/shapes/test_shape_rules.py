@@ -537,9 +537,7 @@ def test_every_rule_is_tested():
         | {name for name, _, _ in SHAPES_FROM_SOURCE}
         | {name for name, _, _ in LAYOUTS}
     )
-    rules = {
-        name for name in (*RULES, *CPU_RULES) if not name.startswith("c10d::")
-    }  # in tests/features/planning/test_ranks.py
+    rules = {name for name in (*RULES, *CPU_RULES) if not name.startswith("c10d::")}  # in tests/plan/test_ranks.py
     assert rules - tested == TESTED_ELSEWHERE
 
 

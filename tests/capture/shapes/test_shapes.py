@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fvflops.analysis import FlopCountAnalysis
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import clear_cache, outcome_count

@@ -14,9 +14,9 @@ from fvflops.sources.loaded_model import LoadedModel
 from fvflops.sources.transformers.config_json import merge_settings
 from fvflops.sources.transformers.configurations import make_config, own_config
 from fvflops.sources.transformers.default_settings import ADJUSTMENTS
-from fvflops.sources.transformers.inputs import make_inputs
 from fvflops.sources.transformers.shrink_config import shrink
 from fvflops.sources.transformers.special_inputs import BATCH_AXES, FIXED_SHAPES, OMITTED, SPECIAL
+from fvflops.sources.transformers.transformers_inputs import make_inputs
 from tests.support.library_versions import is_older, pinned_version
 
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fvflops import FlopCountAnalysis, Trace, load_table
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import record_call
 
 STOPS, _EXACT_STOPS = (load_table(name).stops_at for name in ("default", "exact"))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.recorder.signature import tensors_of
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from tests.support.torchvision_schemas import define_torchvision_schemas

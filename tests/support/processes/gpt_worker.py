@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fvflops import FlopCountAnalysis, load_table, record_call
-from fvflops.features.communication.compute import read_communication
-from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.plan.communication import read_communication
+from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.zoo import build
 
 RANKS = 2

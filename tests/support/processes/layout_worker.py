@@ -15,17 +15,17 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from fvflops import record
-from fvflops.features.planning.fully_sharded import find_blocks
-from fvflops.features.planning.parallelism.expert_parallel import (
+from fvflops.plan.pipeline_schedules import SCHEDULES, stages_of_rank
+from fvflops.plan.pipeline_stages import divide_layers
+from fvflops.plan.sharding.expert_parallel import (
     dense_axes,
     make_expert_mesh,
     shard_experts_fully,
     without_experts,
 )
-from fvflops.features.planning.parallelism.expert_parallel import divide as divide_experts
-from fvflops.features.planning.pipeline import divide_layers
-from fvflops.features.planning.schedules import SCHEDULES, stages_of_rank
-from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.plan.sharding.expert_parallel import divide as divide_experts
+from fvflops.plan.sharding.fully_sharded import find_blocks
+from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.zoo.llama import Llama, LlamaConfig
 from tests.support.processes.rank_worker import keep_stage
 

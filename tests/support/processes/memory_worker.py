@@ -14,7 +14,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.zoo.llama import Block, Llama, LlamaConfig
 from tests.support.measured_memory import compare_steps, measure_steps
 

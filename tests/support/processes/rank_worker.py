@@ -13,9 +13,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from fvflops import load_table, record_call
-from fvflops.features.communication.ranks import gather
-from fvflops.features.planning.context_parallel import ShardedSequence
-from fvflops.features.planning.sharding import find_sharding, shard
+from fvflops.plan.sharding.context_parallel import ShardedSequence
+from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
+from fvflops.plan.trace_ranks import gather
 from fvflops.zoo import build
 
 RANKS = 2

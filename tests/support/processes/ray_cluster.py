@@ -16,9 +16,9 @@ from ray.cluster_utils import Cluster
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings
+from fvflops.sweep.counted_models import plan_sweep, run_sweep
 from fvflops.sweep.local_pool import WorkerLimits
 from fvflops.sweep.ray_pool import RayPool
-from fvflops.sweep.sweep import plan_sweep, run_sweep
 
 NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
 _PATIENCE = 20  # seconds

@@ -4,8 +4,8 @@ import sys
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings, ModelCount
-from fvflops.sweep.results import ResultError
-from fvflops.sweep.sweep import plan_sweep, run_sweep
+from fvflops.sweep.counted_models import plan_sweep, run_sweep
+from fvflops.sweep.result_files import ResultError
 from fvflops.text import parse_json
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.signature import cached_schema
+from fvflops.capture.recorder.tensor_specs import cached_schema
 from fvflops.capture.shapes.layouts.elementwise import NOT_ELEMENTWISE, with_elementwise_strides
 from fvflops.capture.shapes.rules.fast_path import with_fast_path
 from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key

@@ -13,16 +13,16 @@ from fvflops.capture.shapes.assumptions import assumption_for, can_be_assumed, c
 from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients, memory_formats, normalization, spectra
 from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
 from fvflops.capture.shapes.rules import (
-    attention,
     data_dependent,
     detection,
     embedding_bag,
     factorizations,
+    flex_attention,
     grouped_matmul,
     histograms,
     losses,
     quantization,
-    rnn,
+    rnn_shapes,
     same_shape,
     sequences,
     spatial_transformer,
@@ -33,7 +33,7 @@ Rule = Callable[..., Any]
 
 # A rule has the op's signature, is called with tensors on the meta device, and returns the op's results.
 RULES: dict[str, Rule] = {
-    **attention.RULES,
+    **flex_attention.RULES,
     **collectives.RULES,
     **convolutions.RULES,
     **detection.RULES,
@@ -46,7 +46,7 @@ RULES: dict[str, Rule] = {
     **normalization.RULES,
     **grouped_matmul.RULES,
     **quantization.RULES,
-    **rnn.RULES,
+    **rnn_shapes.RULES,
     **spatial_transformer.RULES,
     **data_dependent.RULES,
     **sequences.RULES,

@@ -1,0 +1,265 @@
+"""Expressions of tensors: constants, elementwise ops, views and partial writes, evaluated at requested indices only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from fvflops.capture.lazy_values.value_bounds import BOUND_RULES, Bounds, widened
+
+# One index tensor for each dimension, all of one rank; together they broadcast to [boxes, *size of a box].
+Indices = Sequence[torch.Tensor]
+# An expression with more operands, each counted as often as it is used, is not kept.
+MAX_OPERANDS = 256
+
+
+class Expression(ABC):
+    """The values of a tensor of a `shape`; `operands` is the number of constants that an element depends on.
+
+    An expression does not change, and can be evaluated in any thread.
+    """
+
+    __slots__ = ("count", "operands", "shape")
+
+    def __init__(self, shape: Sequence[int], operands: int = 1) -> None:
+        self.shape = tuple(shape)
+        self.operands = operands
+        self.count: tuple[float, int | None] | None = None  # of the elements above a threshold, cached by the counter
+
+    @abstractmethod
+    def at(self, indices: Indices) -> torch.Tensor:
+        """Return the elements at these indices, a tensor that broadcasts to that of the indices."""
+
+    @abstractmethod
+    def bounds(self, low: Indices, high: Indices) -> Bounds | None:
+        """Return bounds of the elements of boxes of indices, from `low` to `high` (inclusive), None if unknown."""
+
+
+class Constant(Expression):
+    """A tensor of known values, which must not change; an expanded one has its stored elements only."""
+
+    __slots__ = ("_dims", "_values")
+
+    def __init__(self, values: torch.Tensor, shape: Sequence[int] | None = None) -> None:
+        super().__init__(values.shape if shape is None else shape)
+        repeated = [stride == 0 or size == 1 for size, stride in zip(values.shape, values.stride(), strict=True)]
+        offset = len(self.shape) - values.ndim
+        self._dims = [offset + dim for dim, is_repeated in enumerate(repeated) if not is_repeated]
+        self._values = values[tuple(0 if is_repeated else slice(None) for is_repeated in repeated)]
+
+    def at(self, indices: Indices) -> torch.Tensor:
+        """Return the elements; a 0-dim tensor stays one, since it promotes types in its own way."""
+        if self._dims:
+            return self._values[tuple(indices[dim] for dim in self._dims)]
+        return self._values.reshape((1,) * (len(self.shape) + 1)) if self.shape else self._values
+
+    def bounds(self, low: Indices, high: Indices) -> Bounds | None:
+        """Return the minimum and maximum of each box, if it has one index in all dimensions but one."""
+        if not self._dims:
+            value = self._values.reshape(1) if self.shape else self._values
+            return value, value
+        dims = sorted(self._dims, key=lambda dim: bool((low[dim] == high[dim]).all()))
+        if len(dims) > 1 and not bool((low[dims[1]] == high[dims[1]]).all()):
+            return None
+        along = self._dims.index(dims[0])
+        values = self._values.movedim(along, -1)
+        fixed = tuple(low[dim] for dim in self._dims if dim != dims[0])
+        return _range_bounds(values, fixed, low[dims[0]], high[dims[0]])
+
+
+def _range_bounds(
+    values: torch.Tensor, fixed: tuple[torch.Tensor, ...], low: torch.Tensor, high: torch.Tensor
+) -> Bounds:
+    """Return minimum and maximum of `values[*fixed, low : high + 1]`, from those of ranges of powers of two."""
+    if values.dtype is torch.bool:
+        minimum, maximum = _range_bounds(values.to(torch.uint8), fixed, low, high)
+        return minimum.bool(), maximum.bool()
+    length = high - low + 1
+    power = torch.tensor([int(item).bit_length() - 1 for item in length.tolist()])
+    lowest, highest = values.new_empty(length.shape), values.new_empty(length.shape)
+    minima = maxima = values
+    for exponent in range(int(power.max()) + 1):
+        if exponent:
+            half = 1 << (exponent - 1)
+            minima = torch.minimum(minima[..., :-half], minima[..., half:])
+            maxima = torch.maximum(maxima[..., :-half], maxima[..., half:])
+        chosen = power == exponent
+        if bool(chosen.any()):
+            # Two overlapping ranges of 2^exponent elements, that begin and end with the box.
+            first, last = low[chosen], high[chosen] + 1 - (1 << exponent)
+            rest = tuple(index[chosen] for index in fixed)
+            starts, ends = (*rest, first), (*rest, last)
+            lowest[chosen] = torch.minimum(minima[starts], minima[ends])
+            highest[chosen] = torch.maximum(maxima[starts], maxima[ends])
+    return widened(lowest, highest)
+
+
+class Elementwise(Expression):
+    """An elementwise op of expressions and numbers, which broadcast; `name` is the op's, without overload."""
+
+    __slots__ = ("_args", "_function", "_kwargs", "_name")
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        shape: Sequence[int],
+    ) -> None:
+        operands = sum(arg.operands for arg in (*args, *kwargs.values()) if isinstance(arg, Expression))
+        super().__init__(shape, operands)
+        self._name, self._function, self._args, self._kwargs = name, function, tuple(args), dict(kwargs)
+
+    def at(self, indices: Indices) -> torch.Tensor:
+        """Return the op's result on the operands' elements."""
+        args = [self._operand(arg, indices) for arg in self._args]
+        kwargs = {name: self._operand(arg, indices) for name, arg in self._kwargs.items()}
+        result: torch.Tensor = self._function(*args, **kwargs)
+        return result
+
+    def _operand(self, arg: Any, indices: Indices) -> Any:
+        return arg.at(_broadcast(indices, arg.shape)) if isinstance(arg, Expression) else arg
+
+    def bounds(self, low: Indices, high: Indices) -> Bounds | None:
+        """Return the bounds by the op's rule, from its operands' bounds."""
+        rule = BOUND_RULES.get(self._name)
+        if rule is None:
+            return None
+
+        def operand(arg: Any) -> Any:
+            if not isinstance(arg, Expression):
+                return None if arg is None else (arg, arg)
+            return arg.bounds(_broadcast(low, arg.shape), _broadcast(high, arg.shape))
+
+        if any(arg is None for arg in self._args):
+            return None
+        result = rule(self._function, [operand(arg) for arg in self._args], self._kwargs)
+        return None if result is None else widened(*result)
+
+
+def _broadcast(indices: Indices, shape: Sequence[int]) -> list[torch.Tensor]:
+    """Return the indices of an operand of this shape, which broadcasts."""
+    own = indices[len(indices) - len(shape) :]
+    return [index if size != 1 else torch.zeros_like(index) for index, size in zip(own, shape, strict=True)]
+
+
+class View(Expression):
+    """A view with these strides and offset of an expression, whose elements have `base_strides` in memory.
+
+    It must be `separable`: an element's index in each dimension of the base is a sum of terms of the view's dimensions.
+    """
+
+    __slots__ = ("_base", "_terms")
+
+    def __init__(
+        self, base: Expression, base_strides: Sequence[int], shape: Sequence[int], strides: Sequence[int], offset: int
+    ) -> None:
+        super().__init__(shape, base.operands)
+        self._base = base
+        # For each dimension of the base: its size and stride, the offset's index, and the view's dimensions that move
+        # in it with their distance in memory.
+        self._terms = [
+            (
+                *(size, stride, offset // stride % size if size > 1 else 0),
+                [
+                    (dim, step)
+                    for dim, (length, step) in enumerate(zip(shape, strides, strict=True))
+                    if size > 1 and length > 1 and step % (stride * size)
+                ],
+            )
+            for size, stride in zip(base.shape, base_strides, strict=True)
+        ]
+
+    @property
+    def separable(self) -> bool:
+        """Whether the terms of each dimension add up to an index without a carry to another dimension."""
+        return bool(self.shape) and all(
+            start + sum(min((self.shape[dim] - 1) * step // stride, size - 1) for dim, step in steps) < size
+            for size, stride, start, steps in self._terms
+        )
+
+    def at(self, indices: Indices) -> torch.Tensor:
+        """Return the base's elements."""
+        zero = torch.zeros_like(indices[0])
+        return self._base.at(
+            [
+                reduce(torch.add, [indices[dim] * step // stride % size for dim, step in steps], zero + start)
+                for size, stride, start, steps in self._terms
+            ]
+        )
+
+    def bounds(self, low: Indices, high: Indices) -> Bounds | None:
+        """Return the base's bounds in the smallest boxes that contain the elements."""
+        base_low, base_high = [], []
+        for size, stride, start, steps in self._terms:
+            lowest = highest = torch.full_like(low[0], start)
+            for dim, step in steps:
+                first, last = low[dim] * step // stride, high[dim] * step // stride
+                wraps = first // size != last // size
+                lowest = lowest + torch.where(wraps, 0, first % size)
+                highest = highest + torch.where(wraps, size - 1, last % size)
+            base_low.append(lowest)
+            base_high.append(highest)
+        return self._base.bounds(base_low, base_high)
+
+
+class Overwritten(Expression):
+    """An expression of which a region was overwritten by another's values, as by `mask[:, :8] = values`.
+
+    `region` has for each dimension the first index, the step between indices, and the dimension of the values (None for
+    a single index).
+    """
+
+    __slots__ = ("_base", "_region", "_values")
+
+    def __init__(self, base: Expression, values: Expression, region: Sequence[tuple[int, int, int | None]]) -> None:
+        super().__init__(base.shape, base.operands + values.operands)
+        self._base, self._values, self._region = base, values, tuple(region)
+
+    def _length(self, dim: int | None) -> int:
+        return 1 if dim is None else self._values.shape[dim]
+
+    def _positions(self, indices: Indices) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return for each dimension whether an index is in the region, and the last position of the values up to it."""
+        inside, positions = [], []
+        for index, (start, step, dim) in zip(indices, self._region, strict=True):
+            position = torch.div(index - start, step, rounding_mode="floor")
+            last = self._length(dim) - 1
+            inside.append((position >= 0) & (position <= last) & ((index - start) % step == 0))
+            positions.append(position.clamp(0, last))
+        return inside, positions
+
+    def _in_values(self, positions: Indices) -> list[torch.Tensor]:
+        dims = {dim: index for index, (_, _, dim) in zip(positions, self._region, strict=True) if dim is not None}
+        return [dims.get(dim, torch.zeros_like(positions[0])) for dim in range(len(self._values.shape))]
+
+    def at(self, indices: Indices) -> torch.Tensor:
+        """Return the values in the region, and the base's elsewhere."""
+        inside, positions = self._positions(indices)
+        return torch.where(
+            reduce(torch.logical_and, inside), self._values.at(self._in_values(positions)), self._base.at(indices)
+        )
+
+    def bounds(self, low: Indices, high: Indices) -> Bounds | None:
+        """Return the values' bounds in boxes inside the region, the base's outside, and both elsewhere."""
+        (in_low, first), (in_high, last) = self._positions(low), self._positions(high)
+        dense = [step == 1 or bool((a == b).all()) for a, b, (_, step, _) in zip(low, high, self._region, strict=True)]
+        within = reduce(torch.logical_and, in_low) & reduce(torch.logical_and, in_high) & all(dense)
+        apart = [
+            (b < start) | (a > start + step * (self._length(dim) - 1))
+            for a, b, (start, step, dim) in zip(low, high, self._region, strict=True)
+        ]
+        values = self._values.bounds(self._in_values(first), self._in_values(last))
+        base = self._base.bounds(low, high)
+        if values is None or base is None:
+            return None
+        outside = reduce(torch.logical_or, apart)
+        return (
+            torch.where(within, values[0], torch.where(outside, base[0], torch.minimum(values[0], base[0]))),
+            torch.where(within, values[1], torch.where(outside, base[1], torch.maximum(values[1], base[1]))),
+        )

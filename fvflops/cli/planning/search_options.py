@@ -1,0 +1,174 @@
+"""`fvflops plan --search`: the layouts of a training run on a number of GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.model.input_specs import parse_input
+from fvflops.cli.arguments import find_group
+from fvflops.cli.planning.mesh_options import AXIS_OF
+from fvflops.cli.progress import Progress
+from fvflops.devices.devices import Device
+from fvflops.plan.search.candidates import CHOICES, Candidate
+from fvflops.plan.search.found_layouts import LayoutSearch
+from fvflops.plan.search.layout_search import search_layouts
+
+# Options of one layout, which a search chooses or does not show, with their defaults.
+CHOSEN: Mapping[str, Any] = {
+    "mesh": None,
+    "rank": 0,
+    "microbatches": 1,
+    "schedule": None,
+    "stages_per_rank": None,
+    "stage_layers": None,
+    "sequence_parallel": False,
+    "reshard_after_forward": None,
+    "checkpoint": [],
+    "batch": None,
+    "trace": None,
+    "tokens": None,
+    "price": None,
+    "watts": None,
+    "depth": None,
+    "step_time": None,
+}
+# Options of one layout that apply to every layout of a search.
+KEPT = (
+    *("input", "seq", "image_size", "dtype", "denoising_steps", "guidance", "assume"),
+    *("config", "task", "adapter", "trust_remote_code", "arg", "path", "trust_file"),
+    *("shard", "reduce_each_microbatch", "routing", "precision", "optimizer", "master_weights", "loss", "offload"),
+    *("device", "network", "efficiency", "fused", "bucket_cap_mb"),
+)
+_NEED_SEARCH = ("gpus", "global_batch", "choices", "best", "jobs")
+_BEST = 20
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a search."""
+    group = find_group(parser, "search")
+    group.add_argument(
+        "--search",
+        action="store_true",
+        help="instead of one layout, find the fastest that fit --gpus of --device for --global-batch",
+    )
+    group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
+    group.add_argument("--global-batch", type=int, metavar="N", help="samples in a step of all GPUs")
+    group.add_argument(
+        "--choices",
+        action="append",
+        default=[],
+        metavar="NAME=A,B",
+        help=f"what a search tries, of {', '.join(CHOICES)}, such as tp=4,8 or checkpoint=none,full; may be repeated",
+    )
+    group.add_argument("--best", type=int, metavar="N", help=f"layouts that are shown; default: {_BEST}")
+    group.add_argument("--jobs", type=int, metavar="N", help="processes of a search; default: one for each core")
+
+
+def check_search(arguments: argparse.Namespace, accelerator: Device | None) -> None:
+    """Raise ValueError for options that a search, or one layout, does not have."""
+    if not arguments.search:
+        for name in _NEED_SEARCH:
+            if getattr(arguments, name) not in (None, []):
+                raise ValueError(f"{_option(name)} is for a search: add --search")
+        if arguments.mesh is None:
+            raise ValueError("a plan needs --mesh, such as --mesh fsdp=8, or --search with --gpus and --global-batch")
+        return
+    for name, default in CHOSEN.items():
+        if getattr(arguments, name) != default:
+            raise ValueError(f"a search chooses {_option(name)}: omit it, or limit what is tried by --choices")
+    for name in ("gpus", "global_batch", "device"):
+        if getattr(arguments, name) is None:
+            raise ValueError(f"--search needs {_option(name)}: such as --gpus 64 --global-batch 512 --device H100")
+    if accelerator is None:
+        raise ValueError(
+            f"--search needs an accelerator, such as --device H100; got the torch device {arguments.device}"
+        )
+
+
+def describe_command(arguments: argparse.Namespace, candidate: Candidate) -> str:
+    """Return the command that plans one layout of a search in full."""
+    words = ["fvflops", "plan", arguments.model]
+    for name in KEPT:
+        value = getattr(arguments, name)
+        if AXIS_OF.get(name, "") not in ("", *candidate.mesh):
+            continue
+        if name == "image_size" and value is not None:
+            value = "x".join(map(str, value))
+        if name == "seq" and value is not None:
+            value //= candidate.size("cp")
+        if name == "input":
+            value = [_of_a_rank(text, candidate) for text in value]
+        if isinstance(value, bool):
+            if name == "reduce_each_microbatch" and not value:
+                words.append("--no-reduce-each-microbatch")
+            words += [_option(name)] * value
+        elif value is not None:
+            for item in value if isinstance(value, list) else [value]:
+                words += [_option(name), str(item)]
+    options = candidate.command()
+    if arguments.input:  # have the size of the batch themselves
+        options = options.replace(f" --batch {candidate.micro_batch}", "")
+    return shlex.join([*words, *shlex.split(options)])
+
+
+def _of_a_rank(text: str, candidate: Candidate) -> str:
+    """Return an `--input` with the samples of a microbatch and a rank's part of the sequence.
+
+    >>> _of_a_rank("ids=1,128:int64", Candidate({"fsdp": 2, "cp": 4}, 8, 1))
+    'ids=8,32:int64'
+    """
+    spec = parse_input(text)
+    sizes = [candidate.micro_batch, *spec.shape[1:]]
+    if len(sizes) == 2 and not getattr(torch, spec.dtype).is_floating_point:
+        sizes[1] //= candidate.size("cp")
+    return f"{spec.name}=" * (spec.name is not None) + f"{','.join(map(str, sizes))}:{spec.dtype}"
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def parse_choices(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Parse `--choices`: return name → choices to try.
+
+    >>> parse_choices(["tp=4,8", "checkpoint=none,full"])
+    {'tp': [4, 8], 'checkpoint': ['none', 'full']}
+    """
+    choices: dict[str, list[Any]] = {}
+    for text in texts:
+        name, separator, values = text.partition("=")
+        if not separator or not values or name in choices:
+            raise ValueError(f"--choices {text}: write each NAME=A,B once, such as tp=4,8")
+        choices[name] = [int(value) if value.isdecimal() else value for value in values.split(",")]
+    return choices
+
+
+def run_search(arguments: argparse.Namespace, model: nn.Module, inputs: Any, **options: Any) -> LayoutSearch:
+    """Search with the options of the arguments and those of `search_layouts`, and show the progress on a terminal."""
+    bar, totals = Progress(), dict[str, int]()
+
+    def show(what: str, left: int) -> None:
+        total = totals.setdefault(what, left + 1)
+        bar.show(max(total - left, 0), total, noun="recording" if what == "recording" else "layout, at most,")
+
+    try:
+        return search_layouts(
+            model,
+            inputs,
+            **options,
+            gpus=arguments.gpus,
+            global_batch=arguments.global_batch,
+            choices=parse_choices(arguments.choices),
+            best=_BEST if arguments.best is None else arguments.best,
+            jobs=(os.cpu_count() or 1) if arguments.jobs is None else arguments.jobs,
+            on_progress=show,
+        )
+    finally:
+        bar.clear()

@@ -1,0 +1,259 @@
+"""Count one model by several conventions, and explain why their counts differ."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fvflops.analysis.bound_inputs import InputSize, inputs_of_size
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.run import Model
+from fvflops.counting.ignored_work import describe_ignored_work
+from fvflops.formulas import FormulaTable, resolve_table, shipped_tables
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr, suggest
+from fvflops.trace import Counts, Entry, Status, TraceError
+from fvflops.units import format_short
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConventionTotal:
+    """The count by one convention: multiply_add * macs + flops in total; `unsupported` are the unsupported ops.
+
+    `ignored_work` is the share of the model's arithmetic, as `exact` counts it, that the convention ignores, as text:
+    "all", or "86%"; "" up to a half.
+    """
+
+    name: str
+    description: str
+    multiply_add: int
+    macs: int
+    flops: int
+    unsupported: tuple[str, ...] = ()
+    ignored_work: str = ""
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+    @property
+    def total(self) -> int:
+        """The total that the convention reports."""
+        return self.multiply_add * self.macs + self.flops
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One reason why a second convention counts more, or fewer, FLOPs than a first.
+
+    `first` and `second` are labels of ops, `value` is the second count minus the first, with the second's FLOPs per
+    multiply-add, and `calls` is how often the op ran. `kind` is one of
+
+    - "unit": a multiply-add is another number of FLOPs;
+    - "only_first": the first counts `first`, the second does not;
+    - "unsupported": the same, since `first` is unsupported by the second;
+    - "only_second": the second counts `second`, the first does not;
+    - "different_count": both count the op, with different results.
+    """
+
+    kind: str
+    value: int
+    first: str = ""
+    second: str = ""
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Displayed):
+    """The totals of one model by several conventions, and the differences of each pair.
+
+    `subject` describes the inputs. `differences` maps the names of a first and a second convention to the reasons,
+    largest first; they add up to the second's total minus the first's. `left_out` are conventions by which a loaded
+    Trace cannot be counted.
+    """
+
+    _report = "fvflops.compare.convention_report:comparison_report"
+
+    subject: str
+    totals: Mapping[str, ConventionTotal]
+    differences: Mapping[tuple[str, str], tuple[Difference, ...]]
+    left_out: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        totals = [f"{name} {format_short(item.total)}" for name, item in self.totals.items()]
+        return short_repr(self, "", *totals)
+
+    def between(self, first: str, second: str) -> tuple[Difference, ...]:
+        """Return the reasons why a second convention differs from a first; a name not compared raises KeyError."""
+        for name in (first, second):
+            if name not in self.totals:
+                hint = suggest(name, self.totals) or f": there are {', '.join(self.totals)}"
+                raise KeyError(f"no convention {name!r} was compared{hint}")
+        return self.differences.get((first, second), ())
+
+
+Scope = tuple[str, ...]
+
+
+def explain_differences(first: Counts, second: Counts, *, units: tuple[int, int]) -> tuple[Difference, ...]:
+    """Return why the second counts differ from the first, largest reason first.
+
+    `units` are the FLOPs per multiply-add of each. The values add up to `second.total() - first.total()`. Ops are
+    matched within each module, since conventions count at different ops: `linear` in one is `addmm` in another. An op
+    without a match is ignored by the other convention, zero-FLOP or unsupported.
+    """
+    first_unit, second_unit = units
+    macs = sum(entry.macs for entry in first.entries)
+    values: Counter[tuple[str, str]] = Counter()
+    calls: Counter[tuple[str, str]] = Counter()
+    modules_with_formula = _scopes_with_formula(first) | _scopes_with_formula(second)
+    first_sums, second_sums = (
+        _sum_by_scope(counts.entries, modules_with_formula, second_unit) for counts in (first, second)
+    )
+    for scope in first_sums.keys() | second_sums.keys():
+        for pair, value, count in _match(first_sums.get(scope, {}), second_sums.get(scope, {})):
+            values[pair] += value
+            calls[pair] += count
+    unsupported = {entry.label for entry in second.entries if entry.status is Status.UNSUPPORTED}
+    reasons = [Difference("unit", (second_unit - first_unit) * macs)] if second_unit != first_unit and macs else []
+    for (left, right), value in values.items():
+        if value:
+            if left and right:
+                kind = "different_count"
+            elif right:
+                kind = "only_second"
+            else:
+                kind = "unsupported" if left in unsupported else "only_first"
+            reasons.append(Difference(kind, value, left, right, calls[left, right]))
+    return tuple(sorted(reasons, key=lambda reason: -abs(reason.value)))
+
+
+def _scopes_with_formula(counts: Counts) -> set[Scope]:
+    """Return the scopes of modules that a formula table counts by a formula for the module instead of by their ops."""
+    return {entry.scope for entry in counts.entries if "::" not in entry.op}
+
+
+def _sum_by_scope(
+    entries: Iterable[Entry], modules_with_formula: set[Scope], unit: int
+) -> dict[Scope, dict[str, tuple[int, int]]]:
+    """Return scope → label → (FLOPs, calls); ops inside one of `modules_with_formula` are attributed to it."""
+    sums: dict[Scope, dict[str, tuple[int, int]]] = defaultdict(dict)
+    for entry in entries:
+        scope = entry.scope
+        scope = next((scope[:end] for end in range(1, len(scope)) if scope[:end] in modules_with_formula), scope)
+        flops, calls = sums[scope].get(entry.label, (0, 0))
+        sums[scope][entry.label] = flops + unit * entry.macs + entry.flops, calls + entry.calls
+    return sums
+
+
+def _match(
+    first: dict[str, tuple[int, int]], second: dict[str, tuple[int, int]]
+) -> Iterable[tuple[tuple[str, str], int, int]]:
+    """Match the labels of one module's costs in two conventions; the arguments map label → (FLOPs, calls).
+
+    Yield (first label, second label), the second's FLOPs minus the first's, and the calls; a label is "" where the work
+    is not counted. Labels of equal FLOPs on both sides count the same work, and are not yielded.
+    """
+    for label in first.keys() & second.keys():
+        (first_flops, first_calls), (second_flops, second_calls) = first[label], second[label]
+        pair = label if first_flops else "", label if second_flops else ""
+        yield pair, second_flops - first_flops, max(first_calls, second_calls)
+    left = {label: cost for label, cost in first.items() if cost[0] and label not in second}
+    right = {label: cost for label, cost in second.items() if cost[0] and label not in first}
+    for label, (flops, _) in list(left.items()):
+        equal = next((right_label for right_label, (right_flops, _) in right.items() if right_flops == flops), None)
+        if equal is not None:
+            del left[label], right[equal]
+    if sum(flops for flops, _ in left.values()) == sum(flops for flops, _ in right.values()):
+        return
+    if len(left) == len(right) == 1:
+        ((left_label, (left_flops, calls)),) = left.items()
+        ((right_label, (right_flops, _)),) = right.items()
+        yield (left_label, right_label), right_flops - left_flops, calls
+        return
+    yield from (((label, ""), -flops, calls) for label, (flops, calls) in left.items())
+    yield from ((("", label), flops, calls) for label, (flops, calls) in right.items())
+
+
+def compare(
+    model: Model,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    input_size: InputSize | None = None,
+    tables: Sequence[str | FormulaTable] = (),
+    execution: str = "auto",
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Return the counts of a model's forward pass by several conventions, and why each pair differs.
+
+    `tables` are conventions: names, paths or FormulaTables; by default all shipped ones. The other arguments are those
+    of FlopCountAnalysis. A duplicate convention raises ValueError.
+
+    >>> from torch import nn
+    >>> comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "torch"])
+    >>> {name: count.total for name, count in comparison.totals.items()}
+    {'default': 24, 'torch': 48}
+    >>> comparison.between("default", "torch")
+    (Difference(kind='unit', value=24, first='', second='', calls=0),)
+    """
+    resolved = [resolve_table(table) for table in tables or shipped_tables()]
+    names = [table.name for table in resolved]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"compare: duplicate tables: {', '.join(duplicates)}")
+    inputs, kwargs = inputs_of_size(model, inputs, kwargs, input_size)
+    options: dict[str, Any] = {"kwargs": kwargs, "execution": execution, "device": device, "assume": assume}
+    return compare_by(resolved, lambda table: FlopCountAnalysis(model, inputs, table=table, warn=False, **options))
+
+
+def compare_by(
+    tables: Sequence[FormulaTable],
+    analyse: Callable[[FormulaTable], FlopCountAnalysis],
+    *,
+    may_leave_out: bool = False,
+) -> Comparison:
+    """Return the counts of one model by several conventions; `analyse` returns its analysis by one of them.
+
+    A loaded Trace cannot be counted by every convention. TraceError is raised then, or with `may_leave_out` those after
+    the first are left out.
+    """
+    counts: dict[str, Counts] = {}
+    ignored: dict[str, str] = {}
+    left_out: list[str] = []
+    inputs_text = ""
+    for table in tables:
+        analysis = analyse(table)
+        try:
+            counts[table.name] = analysis.counts()
+        except TraceError:
+            if not may_leave_out or not counts:
+                raise
+            left_out.append(table.name)
+            continue
+        trace = analysis.trace()
+        ignored[table.name] = describe_ignored_work(trace, counts[table.name], table)
+        inputs_text = trace.info.inputs
+    tables = [table for table in tables if table.name in counts]
+    units = {table.name: table.multiply_add for table in tables}
+    return Comparison(
+        inputs_text,
+        {table.name: _convention_total(table, counts[table.name], ignored[table.name]) for table in tables},
+        {
+            (first, second): explain_differences(counts[first], counts[second], units=(units[first], units[second]))
+            for first in counts
+            for second in counts
+            if first != second
+        },
+        tuple(left_out),
+    )
+
+
+def _convention_total(table: FormulaTable, counts: Counts, ignored: str) -> ConventionTotal:
+    macs, flops = (sum(getattr(entry, part) for entry in counts.entries) for part in ("macs", "flops"))
+    unsupported = tuple(counts.ledger()[Status.UNSUPPORTED])
+    return ConventionTotal(table.name, table.description, table.multiply_add, macs, flops, unsupported, ignored)

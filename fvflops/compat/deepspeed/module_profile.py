@@ -1,0 +1,218 @@
+"""Profile of a model from a Trace recorded with times: parameters, MACs, FLOPs and time of each module and phase."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.counting.timing import Times, read_times
+from fvflops.formulas import FormulaTable, load_table, resolve_table
+from fvflops.formulas.functions.classes import name_class
+from fvflops.text import short_repr
+from fvflops.trace import PHASES, Entry, ModuleTree, TensorSpec, Trace, TraceError, tensors_in
+from fvflops.trace.module_tree import ModuleInfo, modules_above
+from fvflops.units import format_short
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs of a module or a phase: parameters, MACs, FLOPs in a convention, and time in ns.
+
+    >>> Costs(flops=3000, duration_ns=1500).flops_per_second
+    2000000000.0
+    """
+
+    parameters: int = 0
+    macs: int = 0
+    flops: int = 0
+    duration_ns: int = 0
+
+    @property
+    def flops_per_second(self) -> float:
+        """FLOPs per second; 0 where no time was measured."""
+        return self.flops * 1e9 / self.duration_ns if self.duration_ns else 0.0
+
+    def __add__(self, other: Costs) -> Costs:
+        return Costs(
+            self.parameters + other.parameters,
+            self.macs + other.macs,
+            self.flops + other.flops,
+            self.duration_ns + other.duration_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelProfile:
+    """The profile of one model.
+
+    `macs` and `flops` map a module's canonical name to those of its forward calls, without submodules; `durations` maps
+    it to the time of these calls in ns, with submodules. `phases` maps each recorded phase ("forward", "recompute",
+    "backward", "optimizer") to its costs; "forward" is without the loss. `batches` are the first sizes
+    of the first input tensor of each call of the model. `about` has the name of the table under "table", and of that
+    for the other phases under "backward_table".
+
+    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net", children=(("a", "a"),)), "a": ModuleInfo("a", "a", "Linear")})
+    >>> profile = ModelProfile(tree, macs={"a": 6}, flops={"": 1, "a": 12}, durations={"a": 5})
+    >>> profile.by_module()[""]
+    Costs(parameters=0, macs=6, flops=13, duration_ns=5)
+    """
+
+    modules: ModuleTree
+    macs: Mapping[str, int] = field(default_factory=dict)
+    flops: Mapping[str, int] = field(default_factory=dict)
+    durations: Mapping[str, int] = field(default_factory=dict)
+    phases: Mapping[str, Costs] = field(default_factory=dict)
+    batches: tuple[int, ...] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        macs, flops = (format_short(sum(counts.values())) for counts in (self.macs, self.flops))
+        return short_repr(self, self.modules.root.class_name, f"{macs} MACs", f"{flops} FLOPs")
+
+    def by_module(self) -> dict[str, Costs]:
+        """Return module name → the costs of its forward pass, submodules included.
+
+        A module with several names has its costs under each. A shared submodule or a tied parameter counts once in a
+        module that contains it several times. The time of a module that was never called is the sum over its
+        submodules.
+        """
+        modules = self.modules.by_name
+        submodules: dict[str, dict[str, None]] = {name: {} for name in modules}
+        elements: dict[str, dict[int, int]] = {name: {} for name in modules}
+        for module in modules.values():
+            for name in (*modules_above(module.name), module.name):
+                submodules[name][module.canonical] = None
+                elements[name].update({item.identity: item.spec.numel for item in module.parameters})
+        durations: dict[str, int] = {}
+        for name in reversed(tuple(modules)):  # children before their parents
+            module = modules[name]
+            children = [durations[child.name] for child in children_of(module, self.modules)]
+            durations[name] = self.durations.get(module.canonical) or sum(children)
+        return {
+            name: Costs(
+                sum(elements[name].values()),
+                sum(self.macs.get(submodule, 0) for submodule in submodules[name]),
+                sum(self.flops.get(submodule, 0) for submodule in submodules[name]),
+                durations[name],
+            )
+            for name in modules
+        }
+
+    def by_class(self) -> list[dict[str, Costs]]:
+        """Return class → the sum over its modules, for each depth; depth 0 is the model."""
+        costs = self.by_module()
+        levels: list[dict[str, Costs]] = []
+        level = [self.modules.root]
+        while level:
+            sums: dict[str, Costs] = {}
+            for module in level:
+                sums[module.class_name] = sums.get(module.class_name, Costs()) + costs[module.name]
+            levels.append(sums)
+            level = [child for module in level for child in children_of(module, self.modules)]
+        return levels
+
+
+def children_of(module: ModuleInfo, modules: ModuleTree) -> list[ModuleInfo]:
+    """Return the direct submodules of a module, each once."""
+    children: dict[str, ModuleInfo] = {}
+    for _, path in module.children:
+        child = modules.by_name.get(path) if path is not None else None
+        if child is not None:
+            children.setdefault(child.canonical, child)
+    return list(children.values())
+
+
+# Table → the table for the phases other than forward: DeepSpeed assumes that the backward pass costs twice the forward
+# pass, and has no formula for its ops.
+_OTHER_PHASES = {"deepspeed": "exact"}
+
+
+def read_profile(
+    trace: Trace, *, table: str | FormulaTable = "deepspeed", ignored: Collection[type] = ()
+) -> ModelProfile:
+    """Return the profile of a Trace recorded with measure={"time"}; another raises TraceError.
+
+    `table` counts all phases; "deepspeed", which has no formulas for other phases than forward, counts these by
+    "exact". `ignored` are classes: the costs of a module of exactly one of these classes, without its submodules, are
+    attributed to its caller. A Trace without a module call raises TraceError.
+
+    >>> import torch
+    >>> from fvflops import record
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with record(model, measure={"time"}) as run:
+    ...     y = model(torch.ones(4, 3))
+    >>> read_profile(run.trace(), table="default").phases["forward"].macs
+    24
+    """
+    formulas = resolve_table(table)
+    times = read_times(trace)
+    durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
+    if not durations:
+        raise TraceError("no module of the model was called while it was profiled: there is no forward pass to report")
+    ignored_names = _name_ignored(trace.modules, ignored)
+    macs: Counter[str] = Counter()
+    flops: Counter[str] = Counter()
+    for entry in _count(trace, formulas):
+        owner = next((name for name in reversed(entry.scope) if name not in ignored_names), None)
+        if entry.phase == "forward" and owner is not None:
+            macs[owner] += entry.macs
+            flops[owner] += entry.value
+    profile = ModelProfile(
+        _drop_pseudo_modules(trace.modules),
+        macs,
+        flops,
+        {name: duration for name, duration in durations.items() if name not in ignored_names},
+        batches=_read_batches(trace),
+        about={"table": formulas.name},
+    )
+    forward = replace(profile.by_module()[""], parameters=0)
+    other_formulas = load_table(_OTHER_PHASES[formulas.name]) if formulas.name in _OTHER_PHASES else formulas
+    others = _read_phases(trace, times, other_formulas)
+    about = {**profile.about, "backward_table": other_formulas.name} if others else profile.about
+    return replace(profile, phases={"forward": forward, **others}, about=about)
+
+
+def _name_ignored(modules: ModuleTree, ignored: Collection[type]) -> frozenset[str]:
+    names = {name_class(cls) for cls in ignored}
+    return frozenset(module.name for module in modules.modules() if module.classes and module.classes[0] in names)
+
+
+def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
+    return FlopCountAnalysis.from_trace(trace, table=table, warn=False).counts().entries
+
+
+def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, Costs]:
+    """Return the costs of each recorded phase but the forward pass."""
+    recorded = {phase for *_, phase in trace.calls}
+    phases = {
+        phase: Costs(duration_ns=sum(timing.total for timing in times.operators.get(phase, {}).values()))
+        for phase in PHASES
+        if phase != "forward" and phase in recorded
+    }
+    if phases:
+        for entry in _count(trace, table):
+            if entry.phase in phases:
+                phases[entry.phase] += Costs(macs=entry.macs, flops=entry.value)
+    return phases
+
+
+def _read_batches(trace: Trace) -> tuple[int, ...]:
+    """Return the first size of the first input tensor of each call of the model, () if a call has none."""
+    sizes = []
+    for event in trace.events or ():
+        if event.kind == "exit" and event.phase == "forward":
+            signature = trace.region_signatures[event.item]
+            if trace.regions[signature.region] == ("module", ""):
+                shapes = [item.shape for item in tensors_in(signature.inputs) if isinstance(item, TensorSpec)]
+                sizes.append(next((shape[0] for shape in shapes if shape), None))
+    batches = [size for size in sizes if isinstance(size, int)]
+    return tuple(batches) if len(batches) == len(sizes) else ()
+
+
+def _drop_pseudo_modules(modules: ModuleTree) -> ModuleTree:
+    pseudo_modules = modules.pseudo_modules()
+    by_name = {name: module for name, module in modules.by_name.items() if name not in pseudo_modules}
+    children = tuple(child for child in modules.root.children if child[1] not in pseudo_modules)
+    return ModuleTree({**by_name, "": replace(modules.root, children=children)})

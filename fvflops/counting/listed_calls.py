@@ -1,0 +1,209 @@
+"""List the op calls and module calls of a Trace, each with its cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fvflops.counting.count_trace import CostModel
+from fvflops.counting.nested_timeline import build_timeline
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
+from fvflops.trace import Event, Trace
+from fvflops.trace.calls import LineCount, ModuleCall, OpCall
+from fvflops.trace.module_tree import innermost
+from fvflops.trace.signature import packet_of
+from fvflops.trace.timeline import Callee, Span
+
+# Origins of storages with a name.
+_NAMED_ORIGINS = ("parameter", "buffer")
+
+
+def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | None = None) -> tuple[OpCall, ...]:
+    """Return the op calls of a Trace in start order; an aggregated Trace raises TraceError.
+
+    FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A module or function that is
+    counted as a whole is a record too, before the ops inside it.
+
+    >>> import torch
+    >>> from fvflops import record_call
+    >>> from fvflops.formulas import load_table
+    >>> from fvflops.counting import TableCostModel
+    >>> cost_model = TableCostModel(load_table("default"), "flops")
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    >>> calls = list_op_calls(record_call(model, (torch.ones(4, 3),), stops_at=cost_model.stops_at), cost_model)
+    >>> [(call.op, call.flops, call.nbytes, call.parameters, call.after) for call in calls]
+    [('aten::linear', 24, 112, ('0.weight', '0.bias'), ()), ('aten::relu', 0, 64, (), (0,))]
+    """
+    memory_is_measured = "memory" in trace.info.measured
+    scopes = trace.scopes()
+    flow = _Flow(trace)
+    calls_of_op: Counter[str] = Counter()
+    calls: list[OpCall] = []
+    for annotated in _annotate(trace, cost_model, activations):
+        span, item, event = annotated.span, annotated.item, annotated.event
+        if event is None and (not item.status or annotated.covered):
+            continue
+        op, target, name = _name_call(trace, item)
+        scope = scopes[span.stack] + ((item.name,) if item.kind == "module" else ())
+        columns: dict[str, Any] = {}
+        if event is not None:  # time and memory of a region are listed at its ops
+            reads, producers = flow.follow(event, len(calls))
+            columns = {"duration_ns": span.duration, "nbytes": item.nbytes, "parameters": reads, "after": producers}
+            if event.line is not None:
+                columns["line"] = trace.lines[event.line]
+            if memory_is_measured:
+                names = ("memory_before", "memory_after", "memory_peak")
+                columns |= {name: getattr(span, name) for name in names}
+        calls.append(
+            OpCall(
+                len(calls),
+                f"{name}_{calls_of_op[op]}" if calls_of_op[op] else name,
+                op,
+                target,
+                innermost(scope),
+                span.phase,
+                item.inputs,
+                item.outputs,
+                item.dtype,
+                "covered" if annotated.covered else item.status,
+                0 if annotated.covered else item.flops,
+                macs=0 if annotated.covered else item.macs,
+                activations=0 if annotated.covered else annotated.activations,
+                **columns,
+            )
+        )
+        calls_of_op[op] += 1
+    return tuple(calls)
+
+
+def list_module_calls(
+    trace: Trace, cost_model: CostModel, activations: CostModel | None = None
+) -> tuple[ModuleCall, ...]:
+    """Return the module calls of a Trace in start order; an aggregated Trace raises TraceError.
+
+    A call includes everything called inside it; neither backward passes nor optimizers call modules. FLOPs and
+    multiply-adds are by `cost_model`, activations by `activations`.
+    """
+    elements = trace.modules.count_parameters()
+    calls: list[ModuleCall] = []
+    # Per thread of each rank: index and depth of the open calls.
+    opened: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    ops: Counter[int] = Counter()
+    for annotated in _annotate(trace, cost_model, activations):
+        span, item = annotated.span, annotated.item
+        enclosing = opened.setdefault(span.track, [])
+        while enclosing and enclosing[-1][1] >= span.depth:
+            enclosing.pop()
+        if item.kind == "module":
+            enclosing.append((len(calls), span.depth))
+            calls.append(
+                ModuleCall(
+                    len(calls),
+                    item.name,
+                    trace.modules.by_name[item.name].class_name,
+                    span.phase,
+                    len(enclosing) - 1,
+                    item.inputs,
+                    item.outputs,
+                    elements[item.name],
+                    0,
+                    span.flops,
+                    span.macs,
+                    annotated.activations_inside,
+                    span.nbytes,
+                    span.unsupported,
+                )
+            )
+        elif annotated.event is not None:
+            ops.update([number for number, _ in enclosing])
+    return tuple([call._replace(ops=ops[call.number]) for call in calls])
+
+
+def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
+    """Return the sums of op calls by source line, most FLOPs first.
+
+    >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
+    >>> [(line.line, line.calls, line.flops) for line in sum_lines([call._replace(line="net.py:7"), call])]
+    [('net.py:7', 1, 24), ('', 1, 24)]
+    """
+    by_line: dict[str, list[OpCall]] = {}
+    for call in calls:
+        by_line.setdefault(call.line, []).append(call)
+    lines = [
+        LineCount(
+            line,
+            len(line_calls),
+            sum(call.flops or 0 for call in line_calls),
+            sum(call.macs or 0 for call in line_calls),
+            None if line_calls[0].activations is None else sum(call.activations or 0 for call in line_calls),
+            sum(call.nbytes or 0 for call in line_calls),
+            sum(call.flops is None for call in line_calls),
+        )
+        for line, line_calls in by_line.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.flops))
+
+
+class _Annotated(NamedTuple):
+    """A span with its callee, an op's event, and its activations without and with children, None without a table."""
+
+    span: Span
+    item: Callee
+    event: Event | None
+    covered: bool
+    activations: int | None
+    activations_inside: int | None
+
+
+def _annotate(trace: Trace, cost_model: CostModel, activations: CostModel | None) -> Iterator[_Annotated]:
+    split_trace, traffic_model = split_by_aliasing(trace, keep_events=True)
+    timeline = build_timeline(split_trace, cost_model, traffic_model=traffic_model)
+    activation_timeline = None if activations is None else build_timeline(split_trace, activations)
+    ops = iter([event for event in trace.events or () if event.kind == "op"])
+    for index, span in enumerate(timeline.require_spans()):
+        item = timeline.callees[span.callee]
+        counted = None if activation_timeline is None else activation_timeline.require_spans()[index]
+        yield _Annotated(
+            span,
+            item,
+            next(ops) if item.kind == "op" else None,
+            (span.stack, span.phase) in timeline.covered,
+            None
+            if activation_timeline is None or counted is None
+            else activation_timeline.callees[counted.callee].flops,
+            None if counted is None else counted.flops,
+        )
+
+
+class _Flow:
+    """Data flow between calls: which call last wrote to each storage."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._writers: dict[int, int] = {}
+
+    def follow(self, event: Event, number: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the parameters that a call reads and the calls that produced its other inputs; record what it writes.
+
+        A view of a storage writes nothing.
+        """
+        storages = self._trace.storages
+        named = [storages[index].name for index in event.reads if storages[index].origin in _NAMED_ORIGINS]
+        after = sorted({self._writers[index] for index in event.reads if index in self._writers})
+        writes_in_place = "!" in self._trace.signatures[event.item].schema
+        for index in event.writes:
+            if writes_in_place or index not in event.reads:
+                self._writers[index] = number
+        return tuple(dict.fromkeys(named)), tuple(after)
+
+
+def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
+    """Return `op`, `target` and `name` for the calls of a callee."""
+    if item.kind == "module":
+        module = trace.modules.by_name[item.name]
+        return module.class_name, module.classes[0] if module.classes else module.class_name, module.class_name
+    if item.frame is not None:
+        return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name
+    op = packet_of(item.name)
+    return op, item.name if item.name != op else f"{op}.default", op.rpartition("::")[2]

@@ -1,0 +1,195 @@
+"""Measure the peaks of this machine for a roofline: matrix products by dtype, and memory bandwidth."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fvflops.capture.restore import interrupts
+from fvflops.devices.devices import Device
+
+# The dtype that is timed for each peak; tf32 is float32 with rounding to tf32 allowed on CUDA.
+PRODUCTS = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+_MIN_SIDE, _MAX_SIDE = 256, 16384  # of the square matrices
+_MIN_REPEATS = 5
+_MEMORY_FRACTION = 16  # an array has at most 1/16 of the memory
+_ARRAY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # far larger than any cache
+
+
+def measure_device(
+    where: str | torch.device | None = None, *, dtypes: Sequence[str] | None = None, seconds: float = 1.0
+) -> Device:
+    """Return the measured peaks of a device of this machine: FLOP/s of matrix products by dtype, and memory bandwidth.
+
+    `where` is "cpu" or a CUDA device, by default CUDA if there is one. `dtypes` are names in `PRODUCTS`, by default all
+    (tf32 only on CUDA); one that the device does not support is ignored. Each peak takes about `seconds`. Products are
+    of square matrices, whose size is doubled while time remains; the fastest run counts. The bandwidth is that of a
+    copy or of a triad (a = b + s*c) over arrays larger than the caches, whichever is higher, each number read or
+    written counted once; a CPU with write-allocate caches moves more. fp8 and int8 are not measured. Another device or
+    dtype raises ValueError.
+    """
+    device = _resolve_device(where)
+    unknown = [dtype for dtype in dtypes or () if dtype not in PRODUCTS]
+    if unknown:
+        raise ValueError(f"dtypes must be among {', '.join(PRODUCTS)}; got {unknown[0]!r}")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive; got {seconds!r}")
+    measured = [dtype for dtype in dtypes or PRODUCTS if dtype != "tf32" or device.type == "cuda"]
+    with torch.no_grad():
+        peaks = {dtype: peak for dtype in measured if (peak := _time_products(device, dtype, seconds))}
+        bandwidth = _time_memory(device, seconds)
+    return replace(_describe(device), matrix=peaks, bandwidth=bandwidth)
+
+
+def write_device(device: Device) -> str:
+    """Return a device as a YAML file of devices, which `find_device(name, file=...)` reads.
+
+    >>> print(write_device(Device("mine", matrix={"bf16": 400e12}, bandwidth=2e12, source="measured")), end="")
+    devices:
+      "mine":
+        matrix: {bf16: 400000000000000}
+        bandwidth: 2000000000000
+        source: "measured"
+    """
+    lines = ["devices:", f"  {_quote(device.name)}:"]
+    for key in ("vendor", "unit"):
+        if getattr(device, key):
+            lines.append(f"    {key}: {_quote(getattr(device, key))}")
+    for kind in ("matrix", "sparse", "vector"):
+        peaks: Mapping[str, float] = getattr(device, kind)
+        if peaks:
+            lines.append(f"    {kind}: {{{', '.join(f'{dtype}: {int(peak)}' for dtype, peak in peaks.items())}}}")
+    for key in ("bandwidth", "memory"):
+        if getattr(device, key) is not None:
+            lines.append(f"    {key}: {int(getattr(device, key))}")
+    for key in ("source", "note"):
+        if getattr(device, key):
+            lines.append(f"    {key}: {_quote(getattr(device, key))}")
+    return "\n".join(lines) + "\n"
+
+
+def _resolve_device(where: str | torch.device | None) -> torch.device:
+    """Return a device that can be measured."""
+    try:
+        device = torch.device(where if where is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    except RuntimeError:
+        raise ValueError(f"device must be 'cpu' or 'cuda'; got {where!r}") from None
+    if device.type not in _ARRAY_BYTES:
+        raise ValueError(f"device must be 'cpu' or 'cuda'; got {device.type!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"this machine has no device {device}: use 'cpu'")
+    return device
+
+
+def _quote(text: str) -> str:
+    """Return a text as a double-quoted YAML string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _describe(device: torch.device) -> Device:
+    """Return the device's name and memory, with a placeholder for its peaks."""
+    source = f"measured with torch {torch.__version__}"
+    placeholder = {"fp32": 1.0}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        vendor = "AMD" if torch.version.hip else "NVIDIA"
+        memory = properties.total_memory
+        return Device(properties.name, placeholder, memory=memory, vendor=vendor, unit="one GPU", source=source)
+    threads = torch.get_num_threads()
+    name = platform.processor() or platform.machine() or "CPU"
+    unit = f"one machine, {threads} thread{'' if threads == 1 else 's'}"
+    return Device(f"{name} CPU", placeholder, memory=_memory(device), unit=unit, source=source)
+
+
+def _memory(device: torch.device) -> int:
+    """Return the bytes of memory, for a CUDA device the free ones."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _time_products(device: torch.device, dtype: str, seconds: float) -> int:
+    """Return the FLOP/s of the fastest product, 0 where the device does not support the dtype."""
+    best, side, deadline = 0, _MIN_SIDE, time.perf_counter() + seconds
+    with interrupts.deferred(), _allow_tf32(device, dtype == "tf32"), interrupts.allowed():
+        while side <= _MAX_SIDE:
+            try:
+                left, right, out = (torch.ones(side, side, device=device, dtype=PRODUCTS[dtype]) for _ in range(3))
+                duration = _best_time(device, partial(torch.mm, left, right, out=out), seconds / 8)
+            except RuntimeError:  # dtype not supported on this device, or out of memory
+                break
+            best = max(best, int(2 * side**3 / duration))
+            # Twice the side is 8 times the work. On a busy machine a small product is no measure of it: threads wait.
+            if 8 * duration > deadline - time.perf_counter():
+                break
+            side *= 2
+    return best
+
+
+def _time_memory(device: torch.device, seconds: float) -> int:
+    """Return the bytes/s of a copy or a triad, whichever is faster."""
+    length = min(_ARRAY_BYTES[device.type], _memory(device) // _MEMORY_FRACTION) // 4  # of float32
+    a, b, c = (torch.ones(length, device=device) for _ in range(3))
+    copy = 2 * a.nbytes / _best_time(device, partial(a.copy_, b), seconds / 2)
+    triad = 3 * a.nbytes / _best_time(device, partial(torch.add, b, c, alpha=3.0, out=a), seconds / 2)
+    return int(max(copy, triad))
+
+
+def _best_time(device: torch.device, run: Callable[[], Any], seconds: float) -> float:
+    """Return the seconds of the fastest run after a warm-up run.
+
+    It runs as often as fits in `seconds`, and at least `_MIN_REPEATS` times unless that takes four times as long.
+    """
+    deadline = time.perf_counter() + seconds
+    run()
+    clock = _time_on_cuda if device.type == "cuda" else _time_on_cpu
+    times: list[float] = []
+    while time.perf_counter() < deadline or (len(times) < _MIN_REPEATS and sum(times) < 4 * seconds):
+        times.append(clock(device, run))
+    return min(times)
+
+
+def _time_on_cpu(_: torch.device, run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _time_on_cuda(device: torch.device, run: Callable[[], Any]) -> float:
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+@contextmanager
+def _allow_tf32(device: torch.device, enabled: bool) -> Iterator[None]:
+    """Allow or forbid tf32 for float32 products on CUDA inside, and restore the setting."""
+    if device.type != "cuda":
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    settings.allow_tf32 = enabled
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = before

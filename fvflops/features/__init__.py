@@ -1,1 +1,0 @@
-"""One folder for each question that users ask of a model's cost."""

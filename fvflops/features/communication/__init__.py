@@ -1,1 +1,0 @@
-"""Count the bytes of collectives, by group and module."""

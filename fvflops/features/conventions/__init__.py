@@ -1,1 +1,0 @@
-"""Compare conventions: one model counted in several, and why they differ."""

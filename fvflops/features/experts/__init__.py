@@ -1,1 +1,0 @@
-"""Find mixture-of-experts layers and the share of parameters that works on a token."""

@@ -1,1 +1,0 @@
-"""Cost of generating text: prefill and decode."""

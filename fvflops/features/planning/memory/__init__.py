@@ -1,1 +1,0 @@
-"""Memory of a planned rank over its step."""

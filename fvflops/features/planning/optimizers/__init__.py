@@ -1,1 +1,0 @@
-"""Optimizers that people train with and torch.optim lacks."""

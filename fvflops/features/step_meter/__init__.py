@@ -1,1 +1,0 @@
-"""Throughput and utilisation of each step of a training loop: MFU, HFU, FLOP/s, tokens and samples per second."""

@@ -1,0 +1,1 @@
+"""Measure a run: the time of its modules, operators, kernels and steps."""

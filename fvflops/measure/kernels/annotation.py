@@ -1,0 +1,155 @@
+"""Annotate a chrome trace that torch.profiler wrote earlier, possibly in another process, with a model's counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.errors.model_check import trace_of
+from fvflops.counting import TableCostModel
+from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.measure.kernels import kernel_table
+from fvflops.measure.kernels.kernel_sums import KernelAverages, sum_kernels
+from fvflops.measure.kernels.matching import KernelMatch, match_kernels
+from fvflops.measure.kernels.profiler_trace import Document, annotate, has_kernels, read_document, write_document
+from fvflops.measure.kernels.recorded_calls import Work
+from fvflops.measure.kernels.trace_reader import TraceEvents, read_events
+from fvflops.measure.kernels.work_by_shapes import ShapeCosts
+from fvflops.reports.display import Displayed
+from fvflops.text import short_repr
+from fvflops.trace import Trace, TraceError
+from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AnnotatedTrace(Displayed):
+    """A chrome trace with the modules, MACs, FLOPs and bytes of its events.
+
+    `match` has them for each event, `rank` is that of a distributed process, None for any other. FLOPs are 2 per
+    multiply-add and all other operations; `table` says which ops count.
+    """
+
+    _report = "fvflops.measure.kernels.annotation_report:describe_annotation"
+
+    path: str
+    match: KernelMatch
+    table: FormulaTable
+    events: TraceEvents
+    document: Document
+
+    def __repr__(self) -> str:
+        return short_repr(self, os.path.basename(self.path), self.about()[0])
+
+    @property
+    def rank(self) -> int | None:
+        """Rank of the process, None if it was not distributed."""
+        return self.events.rank
+
+    def share(self) -> float | None:
+        """Return the share of the recorded FLOPs, 0 to 1, whose ops have an event; None without a model."""
+        ledger = self.match.ledger
+        return ledger.landed_flops / ledger.recorded_flops if ledger.recorded_flops else None
+
+    def work(self) -> Work:
+        """Return the MACs and FLOPs of all events: the sums of the rows' `self_macs` and `self_flops`."""
+        known = [work for work in self.match.self_work if work is not None]
+        return Work(sum(work.macs for work in known), sum(work.flops for work in known))
+
+    def key_averages(self, group_by_input_shape: bool = False, *, group_by_module: bool = False) -> KernelAverages:
+        """Return a row for all events of one name, as torch.profiler does; shapes need record_shapes=True."""
+        rows = sum_kernels(self.match, by_module=group_by_module, by_shape=group_by_input_shape)
+        return KernelAverages(rows, "\n".join(self.about()))
+
+    def about(self) -> list[str]:
+        """Return a summary in lines: the steps, their FLOPs and FLOP/s, and what could not be matched."""
+        steps, nanoseconds = self.match.clock()
+        ledger = self.match.ledger
+        flops = self.work().flops
+        each = f"{format_seconds(nanoseconds / max(steps, 1) / 1e9)} each" if steps else "none complete"
+        rate = flops_to_string(flops * 1e9 / nanoseconds)
+        lines = [
+            f"{format_quantity(steps, 'step')}, {each}; {format_size(flops)} FLOPs on events (2 per MAC, table "
+            f"{self.table.name}), {rate}"
+        ]
+        if ledger.recorded_flops:
+            missing = ledger.recorded_flops - ledger.landed_flops
+            lines.append(
+                f"{format_percent(ledger.landed_flops, ledger.recorded_flops)} of the model's FLOPs have an event; "
+                f"{format_size(missing)} FLOPs have none"
+            )
+        if ledger.other_shapes:
+            lines.append(
+                "events whose input shapes differ from the model's, counted by their own shapes: "
+                f"{kernel_table.list_calls(ledger.other_shapes)}"
+            )
+        return lines + kernel_table.describe_ledger(ledger, self.table)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the chrome trace with its annotations, compressed if the path ends with .gz."""
+        positions = self.events.positions
+        metadata: dict[str, Any] = {"about": self.about(), "table": self.table.name, "FLOPs per MAC": 2}
+        document = annotate(self.document, self.match, lambda position, _: positions.get(position), metadata)
+        write_document(document, os.fspath(path))
+
+
+def annotate_trace(
+    path: str | os.PathLike[str],
+    counted: FlopCountAnalysis | Trace | None = None,
+    *,
+    table: str | FormulaTable = "exact",
+) -> AnnotatedTrace:
+    """Return a chrome trace of torch.profiler, .json or .json.gz, with the modules and FLOPs of its events.
+
+    `counted` is an analysis or a Trace of one step of the same work, such as `TrainingStepAnalysis` with the trace's
+    inputs and optimizer; its ops are matched with the events of each step by order and name, and by shapes if the trace
+    has them (record_shapes=True). Without it, or where shapes differ, an event is counted by its own shapes, without a
+    module. A file that is no such trace raises TraceError; so does a trace without shapes if `counted` is None.
+
+    >>> import tempfile, torch
+    >>> model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    >>> with torch.profiler.profile() as profile:
+    ...     y = model(x)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     profile.export_chrome_trace(f"{folder}/trace.json")
+    ...     annotated = annotate_trace(f"{folder}/trace.json", FlopCountAnalysis(model, x))
+    >>> annotated.share(), [(row.key, row.macs, row.flops) for row in annotated.key_averages() if row.flops]
+    (1.0, [('aten::linear', 24, 56)])
+    """
+    table = resolve_table(table)
+    cost_model = TableCostModel(table, "flops")
+    name = os.fspath(path)
+    document = read_document(name)
+    try:
+        events = read_events(document)
+    except TraceError as error:
+        raise TraceError(f"{name}: {error}") from None
+    trace = _read_trace(counted, table)
+    if trace is None and not events.has_shapes:
+        raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")
+    by_shapes = ShapeCosts(_list_args(document, events), table, cost_model) if events.has_shapes else None
+    match = match_kernels(events.run, trace, cost_model, by_shapes=by_shapes)
+    return AnnotatedTrace(name, match, table, events, document)
+
+
+def find_device(paths: Sequence[str]) -> str | None:
+    """Return "cuda" if one of several chrome traces has kernels of a GPU, else None."""
+    return "cuda" if any(has_kernels(path) for path in paths) else None
+
+
+def _read_trace(counted: FlopCountAnalysis | Trace | None, table: FormulaTable) -> Trace | None:
+    """Return the Trace of one step; one that has decomposed an op of the table raises TraceError."""
+    if counted is None:
+        return None
+    trace = trace_of(counted)
+    if trace.events is None:
+        raise TraceError("the Trace has no events, since it is aggregated: pass that of a single step")
+    return FlopCountAnalysis.from_trace(trace, table=table, warn=False).trace()
+
+
+def _list_args(document: Document, events: TraceEvents) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and the args of each event of the run."""
+    raw_events = document["traceEvents"]
+    return [(raw_events[position]["name"], raw_events[position].get("args", {})) for position in events.positions]

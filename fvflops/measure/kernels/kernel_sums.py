@@ -1,0 +1,138 @@
+"""Sum torch.profiler's events by name, and optionally by module, shapes and stack."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from fvflops.measure.kernels import kernel_table
+from fvflops.measure.kernels.kernel_work import divide_work
+from fvflops.measure.kernels.matching import KernelMatch
+from fvflops.measure.kernels.recorded_calls import Work
+from fvflops.text import short_repr
+from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
+from fvflops.units import format_quantity
+
+# The name of all module calls in the rows; the column "module" distinguishes them.
+MODULE_CALL = "nn.Module call"
+_MAX_ROWS = 40  # of what is printed
+# Characters that separate frames and weights in collapsed stacks, as torch.profiler replaces them.
+_SEPARATORS = str.maketrans(" ;\t\n", "____")
+
+
+class KernelAverages(list[KernelRow]):
+    """The rows of a profile's events, and their table."""
+
+    def __init__(self, rows: Iterable[KernelRow], header: str) -> None:
+        super().__init__(rows)
+        self._header = header
+
+    def __repr__(self) -> str:
+        return short_repr(self, format_quantity(len(self), "row"), self._header.partition("\n")[0])
+
+    def __str__(self) -> str:
+        return self.table(row_limit=_MAX_ROWS)
+
+    def table(self, sort_by: str | None = None, row_limit: int = 100, header: str | None = None) -> str:
+        """Return the first `row_limit` rows as text, with `sort_by` the largest first.
+
+        `sort_by` is one of torch.profiler's columns, "macs", "flops", "self_macs", "self_flops" or "flops_per_second";
+        another raises ValueError. `header` replaces the profile's own summary above the table.
+        """
+        text = self._header if header is None else header
+        return kernel_table.render(self, sort_by=sort_by, row_limit=row_limit, header=text)
+
+
+def sum_kernels(
+    match: KernelMatch, *, by_module: bool = False, by_shape: bool = False, stack_frames: int = 0
+) -> list[KernelRow]:
+    """Return a row for all events of one name, as torch.profiler's `key_averages` does, in order of first occurrence.
+
+    Rows are also split by module with `by_module`, by input shapes with `by_shape`, and by the innermost `stack_frames`
+    frames of the Python stack. Device events have rows of their own. In the row of module calls, nested calls count
+    once; nested ops count twice, as in torch.profiler: only `self` columns add up. Rows of kernels have their part of
+    the work of the ops that launched them, and none of their own.
+    """
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, event in enumerate(match.run.events):
+        key: tuple[object, ...] = (_name(event), event.kind == "device", event.kind in ("range", "step", "optimizer"))
+        key += (match.modules[index] if by_module else None, event.shapes if by_shape else "")
+        key += (event.stack[:stack_frames],)
+        groups[key].append(index)
+    kernels = divide_work(match)
+    return [_sum(match, kernels, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
+
+
+def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
+    """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks.
+
+    >>> from fvflops.trace.kernel_events import KernelLedger
+    >>> run = KernelRun((KernelEvent("aten::mm", "op", stack=("net.py(7): forward", "train.py(3): <module>")),))
+    >>> work = (Work(3, 6),)
+    >>> [*list_stacks(KernelMatch(run, ("",), ("forward",), (0,), work, work, {}, KernelLedger()), "flops")]
+    ['train.py(3):_<module>;net.py(7):_forward 6\\n']
+    """
+    for event, work in zip(match.run.events, match.self_work, strict=True):
+        value = 0 if work is None else work.macs if metric == "macs" else work.flops
+        if event.stack and value:
+            frames = [frame.translate(_SEPARATORS) for frame in reversed(event.stack)]
+            yield f"{';'.join(frames)} {value}\n"
+
+
+def _name(event: KernelEvent) -> str:
+    return MODULE_CALL if event.kind == "module" else event.name
+
+
+def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
+    """Return the outermost events."""
+    group = set(indexes)
+    outermost = []
+    for index in indexes:
+        parent = run.events[index].parent
+        while parent >= 0 and parent not in group:
+            parent = run.events[parent].parent
+        if parent < 0:
+            outermost.append(index)
+    return outermost
+
+
+def _sum(
+    match: KernelMatch,
+    kernels: Mapping[int, Work],
+    indexes: list[int],
+    by_module: bool,
+    by_shape: bool,
+    stack_frames: int,
+) -> KernelRow:
+    events = [match.run.events[index] for index in indexes]
+    first = events[0]
+    outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
+    work = _add(kernels.get(index, match.work[index]) for index in outermost)
+    self_work = _add(match.self_work[index] for index in indexes)
+    cpu_events = [event for event in events if event.kind != "device"]
+    outermost_events = [match.run.events[index] for index in outermost]
+    return KernelRow(
+        key=_name(first),
+        module=match.modules[indexes[0]] if by_module else None,
+        count=len(events),
+        cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
+        self_cpu_time_total=sum(event.self_ns for event in cpu_events) / 1000,
+        device_time_total=sum(event.device_ns for event in outermost_events) / 1000,
+        self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
+        cpu_memory_usage=sum(event.memory for event in outermost_events),
+        self_cpu_memory_usage=sum(event.self_memory for event in events),
+        device_memory_usage=sum(event.device_memory for event in outermost_events),
+        self_device_memory_usage=sum(event.self_device_memory for event in events),
+        macs=None if work is None else work.macs,
+        self_macs=None if self_work is None else self_work.macs,
+        flops=None if work is None else work.flops,
+        self_flops=None if self_work is None else self_work.flops,
+        input_shapes=first.shapes if by_shape else "",
+        stack=first.stack[:stack_frames],
+    )
+
+
+def _add(works: Iterable[Work | None]) -> Work | None:
+    """Return the sum of the known works, None without any."""
+    known = [work for work in works if work is not None]
+    return Work(sum(work.macs for work in known), sum(work.flops for work in known)) if known else None

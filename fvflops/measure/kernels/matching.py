@@ -1,0 +1,471 @@
+"""Match torch.profiler's events with the ops of a Trace: by module call and, within one, by order and shapes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fvflops.counting.count_trace import CostModel
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
+from fvflops.measure.kernels.alignment import Item, align
+from fvflops.measure.kernels.owners import find_owners
+from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, Work, nest_calls
+from fvflops.text import short_repr
+from fvflops.trace import Status, Trace
+from fvflops.trace.kernel_events import KernelLedger, KernelRun
+
+
+class CostsByShapes(Protocol):
+    """Costs of events by the shapes of their own inputs; None if unknown."""
+
+    def work(self, event_index: int) -> Work | None:
+        """Return the work of an event."""
+
+    def nbytes(self, event_index: int) -> int | None:
+        """Return the bytes that an event reads and writes."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KernelMatch:
+    """A torch.profiler run with the module, the phase and the work of each event.
+
+    Its events are all of torch.profiler's, such as ops, module calls and autograd nodes. Kernels are those of kind
+    "device": they have the module and phase of the op that launched them, and no work of their own.
+
+    `modules`, `phases` and `steps` have an item for each event; `steps` are numbers of steps, -1 outside all steps.
+    `self_work` is without nested events, `work` with them; None if unknown. `call_of_event` maps the index of an event
+    to the index of the Trace's event matched with it: an op, or the end of a module call. `total` is the work of one
+    step, None without a Trace. `nbytes` maps events to the bytes that they read and write, without cache reuse or
+    fusion: those of matched ops, where known.
+    """
+
+    run: KernelRun
+    modules: tuple[str, ...]
+    phases: tuple[str, ...]
+    steps: tuple[int, ...]
+    self_work: tuple[Work | None, ...]
+    work: tuple[Work | None, ...]
+    call_of_event: Mapping[int, int]
+    ledger: KernelLedger
+    trace: Trace | None = None
+    total: Work | None = None
+    nbytes: Mapping[int, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        matched = f"{len(self.call_of_event):,} matched with ops or modules"
+        return short_repr(self, "", f"{len(self.run.events):,} events", matched)
+
+    @property
+    def self_flops(self) -> tuple[int | None, ...]:
+        """FLOPs of each event without nested events."""
+        return tuple([None if work is None else work.flops for work in self.self_work])
+
+    @property
+    def flops(self) -> tuple[int | None, ...]:
+        """FLOPs of each event with nested events."""
+        return tuple([None if work is None else work.flops for work in self.work])
+
+    def complete_steps(self) -> list[int]:
+        """Return the numbers of the completed steps; a run that raised did not complete its last step."""
+        numbers = sorted({step for step in self.steps if step >= 0})
+        return numbers if self.run.complete else numbers[:-1]
+
+    def clock(self) -> tuple[int, int]:
+        """Return the number of completed steps and their time in ns; without a schedule the run is one step."""
+        complete = set(self.complete_steps())
+        events = self.run.events
+        steps = [index for index, event in enumerate(events) if event.kind == "step"]
+        if steps or not complete:
+            durations = [events[index].duration_ns for index in steps if self.steps[index] in complete]
+            return len(durations), max(sum(durations), 1)
+        cpu_events = [event for event in events if event.kind != "device"]
+        start, end = min(event.start_ns for event in cpu_events), max(event.end_ns for event in cpu_events)
+        return 1, max(end - start, 1)
+
+
+def match_kernels(
+    run: KernelRun, trace: Trace | None, cost_model: CostModel, *, by_shapes: CostsByShapes | None = None
+) -> KernelMatch:
+    """Return a run with the modules, phases and work of its events.
+
+    The Trace is of one step; each step of the run is matched with it. In each module call, ops are matched in order
+    with the outermost op events of their names, which get their work; kernels are not matched. The work of ops without
+    an event, as in fused kernels, is attributed to the call of their module.
+
+    `by_shapes` are costs of events by the shapes of their own inputs. They replace those of the recorded op where the
+    shapes of the two differ, and are those of events which match no op.
+
+    >>> import torch
+    >>> from fvflops import record_call
+    >>> from fvflops.formulas import load_table
+    >>> from fvflops.counting import TableCostModel
+    >>> from fvflops.trace.kernel_events import KernelEvent
+    >>> cost_model = TableCostModel(load_table("default"), "flops")
+    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
+    >>> run = KernelRun((KernelEvent("Linear", "module"), KernelEvent("aten::linear", "op", parent=0)))
+    >>> match_kernels(run, trace, cost_model).work
+    (Work(macs=24, flops=48), Work(macs=24, flops=48))
+    """
+    children = _children(run)
+    steps = _number_steps(run)
+    calls = None if trace is None else nest_calls(trace, cost_model)
+    matcher = _StepMatcher(run, children, calls, by_shapes)
+    numbers = sorted({step for step in steps if step >= 0})
+    for number in numbers if calls is not None else ():
+        matcher.match_step(_list_roots(run, children, steps, number))
+    matcher.count_by_shapes()
+    modules, phases = find_owners(run, matcher.call_of_event, trace)
+    self_work = tuple([matcher.work.get(event_index) for event_index in range(len(run.events))])
+    total = None if calls is None else calls.total()
+    return KernelMatch(
+        run=run,
+        modules=modules,
+        phases=phases,
+        steps=steps,
+        self_work=self_work,
+        work=_add_nested(run, self_work),
+        call_of_event=matcher.call_of_event,
+        ledger=matcher.ledger(0 if total is None else total.flops * len(numbers)),
+        trace=trace,
+        total=total,
+        nbytes=_list_bytes(matcher, trace, by_shapes),
+    )
+
+
+def _children(run: KernelRun) -> dict[int, list[int]]:
+    """Return event → the events nested in it, without device events; -1 → the outermost events."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for event_index, event in enumerate(run.events):
+        if event.kind != "device":
+            children[event.parent].append(event_index)
+    return children
+
+
+def _number_steps(run: KernelRun) -> tuple[int, ...]:
+    """Return the number of each event's step: the enclosing one, or on another thread the one running at its start."""
+    steps = [event for event in run.events if event.kind == "step"]
+    if not steps:
+        return (0,) * len(run.events)
+    starts = [event.start_ns for event in steps]
+    numbers: list[int] = []
+    next_number = 0
+    for event in run.events:
+        if event.kind == "step":
+            number, next_number = next_number, next_number + 1
+        elif 0 <= event.parent < len(numbers):
+            number = numbers[event.parent]
+        else:
+            number = bisect_right(starts, event.start_ns) - 1
+            if number < 0 or event.start_ns >= steps[number].end_ns:
+                number = -1
+        numbers.append(number)
+    return tuple(numbers)
+
+
+def _list_roots(run: KernelRun, children: Mapping[int, list[int]], steps: Sequence[int], number: int) -> list[int]:
+    """Return the outermost events of a step: its own event first, then those on other threads."""
+    step = [
+        event_index
+        for event_index, event in enumerate(run.events)
+        if event.kind == "step" and steps[event_index] == number
+    ]
+    return step + [
+        event_index
+        for event_index in children[-1]
+        if steps[event_index] == number and run.events[event_index].kind != "step"
+    ]
+
+
+class _StepMatcher:
+    """Match the steps of a run with the calls of a Trace."""
+
+    def __init__(
+        self,
+        run: KernelRun,
+        children: Mapping[int, list[int]],
+        calls: RecordedCall | None,
+        by_shapes: CostsByShapes | None,
+    ) -> None:
+        self._events = run.events
+        self._modules = set() if calls is None else calls.modules()
+        self._products = set() if calls is None else {op.name for op in calls.ops() if op.work and op.work.macs}
+        self._children = children
+        self._calls = calls
+        self._by_shapes = by_shapes
+        self.call_of_event: dict[int, int] = {}
+        self.work: dict[int, Work | None] = {}
+        self.counted_by_shapes: set[int] = set()
+        self._no_event: Counter[str] = Counter()
+        self._attributed_to_modules: Counter[str] = Counter()
+        self._other_shapes: Counter[str] = Counter()
+        self._compiled = 0
+        self._landed = 0
+        self._lost = 0
+        self._matched = 0
+        self._flops_by_shapes = 0
+        self._ops: set[int] = set()
+
+    def match_step(self, roots: Sequence[int]) -> None:
+        """Match the events of one step; `roots` are the outermost."""
+        assert self._calls is not None
+        step = next((event_index for event_index in roots if self._events[event_index].kind == "step"), None)
+        self._match(self._calls, roots, step)
+
+    def count_by_shapes(self) -> None:
+        """Count the outermost op events of known shapes that neither are nor contain a matched op.
+
+        If code is compiled, the work of recorded ops without an event is on modules and steps: it is not counted twice.
+        """
+        if self._by_shapes is not None and not (self._compiled and self._calls is not None):
+            around_matched: set[int] = set()
+            for event_index in self._ops:
+                parent = self._events[event_index].parent
+                while parent >= 0 and parent not in around_matched:
+                    around_matched.add(parent)
+                    parent = self._events[parent].parent
+            self._count_by_shapes(self._children.get(-1, ()), self._by_shapes, around_matched)
+
+    def ledger(self, recorded: int) -> KernelLedger:
+        """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
+        unmatched: Counter[str] = Counter()
+        if self._calls is not None or self._by_shapes is not None:
+            self._count_unmatched(self._children.get(-1, ()), unmatched)
+        return KernelLedger(
+            matched=self._matched,
+            no_event=tuple(self._no_event.most_common()),
+            attributed_to_modules=tuple(self._attributed_to_modules.most_common()),
+            no_op=tuple(unmatched.most_common()),
+            compiled=self._compiled,
+            other_shapes=tuple(self._other_shapes.most_common()),
+            recorded_flops=recorded,
+            landed_flops=self._landed,
+            lost_flops=self._lost,
+            flops_by_shapes=self._flops_by_shapes,
+        )
+
+    def _match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
+        """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
+        candidates: list[int] = []
+        ends: list[int] = []
+        outermost = self._list_outermost(nested)
+        for event_index in outermost:
+            self._list_candidates(event_index, candidates, ends)
+        items = [self._item(event_index) for event_index in candidates]
+        expected = list(_flatten(call.inner, {item.name for item in items if item.kind == "module"}))
+        pairs = align(items, ends, [_expect(inner) for inner in expected])
+        events = {call_position: candidates[position] for position, call_position in pairs}
+        unmatched_work = NO_WORK.plus(call.work)
+        for call_position, inner in enumerate(expected):
+            if call_position not in events:
+                unmatched_work = unmatched_work.plus(inner.total())
+                self._no_event.update([op.name for op in inner.ops()])
+                self._attributed_to_modules.update([op.name for op in inner.ops() if op.work != NO_WORK])
+                continue
+            event_index = events[call_position]
+            if inner.trace_index is not None:
+                self.call_of_event[event_index] = inner.trace_index
+            if inner.kind == "op":
+                self._add_op(event_index, inner)
+            else:
+                self._match(inner, self._children.get(event_index, ()), event_index)
+        unmatched_work = self._count_products(outermost, unmatched_work)
+        if call_event is None or (self._by_shapes is not None and not self._compiled):
+            # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
+            self._lost += unmatched_work.flops
+        else:
+            self.work[call_event] = unmatched_work
+
+    def _add_op(self, event_index: int, call: RecordedCall) -> None:
+        """Give an event the work of the op matched with it, or that of its own shapes if they differ.
+
+        An event of an op's out= variant has the shapes of the results too.
+        """
+        work = call.work
+        self._landed += 0 if work is None else work.flops
+        self._matched += 1
+        self._ops.add(event_index)
+        local = self._find_local(event_index)
+        event = self._events[local]
+        if event.tensor_shapes and call.shapes and event.tensor_shapes[: len(call.shapes)] != call.shapes:
+            self._other_shapes[event.name] += 1
+            own = None if self._by_shapes is None else self._by_shapes.work(local)
+            if own is not None:
+                self._flops_by_shapes += own.flops
+                self.counted_by_shapes.add(local)
+                self.work[local] = own
+                return
+        self.work[event_index] = work
+
+    def _find_local(self, event_index: int) -> int:
+        """Return the event of a DTensor's op on its local part: nested, with the same name and other shapes."""
+        event = self._events[event_index]
+        pending = list(self._children.get(event_index, ()))
+        while pending and event.tensor_shapes is not None:
+            inner = pending.pop(0)
+            if self._events[inner].name != event.name:
+                pending += self._children.get(inner, ())
+            elif self._events[inner].tensor_shapes not in (None, event.tensor_shapes):
+                return inner
+        return event_index
+
+    def _list_outermost(self, event_indexes: Sequence[int]) -> list[int]:
+        """Return the outermost ops, modules and calls of compiled code in events, of all threads, by start time.
+
+        Threads of the backward pass run while the calling thread waits.
+        """
+        outermost: list[int] = []
+        pending = list(reversed(event_indexes))
+        while pending:
+            event_index = pending.pop()
+            if self._is_call(event_index) or self._events[event_index].kind == "compiled":
+                outermost.append(event_index)
+            else:
+                pending += reversed(self._children.get(event_index, ()))
+        return sorted(outermost, key=lambda event_index: self._events[event_index].start_ns)
+
+    def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
+        """Append an op or module and those nested in it, and for each the position where those nested in it end.
+
+        Events in a module call are not listed, since they are matched with that call, and of compiled code only ops
+        with multiply-adds.
+        """
+        kind = self._events[event_index].kind
+        if kind == "compiled":
+            self._compiled += self._count_ops(event_index)
+            if self._by_shapes is None:
+                for product in self._list_products(event_index):
+                    candidates.append(product)
+                    ends.append(len(candidates))
+            return
+        is_call = self._is_call(event_index)
+        if is_call:
+            position = len(candidates)
+            candidates.append(event_index)
+            ends.append(0)
+        if not is_call or kind != "module":
+            for inner in self._children.get(event_index, ()):
+                self._list_candidates(inner, candidates, ends)
+        if is_call:
+            ends[position] = len(candidates)
+
+    def _list_products(self, event_index: int) -> Iterator[int]:
+        """Yield the ops in compiled code that have multiply-adds: those that are called as such, not fused."""
+        for inner in self._children.get(event_index, ()):
+            event = self._events[inner]
+            if event.kind == "op" and event.name in self._products:
+                yield inner
+            else:
+                yield from self._list_products(inner)
+
+    def _count_products(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
+        """Count the products in compiled code, which may have another order, by their shapes.
+
+        Return the work of the recorded ops without an event that remains.
+        """
+        for event_index in event_indexes:
+            if self._events[event_index].kind != "compiled" or self._by_shapes is None:
+                continue
+            for product in self._list_products(event_index):
+                work = self._by_shapes.work(product)
+                if work is not None and work.macs <= unmatched.macs and work.flops <= unmatched.flops:
+                    unmatched = Work(unmatched.macs - work.macs, unmatched.flops - work.flops)
+                    self.work[product] = work
+                    self.counted_by_shapes.add(product)
+                    self._ops.add(product)
+                    self._landed += work.flops
+        return unmatched
+
+    def _is_call(self, event_index: int) -> bool:
+        """Return whether an event is an op, or a call of a module of the Trace."""
+        event = self._events[event_index]
+        return event.kind == "op" or (event.kind == "module" and event.module in self._modules)
+
+    def _count_ops(self, event_index: int) -> int:
+        inner = self._children.get(event_index, ())
+        return (self._events[event_index].kind == "op") + sum(map(self._count_ops, inner))
+
+    def _item(self, event_index: int) -> Item:
+        event = self._events[event_index]
+        return Item(event.kind, event.module if event.kind == "module" else event.name, event.tensor_shapes)
+
+    def _count_by_shapes(
+        self, event_indexes: Sequence[int], by_shapes: CostsByShapes, around_matched: Collection[int]
+    ) -> None:
+        """Count the outermost op events that are not matched, nor in `around_matched`, by their shapes."""
+        for event_index in event_indexes:
+            if event_index in self._ops or self._events[event_index].kind == "compiled":
+                continue
+            is_candidate = self._events[event_index].kind == "op" and event_index not in around_matched
+            work = by_shapes.work(event_index) if is_candidate else None
+            if work is None:
+                self._count_by_shapes(self._children.get(event_index, ()), by_shapes, around_matched)
+            else:
+                self.work[event_index] = work
+                self._ops.add(event_index)
+                self.counted_by_shapes.add(event_index)
+                self._flops_by_shapes += work.flops
+
+    def _count_unmatched(self, event_indexes: Sequence[int], unmatched: Counter[str]) -> bool:
+        """Count the outermost op events that neither are nor contain a matched op; return whether any op is matched."""
+        any_matched = False
+        for event_index in event_indexes:
+            event = self._events[event_index]
+            if event_index in self._ops:
+                any_matched = True
+            elif event.kind != "compiled":
+                inner: Counter[str] = Counter()
+                matched = self._count_unmatched(self._children.get(event_index, ()), inner)
+                if event.kind == "op" and not matched:
+                    unmatched[event.name] += 1
+                else:
+                    unmatched.update(inner)
+                any_matched |= matched
+        return any_matched
+
+
+def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: CostsByShapes | None) -> dict[int, int]:
+    recorded = {} if trace is None else _count_bytes(trace)
+    known = {event: recorded[index] for event, index in matcher.call_of_event.items() if index in recorded}
+    if by_shapes is not None:
+        own = {event_index: by_shapes.nbytes(event_index) for event_index in matcher.counted_by_shapes}
+        known |= {event_index: nbytes for event_index, nbytes in own.items() if nbytes is not None}
+    return known
+
+
+def _count_bytes(trace: Trace) -> dict[int, int]:
+    """Return the index of an op call in a Trace → the bytes that it reads and writes, where known."""
+    split, cost_model = split_by_aliasing(trace, keep_events=True)
+    costs = [cost_model.op_cost(signature)[0] for signature in split.signatures]
+    return {
+        index: costs[event.item].value
+        for index, event in enumerate(split.events or ())
+        if event.kind == "op" and costs[event.item].status is not Status.UNSUPPORTED
+    }
+
+
+def _expect(call: RecordedCall) -> Item:
+    return Item(call.kind, call.name, call.shapes, is_anchor=call.kind == "module" or call.work != NO_WORK)
+
+
+def _flatten(calls: Sequence[RecordedCall], modules: set[str]) -> Iterator[RecordedCall]:
+    """Yield calls; the call of a module that has no events (those of `modules` have) is replaced by those inside it."""
+    for call in calls:
+        if call.kind == "module" and call.name not in modules:
+            if call.work not in (None, NO_WORK):
+                yield RecordedCall("region", call.name, None, call.work)
+            yield from _flatten(call.inner, modules)
+        else:
+            yield call
+
+
+def _add_nested(run: KernelRun, self_work: Sequence[Work | None]) -> tuple[Work | None, ...]:
+    """Return the work of each event, nested events included; None if unknown."""
+    sums = list(self_work)
+    for event_index in range(len(run.events) - 1, -1, -1):  # nested events before their parents
+        event, work = run.events[event_index], sums[event_index]
+        if event.parent >= 0 and work is not None and event.kind != "device":
+            sums[event.parent] = work.plus(sums[event.parent])
+    return tuple(sums)

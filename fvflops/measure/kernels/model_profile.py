@@ -1,0 +1,127 @@
+"""Profile the kernels of a model's runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.analysis.bound_inputs import InputSize, bind_inputs, check_repeatable, inputs_of_size
+from fvflops.analysis.recording_schedules import schedule
+from fvflops.capture.instrument.module_clock import unchanged
+from fvflops.capture.model.model_index import ModelIndex
+from fvflops.capture.model.read_module_tree import unwrap_data_parallel
+from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.capture.restore.interrupts import allowed, deferred
+from fvflops.capture.restore.restore import leaves_of
+from fvflops.capture.restore.torch_state import model_runs
+from fvflops.capture.run import Loss, Model, record_call
+from fvflops.counting import TableCostModel
+from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.measure.kernels.kernel_profile import KernelProfile
+from fvflops.text import require_int
+
+
+def profile_kernels(
+    model: Model,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    input_size: InputSize | None = None,
+    loss: Loss | None = None,
+    warmup: int = 1,
+    repeat: int = 3,
+    table: str | FormulaTable = "default",
+    execution: str = "auto",
+    activities: Iterable[Any] | None = None,
+    record_shapes: bool = False,
+    profile_memory: bool = False,
+    with_stack: bool = False,
+    chrome_trace: str | os.PathLike[str] | None = None,
+) -> KernelProfile:
+    """Return torch.profiler's profile of a model's runs, with FLOPs from a recording of one run.
+
+    The model runs `warmup` times, and then `repeat` times as steps of the profile: without gradients, or with `loss`, a
+    function of the result that returns a scalar, through the backward pass. The recording uses `execution`, by
+    default shape execution where possible. The model, its buffers and gradients, and the inputs are left
+    unchanged. The other arguments are those of `KernelProfile`.
+
+    >>> profile = profile_kernels(torch.nn.Linear(3, 2), torch.ones(4, 3), loss=lambda y: y.sum())
+    >>> profile.total(), profile.macs(), profile.ledger().no_event
+    (96, 48, ())
+    """
+    require_int("warmup", warmup, least=0)
+    require_int("repeat", repeat, least=1)
+    table = resolve_table(table)
+    profile = KernelProfile(
+        model,
+        activities=activities,
+        record_shapes=record_shapes,
+        profile_memory=profile_memory,
+        with_stack=with_stack,
+        schedule=schedule(warmup=warmup, active=repeat, repeat=1),
+        table=table,
+        chrome_trace=chrome_trace,
+    )
+    args, keywords = bind_inputs(model, *inputs_of_size(model, inputs, kwargs, input_size))
+    check_repeatable(args, keywords)
+    inner = unwrap_data_parallel(model) if isinstance(model, nn.Module) else model
+    model_index = ModelIndex(inner)
+    gradients = _Gradients()
+    with deferred(), _unchanged(model_index, (args, keywords), gradients):
+        stops_at = TableCostModel(table, "flops").stops_at
+        with allowed():
+            counted = record_call(inner, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
+        profile.count_with(counted)
+        with profile, torch.set_grad_enabled(loss is not None), model_runs():
+            for number in range(warmup + repeat):
+                result = model(*args, **keywords)
+                if loss is not None:
+                    scalar = loss(result)
+                    if not number:
+                        gradients.save(leaves_of(scalar))
+                    scalar.backward()
+                    del scalar
+                del result
+                profile.step()
+                gradients.clear()
+    return profile
+
+
+class _Gradients:
+    """The gradients before the runs; they are cleared meanwhile, so that each run creates its own."""
+
+    def __init__(self) -> None:
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def save(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Save the gradients of tensors, and clear them."""
+        for tensor in tensors:
+            if tensor.is_leaf and id(tensor) not in self._saved:
+                self._saved[id(tensor)] = tensor, tensor.grad
+                tensor.grad = None
+
+    def clear(self) -> None:
+        """Discard the gradients of a run."""
+        for tensor, _ in self._saved.values():
+            tensor.grad = None
+
+    def restore(self) -> None:
+        """Restore the saved gradients."""
+        for tensor, gradient in self._saved.values():
+            tensor.grad = gradient
+
+
+@contextmanager
+def _unchanged(model_index: ModelIndex, inputs: Any, gradients: _Gradients) -> Iterator[None]:
+    """Restore a model, its buffers and gradients, and its inputs at the end; clear the gradients at the start."""
+    with unchanged(model_index, inputs):
+        gradients.save((*model_index.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
+        try:
+            yield
+        finally:
+            gradients.restore()

@@ -1,0 +1,335 @@
+"""Compute the rows of a profile from a measured Trace and its counts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, name_region, region_costs
+from fvflops.counting.timing import BY_OWNER, Times, sum_times
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
+from fvflops.measure.profiling.profile_records import Profile, ProfileRow
+from fvflops.measure.roofline.op_roofline import Roofline
+from fvflops.trace import Counts, Event, Status, Trace, TraceError
+from fvflops.trace.event_walk import RegionCall, walk_events
+from fvflops.trace.module_tree import innermost, modules_above
+
+# Phase → name of a module or an op → its sums so far.
+_SumsByPhase = dict[str, dict[str, Counter[str]]]
+
+
+def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: Roofline | None = None) -> Profile:
+    """Return the time and memory of the modules and operators of a measured Trace, with their FLOPs and bytes.
+
+    A module's row has all ops that ran during its calls, whichever module owns them, as its time does. In the backward
+    pass and the optimizer's step, where no module is called, it has the ops of the module and its submodules by name. A
+    module that is never called, such as a ModuleList, has the sums of its submodules. Ops outside all module calls are
+    in the root's row. Where the cost model counts a module as a whole, its ops are one operator, named by its class. A
+    Trace without measured columns raises TraceError.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis, record
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with record(model, measure={"time"}) as run:
+    ...     y = model(torch.ones(4, 3))
+    >>> measure_rows(run.trace(), run.counts(), run._cost_model()).total().flops
+    24
+    """
+    columns = measured_columns(trace)
+    times = sum_times(trace)
+    walk = _Walk(trace, times, cost_model)
+    walk.run()
+    sums = _Sums(walk)
+    for entry in counts.entries:
+        unsupported = entry.calls if entry.status is Status.UNSUPPORTED else 0
+        hardware_flops = 2 * entry.macs + entry.flops
+        sums.add(
+            entry.scope,
+            entry.phase,
+            entry.op,
+            flops=entry.value,
+            hardware_flops=hardware_flops,
+            unsupported=unsupported,
+        )
+    unknown_traffic = _add_bytes(trace, sums, walk)
+    if roofline is not None:
+        for bounded in roofline.entries:
+            sums.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
+    return Profile(
+        trace.modules,
+        _make_rows(sums.modules, walk.module_times, walk.module_memory),
+        _make_rows(sums.operators, walk.operator_times, walk.operator_memory),
+        columns,
+        outside_ns=walk.outside_ns,
+        peaks="" if roofline is None else roofline.device,
+        unsupported=dict(counts.ledger()[Status.UNSUPPORTED]),
+        unknown_traffic=dict(unknown_traffic),
+        without_peak={} if roofline is None else dict(roofline.without_peak),
+        about=trace.about,
+    )
+
+
+def measured_columns(trace: Trace) -> tuple[str, ...]:
+    """Return which of "time" and "memory" a Trace has; a Trace with neither raises TraceError."""
+    columns = tuple(name for name in ("time", "memory") if name in trace.info.measured)
+    if not columns or trace.events is None:
+        raise TraceError('this trace has no measured times or memory: record it with measure={"time", "memory"}')
+    return columns
+
+
+def _add_bytes(trace: Trace, sums: _Sums, walk: _Walk) -> Counter[str]:
+    """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
+    moved, cost_model = split_by_aliasing(trace)
+    scopes = moved.scopes()
+    unknown_traffic: Counter[str] = Counter()
+    for (index, stack, phase), calls in moved.calls.items():
+        signature = moved.signatures[index]
+        traffic = cost_model.op_traffic(signature)
+        operator = walk.covering.get((stack, phase), signature.packet)
+        if traffic is None:
+            unknown_traffic[signature.packet] += calls
+            sums.add(scopes[stack], phase, operator, unknown_traffic=calls)
+        else:
+            read, written = traffic
+            sums.add(scopes[stack], phase, operator, read=read * calls, written=written * calls)
+    return unknown_traffic
+
+
+def _make_rows(
+    sums: _SumsByPhase, times: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Mapping[str, _Memory]]
+) -> dict[str, dict[str, ProfileRow]]:
+    rows: dict[str, dict[str, ProfileRow]] = {}
+    for phase in dict.fromkeys([*times, *sums]):
+        phase_sums, phase_times = sums.get(phase, {}), times.get(phase, {})
+        names = dict.fromkeys([*phase_times, *phase_sums])
+        rows[phase] = {name: _make_row(name, phase_sums, phase_times, memory[phase]) for name in names}
+    return rows
+
+
+def _make_row(
+    name: str, sums: Mapping[str, Counter[str]], times: Mapping[str, Any], memory: Mapping[str, _Memory]
+) -> ProfileRow:
+    columns: dict[str, Any] = dict(sums.get(name, {}))
+    timing = times.get(name)
+    if timing is not None:
+        columns |= {"calls": timing.calls, "total_ns": timing.total, "self_ns": timing.self_time}
+    if name in memory:
+        columns |= memory[name].columns()
+    return ProfileRow(**columns)
+
+
+@dataclass(slots=True)
+class _Timing:
+    """The times of a module or an operator in ns; `self_time` excludes submodules."""
+
+    calls: int = 0
+    total: int = 0
+    self_time: int = 0
+
+    def add(self, duration: int, *, calls: int) -> None:
+        """Add calls of the time `duration`, without nested ones."""
+        self.calls += calls
+        self.total += duration
+        self.self_time += duration
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Memory before, after and during some calls."""
+
+    before: int | None = None
+    after: int | None = None
+    retained: int = 0
+    peak: int | None = None
+
+    def add(self, before: int, after: int, peak: int | None) -> None:
+        """Add a call."""
+        if self.before is None:
+            self.before = before
+        self.after = after
+        self.retained += after - before
+        if peak is not None and (self.peak is None or peak > self.peak):
+            self.peak = peak
+
+    def columns(self) -> dict[str, int | None]:
+        """Return the memory fields of a row."""
+        if self.before is None:
+            return {}
+        return {"before": self.before, "after": self.after, "retained": self.retained, "peak": self.peak}
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums by module and by operator."""
+
+    walk: _Walk
+    modules: _SumsByPhase = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+    operators: _SumsByPhase = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+
+    def add(self, scope: tuple[str, ...], phase: str, op: str, **columns: Any) -> None:
+        """Add op calls of a scope to all modules that include it, and to their operator."""
+        for name in self.walk.modules_of(scope, phase):
+            _add(self.modules[phase][name], columns)
+        _add(self.operators[phase][op], columns)
+
+
+def _add(sums: Counter[str], columns: Mapping[str, Any]) -> None:
+    for name, value in columns.items():
+        sums[name] += value
+
+
+class _Walk:
+    """A walk over the events for the times of operators and of uncalled modules, and the memory of both.
+
+    `covering` maps a stack and a phase to the operator that includes all ops there.
+    """
+
+    def __init__(self, trace: Trace, times: Times, cost_model: CostModel) -> None:
+        self._trace = trace
+        self._region_costs = region_costs(trace, cost_model)
+        self.covering = _find_covering(trace, self._region_costs)
+        self._scopes = trace.scopes()
+        self._called_modules = {phase: frozenset(timings) for phase, timings in times.modules.items()}
+        self._modules_by_scope: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
+        # Open region → the peak memory of ops in it so far.
+        self._peaks: dict[RegionCall | None, int] = {}
+        self.module_times: dict[str, dict[str, _Timing]] = {
+            # Where no module is called, the timings count the calls of ops.
+            phase: {
+                name: _Timing(0 if phase in BY_OWNER else timing.calls, timing.total, timing.own)
+                for name, timing in timings.items()
+            }
+            for phase, timings in times.modules.items()
+        }
+        self.operator_times: dict[str, dict[str, _Timing]] = defaultdict(lambda: defaultdict(_Timing))
+        self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
+        self.operator_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
+        self.outside_ns = 0
+        # Thread → the memory of the modules of its last op in a backward pass or optimizer step, and the bytes
+        # allocated after that op.
+        self._last_backward_op: dict[int, tuple[list[_Memory], int]] = {}
+
+    def run(self) -> None:
+        """Walk over all events."""
+        for kind, event, call, _ in walk_events(self._trace):
+            if kind == "op":
+                self._add_op(event, call)
+            elif kind == "exit" and call is not None:
+                self._exit_region(event, call)
+            elif kind == "unfinished" and call is not None:
+                self._record_peak(call.parent, self._peaks.pop(call, None))
+
+    def modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
+        """Return the modules that include the ops of a scope, the root first."""
+        names = self._modules_by_scope.get((scope, phase))
+        if names is None:
+            if phase in BY_OWNER:
+                owner = innermost(scope)
+                including = [*modules_above(owner), owner]
+            else:
+                including = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
+            names = self._modules_by_scope[scope, phase] = tuple(dict.fromkeys(including))
+        return names
+
+    def _uncalled_above(self, name: str, phase: str) -> Iterator[str]:
+        called = self._called_modules.get(phase, frozenset())
+        return (above for above in modules_above(name) if above not in called)
+
+    def _timing_of(self, phase: str, name: str) -> _Timing:
+        return self.module_times.setdefault(phase, {}).setdefault(name, _Timing())
+
+    def _record_peak(self, call: RegionCall | None, peak: int | None) -> None:
+        if peak is not None:
+            self._peaks[call] = max(peak, self._peaks.get(call, peak))
+
+    def _add_op(self, event: Event, region_call: RegionCall | None) -> None:
+        scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
+        covering = self.covering.get((event.stack, phase))
+        operator = self._trace.signatures[event.item].packet if covering is None else covering
+        self.operator_times[phase][operator].add(duration, calls=int(covering is None))
+        if not scope and phase not in BY_OWNER:
+            # Outside all module calls, such as a loss: in the root's row, though not in the time of its calls.
+            self._timing_of(phase, "").add(duration, calls=0)
+            self.outside_ns += duration
+        if event.memory_before is None or event.memory_after is None:
+            return
+        memory = event.memory_before, event.memory_after, event.memory_peak
+        self.operator_memory[phase][operator].add(*memory)
+        # Memory that autograd frees after an op is freed before the next one.
+        previous, allocated = self._last_backward_op.pop(event.thread, ([], 0))
+        for module_memory in previous:
+            module_memory.retained += event.memory_before - allocated
+        if phase in BY_OWNER:
+            modules = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
+            for module_memory in modules:
+                module_memory.add(*memory)
+            self._last_backward_op[event.thread] = modules, event.memory_after
+            return
+        if not scope:
+            self.module_memory[phase][""].add(*memory)
+        self._record_peak(region_call, event.memory_peak)
+
+    def _exit_region(self, event: Event, call: RegionCall) -> None:
+        region = self._trace.regions[call.region]
+        self._record_peak(call, event.memory_peak)
+        peak = self._peaks.pop(call, None)
+        self._record_peak(call.parent, peak)
+        if event.item in self._region_costs and (event.stack, event.phase) not in self.covering and not event.raised:
+            self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
+        if region.kind != "module" or event.phase in BY_OWNER:
+            return
+        names = [region.name]
+        regions = [self._trace.regions[outer.region] for outer in call.enclosing()]
+        enclosing = [outer.name for outer in regions if outer.kind == "module"]
+        for name in self._uncalled_above(region.name, event.phase):
+            if not any(_is_in(inner, name) for inner in enclosing):
+                self._timing_of(event.phase, name).total += event.duration_ns or 0
+                names.append(name)
+        if event.memory_before is not None and event.memory_after is not None:
+            for name in names:
+                self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, peak)
+
+
+def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
+    """Return (stack, phase) → the operator that covers its ops."""
+    regions = {trace.region_signatures[index].region for index, cost in costs.items() if cost.exclusive}
+    return {
+        (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
+        for stack, phase in find_covered(trace, costs)
+    }
+
+
+def _is_in(name: str, above: str) -> bool:
+    return not above or name == above or name.startswith(f"{above}.")
+
+
+def fit_ops(trace: Trace) -> Trace:
+    """Return a Trace in which the ops of each forward module call take no longer than the call without its children."""
+    own: Counter[RegionCall] = Counter()
+    ops: dict[RegionCall, list[int]] = defaultdict(list)
+    for kind, event, region_call, index in walk_events(trace):
+        call = _innermost_module(trace, region_call)
+        if call is None or event.phase != "forward":
+            continue
+        if kind == "op":
+            ops[call].append(index)
+        elif kind == "exit" and call is region_call:
+            own[call] += event.duration_ns or 0
+            caller = _innermost_module(trace, call.parent)
+            if caller is not None:
+                own[caller] -= event.duration_ns or 0
+    events = list(trace.events or ())
+    for call, indexes in ops.items():
+        taken, available = sum(events[index].duration_ns or 0 for index in indexes), max(own[call], 0)
+        for index in indexes if taken > available else ():
+            events[index] = events[index]._replace(duration_ns=(events[index].duration_ns or 0) * available // taken)
+    return replace(trace, events=tuple(events))
+
+
+def _innermost_module(trace: Trace, call: RegionCall | None) -> RegionCall | None:
+    """Return a region call if it is of a module, else the innermost module call around it."""
+    while call is not None and trace.regions[call.region].kind != "module":
+        call = call.parent
+    return call

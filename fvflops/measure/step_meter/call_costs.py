@@ -1,0 +1,156 @@
+"""Cost of the calls of a step: each distinct one counted once in shape execution."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.devices.devices import Device, short_dtype
+from fvflops.devices.utilisation import MODEL_PHASES, product_dtype
+from fvflops.formulas import FormulaTable
+from fvflops.measure.step_meter.metered_calls import ModelCall
+from fvflops.measure.step_meter.step_figures import StepCost, sum_costs
+from fvflops.plan.memory.predict_memory import predict_memory
+from fvflops.trace import Counts, Entry
+
+
+class Peaks:
+    """Least times of counts on one device; of work in a dtype without a peak they are NaN.
+
+    `device` is None if its peaks are unknown. `warn` is called with a figure's name and the reason why it is NaN.
+    """
+
+    def __init__(self, device: Device | None, float32_matmul: str | None, warn: Callable[[str, str], None]) -> None:
+        self._device = device
+        self._float32_matmul = float32_matmul
+        self._warn = warn
+
+    def cost_of(self, entries: Iterable[Entry]) -> StepCost:
+        """Return the cost of entries of counts of flops."""
+        return sum_costs(self._cost_of(entry) for entry in entries if entry.macs or entry.flops)
+
+    def _cost_of(self, entry: Entry) -> StepCost:
+        flops, seconds = 2 * entry.macs + entry.flops, self._seconds(entry, entry.macs)
+        if entry.phase not in MODEL_PHASES:
+            return StepCost(hardware_flops=flops, hardware_seconds=seconds)
+        macs = entry.macs - entry.recomputed
+        model_seconds = self._seconds(entry, macs) if entry.recomputed else seconds
+        return StepCost(macs, 2 * macs + entry.flops, flops, model_seconds, seconds)
+
+    def _seconds(self, entry: Entry, macs: int) -> float:
+        if self._device is None:
+            return math.nan
+        try:
+            dtype = short_dtype(entry.dtype)
+            product = product_dtype(entry.op, dtype, self._device, self._float32_matmul)
+            parts = (2 * macs, product), (entry.flops, dtype)
+            return sum(flops / self._device.peak(name) for flops, name in parts if flops)
+        except ValueError as error:  # no peak for the dtype: the utilisation is unknown, the FLOPs are not
+            self._warn("mfu", str(error))
+            return math.nan
+
+
+def count_call(call: ModelCall, table: FormulaTable) -> Counts:
+    """Return the counts of a call that holds its inputs, with its backward pass, in shape execution.
+
+    The gradients are those of the outputs that had one in the real call. What cannot be counted without values raises
+    an error of the analysis.
+    """
+    with _as_called(call) as (args, kwargs):
+        if not call.gradients:
+            with torch.no_grad():
+                return FlopCountAnalysis(
+                    call.model, args, kwargs=kwargs, table=table, execution="shapes", warn=False
+                ).counts()
+        loss = _Loss(frozenset(call.gradients))
+        return TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, table=table, warn=False).counts()
+
+
+def predict_call_memory(call: ModelCall, optimizer: torch.optim.Optimizer | None) -> float:
+    """Return the predicted peak of a call with its backward pass and the optimizer's step, in bytes."""
+    with _as_called(call) as (args, kwargs):
+        if not call.gradients:
+            with torch.no_grad():
+                forward = FlopCountAnalysis(call.model, args, kwargs=kwargs, execution="shapes", warn=False)
+                return predict_memory(forward).peak
+        loss = _Loss(frozenset(call.gradients))
+        step = TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, optimizer=optimizer, warn=False)
+        return predict_memory(step).peak
+
+
+@contextmanager
+def _as_called(call: ModelCall) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield the arguments of a call under the call's modes."""
+    assert call.modes is not None
+    with _autocast(call.autocast), quiet_log(), call.modes.applied():
+        yield call.arguments()
+
+
+def count_optimizer(optimizer: torch.optim.Optimizer, table: FormulaTable) -> Counts:
+    """Return the counts of one step of an optimizer, all its trainable parameters having gradients."""
+    with quiet_log():
+        step = TrainingStepAnalysis(_Parameters(optimizer), (), optimizer=optimizer, table=table, warn=False)
+        return step.counts()
+
+
+class _Parameters(nn.Module):
+    """The parameters of an optimizer as a model whose result has gradients with respect to each."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.parameters_of_groups = nn.ParameterList(
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
+        )
+
+    def forward(self) -> torch.Tensor:
+        loss: torch.Tensor = _Join.apply(*self.parameters_of_groups)
+        return loss
+
+
+class _Loss:
+    """A loss of no cost whose gradients reach some of the outputs."""
+
+    def __init__(self, indexes: frozenset[int]) -> None:
+        self._indexes = indexes
+
+    def __call__(self, result: Any) -> torch.Tensor:
+        outputs = [tensor for index, tensor in enumerate(tensors_of(result)) if index in self._indexes]
+        loss: torch.Tensor = _Join.apply(*outputs)
+        return loss
+
+
+class _Join(torch.autograd.Function):
+    """A scalar of several tensors whose gradients are empty tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        return tensors[0].new_empty((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
+
+
+def _autocast(state: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:
+    return nullcontext() if state is None else torch.autocast(state[0], dtype=state[1])
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Log no warnings of fvflops meanwhile: the log of a loop is the user's."""
+    logger = logging.getLogger("fvflops")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

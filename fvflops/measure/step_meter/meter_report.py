@@ -1,0 +1,139 @@
+"""Report of a metered loop: utilisation over its steps, the mean step, and where the FLOPs went."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, WorkParts, mean_figures
+from fvflops.reports.document import (
+    Chart,
+    Column,
+    Document,
+    Part,
+    Table,
+    Value,
+    module_column,
+    number_column,
+    text_column,
+)
+from fvflops.trace.module_tree import modules_above
+from fvflops.units import (
+    format_percent,
+    format_quantity,
+    format_ratio,
+    format_seconds,
+    format_short,
+    format_thousands,
+)
+
+_POINTS = 400  # of the chart, each the mean of as many steps
+_DEPTH = 3  # levels of modules below the root
+_SCALE = 10**6  # a chart has integers: shares in millionths, FLOP/s in 10^6
+
+
+def meter_report(
+    summary: MeterSummary,
+    steps: Sequence[StepFigures],
+    parts: WorkParts,
+    counted: int,
+    profile: Document | None = None,
+) -> Document:
+    """Return the report of a loop.
+
+    `parts` are the FLOPs of `counted` of the `steps`, without optimizers; `profile` is a report with the time.
+    """
+    document: list[Part] = [str(summary), *_draw(steps), _tabulate_figures(summary)]
+    if counted:
+        total = parts.by_phase.total()
+        share = f"FLOPs of {format_quantity(counted, 'step')} of {format_thousands(len(steps))}, optimizers excluded"
+        inclusive = _sum_modules(parts.by_module)
+        document += [
+            _tabulate("phases", text_column("phase"), parts.by_phase.most_common(), total, f"Phases: {share}"),
+            _tabulate("modules", module_column(), inclusive, total, "Modules with their submodules"),
+            _tabulate("operators", text_column("operator"), parts.by_operator.most_common(), total, "Operators"),
+        ]
+    if profile is not None:
+        document += [f"Profile: {profile.title}", *profile.parts]
+    return Document("step_meter", f"Utilisation of {format_quantity(summary.steps, 'step')}", document)
+
+
+def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:
+    """Yield the chart of the utilisation, or where it is unknown of the FLOP/s."""
+    bounds = [len(steps) * index // min(_POINTS, len(steps)) for index in range(min(_POINTS, len(steps)) + 1)]
+    means = [mean for start, end in pairwise(bounds) if (mean := mean_figures(_known(steps[start:end])))]
+    span = f"steps {format_thousands(steps[0].step)} to {format_thousands(steps[-1].step)}"
+    hidden = sum(math.isnan(step.model_flops) for step in steps)
+    notes = [f"{format_quantity(hidden, 'step')} of unknown cost excluded."] * bool(hidden)
+    if means and not any(math.isnan(mean.mfu + mean.hfu) for mean in means):
+        layers = {
+            "MFU: forward, backward": [round(mean.mfu * _SCALE) for mean in means],
+            "HFU: other work too": [round((mean.hfu - mean.mfu) * _SCALE) for mean in means],
+        }
+        yield Chart("utilisation", layers, [(span, len(means))], "Utilisation", _format_share, notes)
+    elif means:
+        layers = {"model FLOP/s": [round(mean.tflops_per_device * _SCALE) for mean in means]}
+        yield Chart("flops_per_second", layers, [(span, len(means))], "FLOP/s of a device", _format_rate, notes)
+
+
+def _known(steps: Sequence[StepFigures]) -> list[StepFigures]:
+    return [step for step in steps if not math.isnan(step.model_flops)]
+
+
+def _format_share(millionths: float) -> str:
+    return f"{millionths * 100 / _SCALE:.3g} %"
+
+
+def _format_rate(millions: float) -> str:
+    return format_short(millions * 1e12 / _SCALE)
+
+
+def _tabulate_figures(summary: MeterSummary) -> Table:
+    total = summary.total
+    rates = [
+        ("time", total.seconds, format_seconds),
+        ("tokens/s", total.tokens_per_second, _format_rounded),
+        ("samples/s", total.samples_per_second, format_ratio),
+        ("MACs (forward and backward)", total.macs, format_short),
+        ("model FLOPs (2 per MAC)", total.model_flops, format_short),
+        ("hardware FLOPs (2 per MAC)", total.hardware_flops, format_short),
+        ("TFLOP/s of a device", total.tflops_per_device, format_ratio),
+        ("MFU", total.mfu, _format_percent),
+        ("HFU", total.hfu, _format_percent),
+        ("peak memory, measured (B)", total.memory_peak, format_short),
+        ("peak memory, predicted (B)", summary.memory_predicted, format_short),
+    ]
+    rows = [(name, "unknown" if math.isnan(value) else form(value)) for name, value, form in rates]
+    return Table("figures", (text_column("figure"), text_column("mean")), rows, title="Mean step", noun="figure")
+
+
+def _format_rounded(value: float) -> str:
+    return format_thousands(round(value))
+
+
+def _format_percent(share: float) -> str:
+    return format_percent(share, 1)
+
+
+def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:
+    """Return the modules down to a depth with the FLOPs of their submodules, parents before their children."""
+    inclusive: Counter[str] = Counter()
+    for name, flops in by_module.items():
+        for module in {"", *modules_above(name), name}:
+            inclusive[module] += flops
+    rows = {module: flops for module, flops in inclusive.items() if module.count(".") < _DEPTH}
+
+    def position(module: str) -> list[tuple[int, str]]:
+        """Return a key by which the largest come first, below their parents."""
+        above = [name for name in (*modules_above(module), module) if name]
+        return [(-inclusive[name], name) for name in above]
+
+    return sorted(rows.items(), key=lambda row: position(row[0]))
+
+
+def _tabulate(name: str, column: Column, rows: Sequence[tuple[str, int]], total: int, title: str) -> Table:
+    values: list[tuple[Value, ...]] = [(key, flops, flops / total) for key, flops in rows]
+    columns = column, number_column("flops", "FLOPs"), number_column("share", form=_format_percent)
+    return Table(name, columns, values, title=title, noun=name.removesuffix("s"))

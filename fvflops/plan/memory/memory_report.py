@@ -1,0 +1,402 @@
+"""Report of predicted memory: the peak, its kinds and modules, the curve over the run, and what lowers the peak."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import groupby
+
+from fvflops import paths
+from fvflops.plan.memory.fit import Verdict
+from fvflops.plan.memory.saving_records import MemorySaving, MemorySavings
+from fvflops.plan.memory.step_settings import encode_lead, lead
+from fvflops.plan.memory.storage_lifetimes import KINDS, Block, MemoryMoment, MemoryTimeline, read_memory
+from fvflops.reports.display import Displayed
+from fvflops.reports.document import (
+    Chart,
+    Column,
+    Document,
+    Items,
+    Part,
+    Table,
+    Value,
+    data_only,
+    difference_column,
+    module_column,
+    number_column,
+    text_column,
+)
+from fvflops.reports.escaping import list_ops, plain_name
+from fvflops.reports.formats import write_document
+from fvflops.reports.pictures.svg_chart import svg_chart
+from fvflops.reports.terminal.collapse import collapse
+from fvflops.reports.terminal.layer_ranges import format_range
+from fvflops.trace import PHASES, ModuleTree, Summary, Trace
+from fvflops.trace.module_tree import innermost, modules_above
+from fvflops.trace.run_notes import list_run_notes, reads_of
+from fvflops.units import format_bytes, format_change, format_percent, format_quantity, format_short
+from fvflops.views.run_views import MemoryCurve
+from fvflops.views.summary_rows import ITSELF, count_itself, depth_of
+
+# Recompute happens inside the backward pass.
+_SECTIONS = {"recompute": "backward"}
+
+
+def memory_chart(timeline: MemoryTimeline) -> Chart:
+    """Return the bytes of each kind of memory at each op, and the phases."""
+    events = timeline.trace.events or ()
+    ops = [index for index, event in enumerate(events) if event.kind == "op" and (event.reads or event.writes)]
+    curves = {kind: timeline.curve(kind) for kind in KINDS}
+    # The first value of a curve is from before the run.
+    layers = {kind: [curve[index + 1] for index in ops] for kind, curve in curves.items()}
+    return Chart(
+        "memory",
+        layers,
+        _find_sections([events[index].phase for index in ops]),
+        title="Memory over the ops of the run, in bytes by kind",
+        form=format_short,
+    )
+
+
+def _find_sections(phases: Sequence[str]) -> list[tuple[str, int]]:
+    named = (_SECTIONS.get(phase, phase) for phase in phases)
+    return [(name, len(list(group))) for name, group in groupby(named)]
+
+
+def draw_memory(timeline: MemoryTimeline, title: str) -> str:
+    """Return the chart as an SVG picture."""
+    chart = memory_chart(timeline)
+    return svg_chart(Chart(chart.name, chart.layers, chart.sections, title, format_bytes))
+
+
+def memory_curve(source: Trace | MemoryTimeline) -> MemoryCurve | None:
+    """Return the bytes of each kind of memory after each op of a run; None where its Trace has no order of events.
+
+    >>> import torch
+    >>> from fvflops import record_call
+    >>> curve = memory_curve(record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),)))
+    >>> curve.ops, curve.peak()
+    (['aten::t', 'aten::addmm'], 112)
+    """
+    if isinstance(source, Trace) and source.events is None:
+        return None
+    timeline = read_memory(source) if isinstance(source, Trace) else source
+    trace = timeline.trace
+    events = trace.events or ()
+    ops = [index for index, event in enumerate(events) if event.kind == "op" and (event.reads or event.writes)]
+    curves = {kind: timeline.curve(kind) for kind in KINDS}
+    scopes = trace.scopes()
+    return MemoryCurve(
+        # The first value of a curve is from before the run.
+        {kind: [curve[index + 1] for index in ops] for kind, curve in curves.items() if any(curve)},
+        [trace.signatures[events[index].item].op for index in ops],
+        [innermost(scopes[events[index].stack]) for index in ops],
+        [events[index].phase for index in ops],
+    )
+
+
+DEPTH = 2  # levels of modules below the root
+
+_LAST_NUMBER = re.compile(r"(?<![^.])\d{1,18}((?:\.(?!\d+(?:\.|$))[^.]*)*)$")
+_HEADINGS = {"optimizer state": "optimizer"}
+
+
+class MemoryPrediction(MemoryTimeline, Displayed):
+    """A MemoryTimeline that `print` and a notebook show as its report."""
+
+    __slots__ = ()
+
+    def _document(self) -> Document:
+        return self.report()
+
+    def report(
+        self,
+        *,
+        savings: MemorySavings | None = None,
+        depth: int | None = DEPTH,
+        collapsed: bool = True,
+        subject: str = "",
+    ) -> Document:
+        """Return the report as a document, which every format of a report can write.
+
+        It has `depth` levels of modules, all if None; `collapsed` shows consecutive equal layers as one row. `savings`
+        are those of `memory_savings`, and `subject` is the name of the model.
+        """
+        return memory_report(self, savings=savings, depth=depth, collapsed=collapsed, subject=subject)
+
+    def to_markdown(self) -> str:
+        """Return the report in GitHub's Markdown."""
+        return write_document(self.report(), "markdown")
+
+    def to_json(self) -> str:
+        """Return all modules and kinds at the peak, and the curve, as JSON text with exact numbers."""
+        return write_document(self.report(collapsed=False, depth=None), "json")
+
+    def to_html(self, path: str | os.PathLike[str] | None = None, *, savings: MemorySavings | None = None) -> str:
+        """Return the report as an HTML page that needs no network; write it to `path` if given."""
+        page = write_document(self.report(savings=savings), "html")
+        if path is not None:
+            paths.write_text(os.fspath(path), page)
+        return page
+
+    def to_picture(self, path: str | os.PathLike[str]) -> None:
+        """Write the curve over the run as an SVG picture."""
+        paths.write_text(os.fspath(path), draw_memory(self, memory_title(self, "")))
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+
+def printed(timeline: MemoryTimeline) -> MemoryPrediction:
+    """Return a timeline that can be printed."""
+    values = {item.name: getattr(timeline, item.name) for item in fields(timeline) if item.init}
+    return MemoryPrediction(**values)
+
+
+def memory_report(
+    timeline: MemoryTimeline,
+    *,
+    savings: MemorySavings | None = None,
+    depth: int | None = DEPTH,
+    collapsed: bool = True,
+    subject: str = "",
+    verdict: Verdict | None = None,
+    command: str = "",
+    notes: Sequence[str] = (),
+) -> Document:
+    """Return whether it fits, what that assumes, the peak with its kinds, phases and modules, the curve, the savings.
+
+    The arguments are those of `MemoryPrediction.report`; `verdict` is by default the peak on an unknown device,
+    `command` the command line of the report, and `notes` are further sentences.
+    """
+    moment = timeline.at_peak()
+    verdict = verdict or Verdict(timeline.peak)
+    parts: list[Part] = [*lead(verdict, timeline.settings), _describe_peak(timeline, moment)]
+    chart = memory_chart(timeline)
+    parts += [chart] if any(chart.totals()) else []
+    parts += [_tabulate_peak(timeline, moment), _tabulate_kinds(timeline, moment, chart), _tabulate_phases(timeline)]
+    parts.append(_tabulate_modules(timeline, moment, depth, collapsed))
+    if savings is not None:
+        parts.append(_tabulate_savings(savings))
+        # Formats for people omit an empty table with its notes.
+        parts += [] if savings.changes else [Items("", [*_note(savings)])]
+    parts.append(Items("", [*notes, *_list_gaps(timeline)]))
+    column = data_only((text_column("location"),), ["location"])
+    for kind, locations in reads_of(timeline.trace.info).items():
+        parts.append(Table(kind, column, [(location,) for location in locations]))
+    about = encode_lead(verdict, timeline.settings, command)
+    return Document(
+        "memory",
+        memory_title(timeline, subject, verdict.needed if verdict.device else None),
+        parts,
+        main="modules",
+        about=about,
+    )
+
+
+def memory_title(timeline: MemoryTimeline, subject: str, reserved: int | None = None) -> str:
+    name = plain_name(subject or timeline.trace.modules.root.class_name) or "The run"
+    inputs = timeline.trace.info.inputs
+    reserves = "" if reserved is None else f", {format_bytes(reserved)} reserved by torch's allocator"
+    return f"{name}{f' on {plain_name(inputs)}' if inputs else ''}: peak memory {format_bytes(timeline.peak)}{reserves}"
+
+
+def _describe_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> str:
+    runs = {"backward": "a training step", "optimizer": "an optimizer step", "forward": "a forward pass"}
+    run = next((text for phase, text in runs.items() if phase in timeline.by_phase()), "a run without ops")
+    where = f"in {_list_place(moment)}" if moment.op else "before it begins"
+    return f"Predicted for {run} on {timeline.device}: the peak of {format_bytes(timeline.peak)} is {where}."
+
+
+def _list_place(moment: MemoryMoment) -> str:
+    module = plain_name(moment.module) or "the model"
+    return f"the {moment.phase} phase, at {plain_name(_short(moment.op))} of {module}"
+
+
+def _short(op: str) -> str:
+    return op.removeprefix("aten::")
+
+
+def _percent(share: float) -> str:
+    return format_percent(share, 1)
+
+
+def _tabulate_peak(timeline: MemoryTimeline, moment: MemoryMoment) -> Table:
+    """Return the sentence on the peak as data."""
+    columns = [text_column(key) for key in ("phase", "op", "module", "device")]
+    row = (timeline.peak, timeline.baseline, moment.phase, moment.op, moment.module, timeline.device)
+    sizes = [number_column("bytes"), number_column("before_the_run")]
+    return Table("peak", data_only((*sizes, *columns), [column.key for column in (*sizes, *columns)]), [row])
+
+
+def _tabulate_kinds(timeline: MemoryTimeline, moment: MemoryMoment, chart: Chart) -> Table:
+    columns = (
+        text_column("kind"),
+        number_column("bytes", "at the peak"),
+        number_column("share", form=_percent),
+        number_column("highest", "highest in the run"),
+    )
+    rows = [
+        (kind, moment.by_kind[kind], _share(moment.by_kind[kind], timeline.peak), max(timeline.curve(kind)))
+        for kind in KINDS
+        if any(chart.layers[kind]) or kind in moment.by_kind
+    ]
+    total = ("total", timeline.peak, _share(timeline.peak, timeline.peak), timeline.peak)
+    return Table("kinds", columns, rows, title="Bytes by kind", total=total, noun="kind")
+
+
+def _tabulate_phases(timeline: MemoryTimeline) -> Table:
+    columns = (
+        text_column("phase"),
+        number_column("bytes", "peak"),
+        text_column("op", form=_short),
+        text_column("module", form=lambda name: name or "model"),
+    )
+    totals, events = timeline.curve(), timeline.trace.events or ()
+    rows = []
+    for phase, peak in sorted(timeline.by_phase().items(), key=lambda item: PHASES.index(item[0])):
+        first = next(
+            index
+            for index, event in enumerate(events)
+            if (event.kind, event.phase) == ("op", phase) and totals[index + 1] == peak
+        )
+        moment = timeline.at(first)
+        rows.append((phase, peak, moment.op, moment.module))
+    return Table("phases", columns, rows, title="Most bytes in each phase", noun="phase")
+
+
+def _tabulate_modules(timeline: MemoryTimeline, moment: MemoryMoment, depth: int | None, collapsed: bool) -> Table:
+    kinds = [kind for kind, nbytes in moment.by_kind.items() if nbytes]
+    largest = [kind for kind, _ in moment.by_kind.most_common()]
+    columns = (
+        module_column(),
+        number_column("bytes", "at the peak"),
+        number_column("share", form=_percent),
+        *(replace(_kind_column(kind), hide_order=1 + largest.index(kind)) for kind in kinds),
+    )
+    summary = _summarise_modules(timeline, moment)
+    if collapsed:
+        summary = collapse(summary)
+    filled = [module.name for module in summary.modules.modules() if summary.columns["bytes"].get(module.name)]
+    shown = [name for name in filled if depth is None or depth_of(name) <= depth]
+    parents = dict.fromkeys(name.rpartition(".")[0] for name in shown if name) if collapsed else ()
+    itself = count_itself(summary, parents, "bytes")
+    rows: list[tuple[Value, ...]] = []
+    for name in shown:
+        label = _label(name, summary.labels)
+        counts = {heading: column.get(name, 0) for heading, column in summary.columns.items()}
+        for text, row in ((label, counts), (f"{label}.{ITSELF}".lstrip("."), itself.get(name, {}))):
+            if row:
+                rows.append((text, row["bytes"], _share(row["bytes"], timeline.peak), *(row[kind] for kind in kinds)))
+    hidden = len(filled) - len(shown)
+    notes = [f"{format_quantity(hidden, 'more module')} below depth {depth}."] if hidden else []
+    if "" in itself:
+        notes.append("(itself) of the model: of no submodule, as inputs, the loss and the optimizer's temporaries.")
+    title = "Bytes of modules at the peak, with their submodules"
+    return Table("modules", columns, rows, title=title, notes=notes, noun="module")
+
+
+def _kind_column(kind: str) -> Column:
+    return number_column(kind.replace(" ", "_"), _HEADINGS.get(kind, kind))
+
+
+def _summarise_modules(timeline: MemoryTimeline, moment: MemoryMoment) -> Summary:
+    """Return the bytes at the peak, of each kind and of all, by module with its submodules."""
+    columns: dict[str, Counter[str]] = {kind: Counter() for kind in (*moment.by_kind, "bytes")}
+    for block in alive_blocks(timeline, moment.event):
+        for kind in (block.kind, "bytes"):
+            columns[kind].update(dict.fromkeys((*modules_above(block.module), block.module), block.nbytes))
+    tree: ModuleTree = timeline.trace.modules
+    return Summary(tree.with_pseudo_modules([name for name in moment.by_module if name not in tree.by_name]), columns)
+
+
+def alive_blocks(timeline: MemoryTimeline, event: int) -> Iterator[Block]:
+    """Yield the blocks that are alive at an event."""
+    return (block for block in timeline.blocks if block.begin <= event and (block.end is None or event < block.end))
+
+
+def _label(name: str, labels: Mapping[str, str]) -> str:
+    """Return a module's name, in which each ancestor that represents repeated layers has its label."""
+    for above in (*modules_above(name)[1:], name):
+        if above in labels:
+            return labels[above] + name[len(above) :]
+    return name
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def savings_report(savings: MemorySavings) -> Document:
+    """Return what lowers the peak memory of a training step."""
+    parts: list[Part] = [_tabulate_savings(savings)] if savings.changes else [Items("", [*_note(savings)])]
+    return Document("memory_savings", f"Peak memory {format_bytes(savings.peak)}", parts)
+
+
+def _tabulate_savings(savings: MemorySavings) -> Table:
+    columns = (
+        text_column("change", shorten_last=True),
+        replace(text_column("modules"), hide_order=1),
+        number_column("peak"),
+        number_column("saved"),
+        number_column("share", form=_percent),
+        difference_column("flops", "FLOPs"),
+        difference_column("relative", form=format_change),
+    )
+    rows = [
+        (
+            _describe_change(saving),
+            _join_names(saving.modules),
+            saving.peak,
+            saving.saved,
+            _share(saving.saved, savings.peak),
+            saving.flops,
+            _share(saving.flops, savings.flops),
+        )
+        for saving in savings.changes
+    ]
+    title, notes = (
+        "What lowers the peak, in bytes, each predicted on its own",
+        [*_note(savings)] if savings.changes else [],
+    )
+    return Table("savings", columns, rows, title=title, notes=notes, noun="change")
+
+
+def _describe_change(saving: MemorySaving) -> str:
+    if saving.change == "checkpoint":
+        return f"checkpoint {saving.name} × {len(saving.modules)}"
+    return f"{saving.change} {saving.name}"
+
+
+def _join_names(names: Iterable[str]) -> str:
+    """Return names of modules, one for those that differ only in the last of their numbers.
+
+    >>> _join_names(["h.0.mlp", "h.1.mlp", "layer1.0", "layer1.1", "layer2.0"])
+    'h.0–1.mlp, layer1.0–1, layer2.0'
+    """
+    by_pattern: dict[str, list[str]] = {}
+    for name in names:
+        by_pattern.setdefault(_LAST_NUMBER.sub(r"#\1", name), []).append(name)
+    return ", ".join(map(format_range, by_pattern.values()))
+
+
+def _note(savings: MemorySavings) -> Iterator[str]:
+    if not savings.changes:
+        yield "No change that was tried lowers the peak."
+    if savings.useless:
+        yield f"Not lower: {', '.join(plain_name(_describe_change(saving)) for saving in savings.useless)}."
+    for change, error in savings.failed.items():
+        yield f"Not predicted: {plain_name(change)}: {plain_name(error)}."
+    if savings.untried:
+        yield f"Not tried: {', '.join(map(plain_name, savings.untried))}."
+    yield f"FLOPs: convention {plain_name(savings.table)}."
+
+
+def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
+    """Yield a sentence for each part of the memory that is not predicted."""
+    if timeline.unseen:
+        yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
+    yield from list_run_notes(timeline.trace.about, plain_name)

@@ -1,0 +1,212 @@
+"""Memory of a rank's training step: a walk over its actions, each of which allocates and frees what its pass did.
+
+A pass that several actions share was recorded once: each action has storages of its own, and frees the oldest of those
+that are like the ones its pass freed. So every microbatch in flight holds the activations that its forward pass left.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
+from fvflops.plan.rank_step import Action, RankStep
+from fvflops.text import record_repr
+from fvflops.trace import Event
+
+_BEFORE = -1  # event index of blocks that exist before the step
+
+
+class _Likeness(NamedTuple):
+    """What blocks have in common that are freed in place of each other."""
+
+    kind: str
+    module: str
+    op: str
+    nbytes: int
+
+
+class ActionMemory(NamedTuple):
+    """The bytes that a rank has allocated before an action, at its peak, and after it."""
+
+    action: Action
+    before: int
+    peak: int
+    after: int
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """The memory of a rank's step.
+
+    `timeline` has the events of the step's actions in order, without those of actions that repeat an earlier one with
+    as much memory allocated. `actions` has each action.
+    """
+
+    timeline: MemoryTimeline
+    actions: tuple[ActionMemory, ...]
+
+
+class _PassMemory(NamedTuple):
+    """What a pass does: blocks that it allocates and frees, allocates and keeps, frees; events count from its first."""
+
+    events: Sequence[Event]
+    within: tuple[Block, ...]
+    kept: tuple[Block, ...]
+    freed: tuple[tuple[int, Block], ...]
+    peak: int  # bytes more than before it
+    change: int
+
+
+def walk_step(timeline: MemoryTimeline, step: RankStep) -> StepMemory:
+    """Return the memory of a step, by replaying the `timeline` of its recording."""
+    passes = _read_passes(timeline, {(item.begin, item.end) for item in step.passes.values()})
+    walk = _Walk([block for block in timeline.blocks if block.begin == _BEFORE])
+    actions, seen = [], set()
+    now = timeline.baseline
+    for action in step.actions:
+        key = step.passes[action].begin, step.passes[action].end
+        item = passes[key]
+        repeated = (walk.state(), key) in seen
+        seen.add((walk.state(), key))
+        walk.run(item, shown=not repeated)
+        actions.append(ActionMemory(action, now, now + item.peak, now + item.change))
+        now += item.change
+    return StepMemory(
+        replace(timeline, blocks=tuple(walk.blocks()), trace=replace(timeline.trace, events=walk.events)),
+        tuple(actions),
+    )
+
+
+class _Walk:
+    """The blocks and events of the actions so far."""
+
+    def __init__(self, before: Iterable[Block]) -> None:
+        self.events: list[Event] = []
+        self._ended: list[Block] = []
+        self._alive: dict[_Likeness, deque[Block]] = {}
+        self._changes: Counter[_Likeness] = Counter()  # since the step's begin
+        for block in before:
+            self._alive.setdefault(_likeness(block), deque()).append(block)
+
+    def state(self) -> frozenset[tuple[_Likeness, int]]:
+        """Return the key of the live blocks before an action."""
+        return frozenset(self._changes.items())
+
+    def run(self, item: _PassMemory, *, shown: bool) -> None:
+        """Do what a pass did; if it is not `shown`, it takes no events."""
+        start = len(self.events)
+        if shown:
+            self.events += item.events
+            self._ended += [
+                block._replace(begin=start + block.begin, end=start + end)
+                for block in item.within
+                if (end := block.end) is not None
+            ]
+        # Before `freed`: a pass frees what it allocated only as `within`.
+        freed = [(start + at * shown, self._take(block)) for at, block in item.freed]
+        self._ended += [block._replace(end=at) for at, block in freed if block is not None and block.begin < at]
+        for block in item.kept:
+            key = _likeness(block)
+            self._alive.setdefault(key, deque()).append(block._replace(begin=start + block.begin * shown, end=None))
+            self._change(key, 1)
+
+    def blocks(self) -> list[Block]:
+        """Return all blocks, those that are alive at the end last."""
+        return [*self._ended, *(block for alive in self._alive.values() for block in alive)]
+
+    def _take(self, block: Block) -> Block | None:
+        """Remove and return the oldest block that is alive and like one that a pass freed.
+
+        None if there is none: FSDP2 keeps the buffers of a collective until the next one, and in another order of
+        actions than the recorded one others come before.
+        """
+        key = _likeness(block)
+        if not self._alive.get(key):
+            if block.kind != "communication":
+                raise RuntimeError(f"the step frees {block}, but holds nothing like it")
+            return None
+        self._change(key, -1)
+        return self._alive[key].popleft()
+
+    def _change(self, key: _Likeness, by: int) -> None:
+        self._changes[key] += by
+        if not self._changes[key]:
+            del self._changes[key]
+
+
+def _likeness(block: Block) -> _Likeness:
+    return _Likeness(block.kind, block.module, block.op, block.nbytes)
+
+
+def _read_passes(timeline: MemoryTimeline, ranges: Iterable[tuple[int, int]]) -> dict[tuple[int, int], _PassMemory]:
+    """Return what each pass does; `ranges` are the events of each, which do not overlap."""
+    events = timeline.trace.events or ()
+    passes = sorted(ranges)
+    begins = [begin for begin, _ in passes]
+    within: dict[tuple[int, int], list[Block]] = {key: [] for key in passes}
+    kept: dict[tuple[int, int], list[Block]] = {key: [] for key in passes}
+    freed: dict[tuple[int, int], list[tuple[int, Block]]] = {key: [] for key in passes}
+
+    def find(event: int | None) -> tuple[int, int] | None:
+        """Return the pass of an event, None for one of no pass."""
+        index = -1 if event is None else bisect_right(begins, event) - 1
+        return passes[index] if index >= 0 and event is not None and event < passes[index][1] else None
+
+    for block in timeline.blocks:
+        created, ended = find(block.begin), find(block.end)
+        if created is not None and block.end is not None and block.end <= created[1]:
+            within[created].append(block._replace(begin=block.begin - created[0], end=block.end - created[0]))
+            continue
+        if block.begin != _BEFORE:
+            block = block._replace(kind=_kind_of_kept(block.kind, events[block.begin].phase))
+        if created is not None:
+            kept[created].append(block._replace(begin=block.begin - created[0], end=None))
+        if ended is not None and block.end is not None:
+            freed[ended].append((block.end - ended[0], block))
+    return {
+        key: _PassMemory(
+            events[slice(*key)],
+            tuple(within[key]),
+            tuple(kept[key]),
+            tuple(freed[key]),
+            *_measure(key[1] - key[0], within[key], kept[key], freed[key]),
+        )
+        for key in passes
+    }
+
+
+def _kind_of_kept(kind: str, phase: str) -> str:
+    """Return the kind of a block that is alive after the action that allocates it, whatever was recorded next.
+
+    The hidden state that a stage receives is an activation. What the first half of a backward pass leaves for the
+    second, and gradients that FSDP2 has not reduced, are gradients.
+    """
+    if kind not in ("temporary", "activation", "input"):
+        return kind
+    return {"forward": "activation", "backward": "gradient"}.get(phase, kind)
+
+
+def _measure(
+    length: int, within: Iterable[Block], kept: Iterable[Block], freed: Iterable[tuple[int, Block]]
+) -> tuple[int, int]:
+    """Return the highest and the last value of the bytes that a pass has allocated more than there were before it."""
+    changes = [0] * (length + 1)
+    for block in within:
+        changes[block.begin] += block.nbytes
+        changes[block.end or 0] -= block.nbytes
+    for block in kept:
+        changes[block.begin] += block.nbytes
+    for at, block in freed:
+        changes[at] -= block.nbytes
+    level = highest = 0
+    for change in changes[:-1]:
+        level += change
+        highest = max(highest, level)
+    return highest, level + changes[-1]

@@ -1,0 +1,163 @@
+"""What a prediction of a training step assumes: one mapping of settings, which reports and JSON both show."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.model.model_index import has_packed
+from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.plan.memory.fit import Verdict
+from fvflops.reports.escaping import plain_name
+from fvflops.trace import Trace
+from fvflops.units import format_parameters
+
+_ATTENTION = re.compile(r"(?:_scaled_dot_product_)?(\w*?)_?attention(?:_forward|_math|_for_cpu)*(?:\.|$)")
+# Setting → its name in a text, where its key says too little.
+_NAMES = {"bucket_cap_mb": "MiB of DDP's buckets", "host_waits": "host waits for the device"}
+NO_CHECKPOINTING = "none"
+OWN_CHECKPOINTING = "the model's own"  # it calls torch.utils.checkpoint
+_SOFTMAX = ("aten::_softmax", "aten::softmax")
+
+
+def describe_settings(settings: Mapping[str, Any]) -> str:
+    """Return all settings in one line.
+
+    >>> describe_settings({"weights": "float32", "sequence_parallel": False, "batch": 1})
+    'Assumes: weights: float32; sequence parallel: no; batch: 1.'
+    """
+    return f"Assumes: {'; '.join(f'{name_of(key)}: {show(value)}' for key, value in settings.items())}."
+
+
+def lead(verdict: Verdict, settings: Mapping[str, Any]) -> list[str]:
+    """Return what a report begins with: the verdict, and what it assumes."""
+    settings = _with_allocator(verdict, settings)
+    return [str(verdict), *([describe_settings(settings)] if settings else [])]
+
+
+def encode_lead(verdict: Verdict, settings: Mapping[str, Any], command: str = "") -> dict[str, Any]:
+    """Return the same as data, with the command line that repeats it."""
+    settings = _with_allocator(verdict, settings)
+    return {"verdict": verdict.encode(), "settings": settings, **({"command": command} if command else {})}
+
+
+def _with_allocator(verdict: Verdict, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with the allocator's where the memory that it reserves is compared with a device's."""
+    return {**settings, **({} if verdict.memory is None else {"allocator": "expandable segments"})}
+
+
+def name_of(key: str) -> str:
+    """Return the name of a setting in a text."""
+    return _NAMES.get(key, key.replace("_", " "))
+
+
+def show(value: Any) -> str:
+    """Return the value of a setting in a text.
+
+    >>> show(True), show({"fsdp": 8, "tp": 2}), show(["a", "b"])
+    ('yes', 'fsdp=8,tp=2', 'a, b')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    return plain_name(", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def settings_of_model(model: nn.Module, compute: torch.dtype | None = None) -> dict[str, Any]:
+    """Return the data types of a model's weights and of its compute, and what is trained if not all of it is."""
+    sizes: Counter[str] = Counter()
+    for parameter in model.parameters():
+        sizes[_short(parameter.dtype)] += parameter.numel()
+    weights = ", ".join(dtype for dtype, _ in sizes.most_common()) or "none"
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return given(
+        weights=f"{weights} (packed)" if has_packed(model) else weights,
+        compute=weights if compute is None else _short(compute),
+        trained_parameters=None if trained == sizes.total() else format_parameters(trained),
+    )
+
+
+def settings_of_inputs(inputs: Any) -> dict[str, Any]:
+    """Return the batch size and, of token ids, the length of the sequence.
+
+    >>> settings_of_inputs(torch.zeros(2, 128, dtype=torch.int64))
+    {'batch': 2, 'sequence': 128}
+    """
+    tensors = [tensor for tensor in tensors_of(inputs) if tensor.ndim]
+    ids = next((tensor for tensor in tensors if tensor.ndim == 2 and not tensor.is_floating_point()), None)
+    return given(
+        batch=tensors[0].shape[0] if tensors else None,
+        sequence=None if ids is None else ids.shape[1],
+    )
+
+
+def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optimizer, the attention, the kernels and the assumed values of a recorded step.
+
+    `settings` are those known before it ran: weights of more bits than the compute are their own master weights, and
+    where nothing was to be checkpointed, the model did what was run again.
+    """
+    about, weights, compute = trace.about, settings.get("weights"), settings.get("compute")
+    is_own = settings.get("checkpointing") == NO_CHECKPOINTING and "recompute" in {phase for *_, phase in trace.calls}
+    is_mixed = weights != compute and weights == "float32"
+    has_optimizer = about.get("optimizer", "none") != "none"
+    masters = "the float32 weights" if is_mixed else "none" if compute in ("bfloat16", "float16") else None
+    return given(
+        checkpointing=OWN_CHECKPOINTING if is_own else None,
+        optimizer=about.get("optimizer"),
+        optimizer_state=about.get("optimizer_state") if has_optimizer else None,
+        master_weights=about.get("master_weights", masters) if has_optimizer else None,
+        attention=_find_attention(signature.op for signature in trace.signatures),
+        data_dependent=about.get("supposed"),
+        kernels=trace.info.device or None,
+    )
+
+
+def describe_checkpointed(modules: Iterable[nn.Module]) -> str:
+    """Return the classes of checkpointed modules, with their numbers.
+
+    >>> describe_checkpointed([nn.ReLU(), nn.ReLU()]), describe_checkpointed([])
+    ('ReLU × 2', 'none')
+    """
+    counts = Counter(type(module).__name__ for module in modules)
+    return ", ".join(f"{name} × {count}" for name, count in counts.items()) or NO_CHECKPOINTING
+
+
+def describe_loss(loss: Any) -> str:
+    """Return the name of a loss function, or that it is the model's."""
+    return "the model's" if loss is None else getattr(loss, "__name__", type(loss).__name__)
+
+
+def _find_attention(ops: Iterable[str]) -> str | None:
+    """Return the kinds of attention kernels among ops, None without attention.
+
+    >>> _find_attention(["aten::_scaled_dot_product_flash_attention", "aten::mm"])
+    'flash'
+    >>> _find_attention(["aten::bmm", "aten::_softmax"])
+    'not fused'
+    """
+    names = list(dict.fromkeys(ops))
+    kinds: dict[str, None] = {}
+    for name in names:
+        found = None if "backward" in name else _ATTENTION.match(name.rpartition("::")[2])
+        if found is not None:
+            kind = "" if "_math" in name else found[1].strip("_").removeprefix("scaled_dot_product").strip("_")
+            kinds["not fused" if "_math" in name else kind or "fused"] = None
+    if not kinds and any(name.startswith(_SOFTMAX) for name in names):
+        return "not fused"
+    return ", ".join(kinds) or None
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,191 @@
+"""The layouts and policies that a search tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from fvflops.plan.layout import PlanError
+from fvflops.plan.pipeline_schedules import choose_schedule, find_schedule
+from fvflops.text import record_repr, suggest
+
+_PIPELINE_RANKS = (1, 2, 4, 8, 16)
+_REPLICAS = (1, 4, 16)
+_CHECKPOINTS = ("none", "selective", "full")
+_SCHEDULES = ("1f1b", "interleaved")
+
+# What a search chooses, and what it tries by default.
+CHOICES: Mapping[str, str] = {
+    "tp": "tensor parallel ranks, with sequence parallelism where it is known: 1, 2, 4 and so on up to a node's GPUs",
+    "pp": "pipeline ranks: 1, 2, 4, 8, 16, up to the model's layers; with others than 1 for models with known stages",
+    "cp": "context parallel ranks: 1",
+    "ep": "expert parallel ranks: 1",
+    "dp": "replicas, among each of which FSDP2 shards the parameters: 1, 4, 16, and all (DDP)",
+    "micro-batch": "samples of a microbatch of a replica: 1, 2, 4 and so on up to its share of the global batch",
+    "schedule": "pipeline schedule: 1f1b, interleaved (two stages on each rank)",
+    "checkpoint": "activation checkpointing: none, selective, full",
+}
+_NUMBERS = ("tp", "pp", "cp", "ep", "dp", "micro-batch")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Candidate:
+    """A layout of a training run with its policies.
+
+    `mesh` is axis → size, outermost first, `micro_batch` the samples of each of the `microbatches`. `schedule` is ""
+    without pipeline stages; `reshard` is whether FSDP2 gathers parameters again for the backward pass (ZeRO-3);
+    `sequence_parallel` is whether tp divides the sequence between the layers.
+    """
+
+    mesh: Mapping[str, int]
+    micro_batch: int
+    microbatches: int
+    schedule: str = ""
+    checkpoint: str = "none"
+    reshard: bool = True
+    sequence_parallel: bool = False
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+    def size(self, axis: str) -> int:
+        """Return the number of ranks along an axis."""
+        return self.mesh.get(axis, 1)
+
+    @property
+    def stages_per_rank(self) -> int:
+        """The pipeline stages of each rank."""
+        return choose_schedule(self.schedule, None)[1] if self.schedule else 1
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a plan of the candidate assumes, as its settings name it.
+
+        >>> Candidate({"fsdp": 8}, 2, 4, checkpoint="full").settings()["reshard_after_forward"]
+        True
+        """
+        pipeline = {"schedule": self.schedule, "stages_per_rank": self.stages_per_rank} if self.schedule else {}
+        return {
+            "mesh": dict(self.mesh),
+            "batch": self.micro_batch,
+            "microbatches": self.microbatches,
+            "checkpointing": self.checkpoint,
+            **pipeline,
+            **({"reshard_after_forward": self.reshard} if self.size("fsdp") > 1 else {}),
+            **({"sequence_parallel": self.sequence_parallel} if self.size("tp") > 1 else {}),
+        }
+
+    def plan_options(self) -> dict[str, Any]:
+        """Return the arguments of `plan_step` for the candidate."""
+        options: dict[str, Any] = {
+            "mesh": dict(self.mesh),
+            "microbatches": self.microbatches,
+            "sequence_parallel": self.sequence_parallel,
+            "checkpoint": () if self.checkpoint == "none" else self.checkpoint,
+        }
+        if self.schedule:
+            options["schedule"] = self.schedule
+        elif self.size("fsdp") > 1:
+            options["reshard_after_forward"] = self.reshard
+        return options
+
+    def command(self) -> str:
+        """Return the options of `fvflops plan` for the candidate, besides the inputs.
+
+        >>> Candidate({"pp": 2, "fsdp": 4, "tp": 8}, 1, 16, "1f1b", "full").command()
+        '--mesh pp=2,fsdp=4,tp=8 --batch 1 --microbatches 16 --schedule 1f1b --checkpoint full'
+        """
+        words = [f"--mesh {','.join(f'{axis}={size}' for axis, size in self.mesh.items())}"]
+        words += ["--sequence-parallel"] * self.sequence_parallel
+        words += [f"--batch {self.micro_batch}", f"--microbatches {self.microbatches}"]
+        words += [f"--schedule {self.schedule}"] * bool(self.schedule)
+        words += ["--no-reshard-after-forward"] * (self.size("fsdp") > 1 and not self.schedule and not self.reshard)
+        words += [f"--checkpoint {self.checkpoint}"] * (self.checkpoint != "none")
+        return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is searched: `gpus` GPUs, `gpus_per_node` of them in a node, and a global batch of so many samples.
+
+    `layers` is the number of layers that can be divided among pipeline stages, 0 for none; `sequence_parallel` is
+    whether tp can divide the sequence. `choices` is a key of `CHOICES` → what is tried instead of the default.
+    """
+
+    gpus: int
+    gpus_per_node: int
+    global_batch: int
+    layers: int = 0
+    sequence_parallel: bool = False
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, number in (("gpus", self.gpus), ("global_batch", self.global_batch)):
+            if number < 1:
+                raise PlanError(f"{name} must be at least 1; got {number}")
+        for name, values in self.choices.items():
+            if name not in CHOICES:
+                raise PlanError(f"no choice {name!r}{suggest(name, CHOICES)}: a search chooses {', '.join(CHOICES)}")
+            if not values or (name in _NUMBERS and any(not isinstance(item, int) or item < 1 for item in values)):
+                raise PlanError(f"{name} must be some numbers of at least 1; got {list(values)}")
+        for name in self.choices.get("schedule", ()):
+            find_schedule(name)
+
+    def list_candidates(self) -> list[Candidate]:
+        """Return the layouts in which the sizes divide each other.
+
+        >>> space = Space(8, 8, 8, choices={"micro-batch": [1], "checkpoint": ["full"], "tp": [4]})
+        >>> for candidate in space.list_candidates():
+        ...     print(candidate.command())
+        --mesh fsdp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
+        --mesh fsdp=2,tp=4 --batch 1 --microbatches 4 --no-reshard-after-forward --checkpoint full
+        --mesh dp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
+        """
+        candidates = [
+            candidate
+            for mesh in self._list_meshes()
+            for micro_batch, checkpoint in product(
+                self._values("micro-batch", _powers_of_two(self.global_batch)),
+                self._values("checkpoint", _CHECKPOINTS),
+            )
+            for candidate in self._with_policies(mesh, micro_batch, checkpoint)
+        ]
+        return list({repr(candidate): candidate for candidate in candidates}.values())
+
+    def _values(self, name: str, default: Iterable[Any]) -> Sequence[Any]:
+        return self.choices.get(name, tuple(default))
+
+    def _list_meshes(self) -> Iterator[dict[str, int]]:
+        pipeline = [size for size in _PIPELINE_RANKS if size == 1 or size <= self.layers]
+        for tp, pp, cp in product(
+            self._values("tp", _powers_of_two(self.gpus_per_node)),
+            self._values("pp", pipeline),
+            self._values("cp", [1]),
+        ):
+            replicas, rest = divmod(self.gpus, tp * pp * cp)
+            if rest or not replicas:
+                continue
+            for dp in dict.fromkeys(self._values("dp", (*_REPLICAS, replicas))):
+                for ep in self._values("ep", [1]):
+                    if replicas % dp == 0 and (replicas // dp * cp * tp) % ep == 0:
+                        axes = {"pp": pp, "dp": dp, "fsdp": replicas // dp, "cp": cp, "tp": tp, "ep": ep}
+                        yield {axis: size for axis, size in axes.items() if size > 1} or {"dp": 1}
+
+    def _with_policies(self, mesh: Mapping[str, int], micro_batch: int, checkpoint: str) -> Iterator[Candidate]:
+        replicas = mesh.get("dp", 1) * mesh.get("fsdp", 1)
+        microbatches, rest = divmod(self.global_batch, replicas * micro_batch)
+        if rest or not microbatches:
+            return
+        divides = self.sequence_parallel and mesh.get("tp", 1) > 1
+        if mesh.get("pp", 1) > 1:
+            for schedule in self._values("schedule", _SCHEDULES):
+                if choose_schedule(schedule, None)[1] * mesh["pp"] <= self.layers:
+                    yield Candidate(mesh, micro_batch, microbatches, schedule, checkpoint, False, divides)
+            return
+        for reshard in (True, False) if mesh.get("fsdp", 1) > 1 else (True,):
+            yield Candidate(mesh, micro_batch, microbatches, "", checkpoint, reshard, divides)
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [1 << power for power in range(limit.bit_length())]

@@ -1,0 +1,264 @@
+"""Search for the layout of a training run on a number of GPUs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fvflops.analysis.bound_inputs import bind_inputs
+from fvflops.capture.run import ExecutionError, Loss
+from fvflops.capture.training_step import OptimizerMaker
+from fvflops.devices.devices import Device, resolve_device
+from fvflops.plan.layout import PlanError
+from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
+from fvflops.plan.search.candidates import Candidate, Space
+from fvflops.plan.search.evaluate import Workload, describe_lack
+from fvflops.plan.search.found_layouts import LayoutResult, LayoutSearch, in_order
+from fvflops.plan.search.layout_bounds import MicrobatchCost, Sharding, least_peak, least_seconds
+from fvflops.plan.search.workers import workers
+from fvflops.plan.step_time.buckets import check_bucket_cap
+from fvflops.plan.step_time.calibration import assume_network, find_efficiency, find_network
+from fvflops.plan.step_time.efficiency import Efficiency
+from fvflops.plan.step_time.network import Network
+from fvflops.text import require_int
+from fvflops.units import format_seconds
+
+# Called with what is done and the number of layouts that are left.
+Progress = Callable[[str, int], None]
+ADAMW: OptimizerMaker = partial(torch.optim.AdamW, fused=True)
+_ONE_NODE = 8  # GPUs, where the network is not known
+_WEAKER = {"full": ("full", "selective", "none"), "selective": ("selective", "none"), "none": ("none",)}
+
+
+def search_layouts(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    gpus: int,
+    global_batch: int,
+    device: str | Device,
+    network: str | Network | None = None,
+    efficiency: Efficiency | None = None,
+    choices: Mapping[str, Sequence[Any]] | None = None,
+    best: int = 20,
+    loss: Loss | None = None,
+    optimizer: OptimizerMaker | None = ADAMW,
+    precision: str | None = None,
+    kernels: str | None = "cuda",
+    fused: Collection[str] = (),
+    bucket_cap_mb: float | None = None,
+    jobs: int = 1,
+    on_progress: Progress | None = None,
+    **options: Any,
+) -> LayoutSearch:
+    """Return the layouts with the fastest training steps that fit some GPUs, by planning and simulating them.
+
+    Tried are all combinations of `CHOICES`, in which `choices` replaces what is tried, such as {"pp": [1, 2]}, and for
+    fsdp both ZeRO-2 and ZeRO-3. `args` and `kwargs` are the inputs of a replica, whose first dimension is replaced by
+    the size of a microbatch; `global_batch` is the number of samples in a step of all GPUs. A layer is recorded once
+    for each way in which a microbatch is computed; from that follow lower bounds for the time and the memory of each
+    layout. Layouts are then planned as by `plan_step` and simulated as by `estimate_step`, in the order of their bound,
+    until the `best` fastest are known. `jobs` processes share the work. The other arguments are those of `plan_step`
+    and `estimate_step`. A model that fails in every layout raises PlanError.
+
+    >>> from fvflops.zoo import build
+    >>> tokens = torch.ones(1, 16, dtype=torch.int64)
+    >>> few = {"tp": [1, 2], "pp": [1], "micro-batch": [1], "checkpoint": ["none"], "dp": [1]}
+    >>> search = search_layouts(
+    ...     build("llama_tiny", device="meta"), tokens, gpus=4, global_batch=4, device="H100", choices=few)
+    >>> search.best()[0].candidate.command()
+    '--mesh fsdp=4 --batch 1 --microbatches 1 --no-reshard-after-forward'
+    """
+    require_int("best", best, least=1)
+    require_int("jobs", jobs, least=1)
+    check_bucket_cap(bucket_cap_mb)
+    start = time.monotonic()
+    device = resolve_device(device)
+    network = find_network(network) if isinstance(network, str) else network
+    if network is None and gpus > 1:
+        network = assume_network(device)
+    workload = Workload(
+        model,
+        bind_inputs(model, args, kwargs),
+        device,
+        network,
+        find_efficiency(device.name) if efficiency is None else efficiency,
+        loss,
+        optimizer,
+        precision,
+        kernels,
+        tuple(fused),
+        bucket_cap_mb,
+        options,
+    )
+    node = _ONE_NODE if network is None else network.gpus_per_node
+    not_tried = {}
+    for axis, found in (("pp", workload.stages), ("tp", workload.sharding)):
+        ranks = list((choices or {}).get(axis, ()))
+        if isinstance(found, str) and ranks != [1]:
+            if ranks and 1 not in ranks:
+                raise PlanError(f"{axis}={ranks[0]}: {found}")
+            not_tried[axis] = found
+    space = Space(
+        *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel),
+        choices={**(choices or {}), **dict.fromkeys(not_tried, (1,))},
+    )
+    candidates = space.list_candidates()
+    if not candidates:
+        raise PlanError(
+            f"no layout has a global batch of {global_batch:,} on {gpus:,} GPUs: the replicas (dp and fsdp) times a "
+            "microbatch must divide it"
+        )
+    search = _Search(workload, candidates, best, on_progress or _say_nothing)
+    results = search.run(jobs)
+    if all(result.status == "failed" for result in results):
+        raise PlanError(f"no layout can be planned; the first one, {candidates[0].command()}: {results[0].reason}")
+    return LayoutSearch(
+        results=in_order(results),
+        gpus=gpus,
+        global_batch=global_batch,
+        wanted=best,
+        device=device,
+        network=network,
+        efficiency=workload.efficiency,
+        bucket_cap_mb=bucket_cap_mb,
+        seconds=time.monotonic() - start,
+        not_tried=not_tried,
+        settings=search.settings,
+    )
+
+
+class _Failure(NamedTuple):
+    reason: str
+
+
+class _Search:
+    """The layouts of a search, and what is known of each."""
+
+    def __init__(self, workload: Workload, candidates: Sequence[Candidate], best: int, progress: Progress) -> None:
+        self._workload = workload
+        self._candidates = candidates
+        self._best = best
+        self._gpus = math.prod(size for axis, size in candidates[0].mesh.items() if axis != "ep")
+        self._progress = progress
+        self._results: dict[int, LayoutResult] = {}
+        self._bounds: dict[int, tuple[float, int]] = {}
+        self.settings: dict[str, Any] = {}
+
+    def run(self, jobs: int) -> list[LayoutResult]:
+        """Return the result of each layout, in their order."""
+        with workers(self._run, jobs) as pool:
+            shardings = list(dict.fromkeys(map(Sharding.of, self._candidates)))
+            costs: dict[Sharding, MicrobatchCost | _Failure] = {}
+            for number, cost in pool.run(enumerate(shardings)):
+                costs[shardings[number]] = cost
+                if not isinstance(cost, _Failure):
+                    self.settings = self.settings or _settings_of_all(cost.settings, shardings[number])
+                    if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
+                        self.settings["checkpointing"] = OWN_CHECKPOINTING
+                self._progress("recording", len(shardings) - len(costs))
+            self._bound(costs)
+            for number, result in pool.run(self._list_pending()):
+                self._add(number, result)
+        return [self._results[number] for number in range(len(self._candidates))]
+
+    def _run(self, item: Sharding | tuple[Candidate, float | None]) -> Any:
+        """Measure or evaluate; a layout that does not suit the model is a result, not an error of the search."""
+        try:
+            if isinstance(item, Sharding):
+                return self._workload.measure(item, self._gpus)
+            return self._workload.evaluate(*item)
+        except (ValueError, TypeError, RuntimeError, ExecutionError) as error:
+            return _Failure(str(error).partition("\n")[0] or type(error).__name__)
+
+    def _bound(self, costs: Mapping[Sharding, MicrobatchCost | _Failure]) -> None:
+        """Bound each layout, and settle those whose sharding failed or cannot fit."""
+        workload = self._workload
+        for number, candidate in enumerate(self._candidates):
+            cost = costs[Sharding.of(candidate)]
+            if isinstance(cost, _Failure):
+                self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost.reason)
+                continue
+            seconds = least_seconds(candidate, cost, workload.network)
+            peak = least_peak(candidate, cost, workload.layers)
+            self._bounds[number] = seconds, peak
+            lack = describe_lack(peak, workload.device, self._gpus, at_least=True)
+            if lack:
+                self._settle(number, "does not fit", lack)
+
+    def _settle(self, number: int, status: str, reason: str) -> None:
+        seconds, peak = self._bounds[number]
+        self._results[number] = LayoutResult(
+            candidate=self._candidates[number],
+            status=status,
+            reason=reason,
+            least_seconds=seconds,
+            least_peak=peak,
+        )
+
+    def _list_pending(self) -> Iterator[tuple[int, tuple[Candidate, float | None]]]:
+        """Yield the layouts to plan, the lowest bound first; settle those that cannot be among the best."""
+        order = sorted(self._bounds, key=self._bounds.__getitem__)
+        for position, number in enumerate(order):
+            if number in self._results:
+                continue
+            limit, seconds = self._find_limit(), self._bounds[number][0]
+            if limit is not None and seconds >= limit:
+                self._settle(number, "slower", f"at least {format_seconds(seconds)}")
+                continue
+            self._progress("planning", sum(item not in self._results for item in order[position:]))
+            yield number, (self._candidates[number], limit)
+
+    def _find_limit(self) -> float | None:
+        """Return the time of the slowest of the best layouts, None while there are fewer."""
+        times = sorted(item.seconds for item in self._results.values() if item.status == "fits" and item.seconds)
+        return times[self._best - 1] if len(times) >= self._best else None
+
+    def _add(self, number: int, result: LayoutResult | _Failure) -> None:
+        candidate = self._candidates[number]
+        if isinstance(result, _Failure):
+            self._settle(number, "failed", result.reason)
+            return
+        seconds, peak = self._bounds[number]
+        self._results[number] = replace(result, least_seconds=seconds, least_peak=peak)
+        if result.status == "does not fit":
+            self._settle_larger(candidate, result)
+
+    def _settle_larger(self, smaller: Candidate, result: LayoutResult) -> None:
+        """Settle the layouts that have at least the memory of one that does not fit."""
+        for number, candidate in enumerate(self._candidates):
+            if number not in self._results and needs_more(candidate, smaller):
+                reason = f"at least {result.reason}, as with {smaller.command()}"
+                self._settle(number, "does not fit", reason)
+
+
+def _settings_of_all(settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Return the settings of all layouts, with the whole sequence, of those of one."""
+    own = {"schedule", "stages_per_rank", *Candidate({"fsdp": 2, "tp": 2}, 1, 1).settings()}
+    kept = {key: value for key, value in settings.items() if key not in own}
+    return kept | ({"sequence": kept["sequence"] * sharding.cp} if "sequence" in kept else {})
+
+
+def needs_more(candidate: Candidate, smaller: Candidate) -> bool:
+    """Return whether a layout differs from another one only in larger microbatches and fewer recomputed activations."""
+    same = replace(candidate, micro_batch=1, microbatches=1, checkpoint="") == replace(
+        smaller, micro_batch=1, microbatches=1, checkpoint=""
+    )
+    return (
+        same
+        and candidate.micro_batch >= smaller.micro_batch
+        and candidate.checkpoint in _WEAKER.get(smaller.checkpoint, (smaller.checkpoint,))
+        and min(candidate.microbatches, candidate.size("pp")) >= min(smaller.microbatches, smaller.size("pp"))
+    )
+
+
+def _say_nothing(what: str, left: int) -> None:
+    """Show no progress."""

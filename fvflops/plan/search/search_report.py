@@ -1,0 +1,297 @@
+"""Report of a search for a layout: the best, those that do not fit, and the time and memory of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fvflops.plan.memory.fit import Verdict
+from fvflops.plan.memory.step_settings import encode_lead, lead
+from fvflops.plan.search.candidates import Candidate
+from fvflops.plan.search.found_layouts import LayoutResult, LayoutSearch
+from fvflops.plan.step_time.buckets import describe_buckets
+from fvflops.plan.step_time.step_time_report import judge, list_unknown
+from fvflops.reports.document import (
+    Command,
+    Document,
+    Items,
+    Part,
+    Point,
+    Scatter,
+    Table,
+    number_column,
+    text_column,
+)
+from fvflops.reports.escaping import plain_name
+from fvflops.units import (
+    format_bytes,
+    format_quantity,
+    format_seconds,
+    format_share,
+    format_short,
+    format_thousands,
+)
+
+_IN_ROWS = (
+    "Layouts differ in mesh, batch, microbatches, schedule, resharding and checkpointing; this memory is the fastest's."
+)
+_AXES = {"pp": "pipeline", "tp": "tensor parallelism"}
+_SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
+
+
+def search_report(search: LayoutSearch, *, name: str = "", command: str = "", best: int | None = None) -> Document:
+    """Return the report of a search for the model `name`; `command` is that of the first layout in full."""
+    found = search.best(best)
+    verdict = _judge(search)
+    settings = {
+        **search.settings,
+        "device": search.device.name,
+        "efficiency": search.efficiency.source.partition(";")[0],
+    }
+    settings |= {} if search.network is None else {"network": search.network.name}
+    parts: list[Part] = [*lead(verdict, settings), _IN_ROWS, _summarise(search), *_list_failures(search)]
+    if found:
+        parts.append(_tabulate_best(search, found))
+        parts.append(Command("The first in full:", command or _describe_command(found[0], search)))
+        parts += _suggest_larger(search, found[0])
+        parts += list_unknown(found[0].unknown, found[0].bytes_only)
+    else:
+        parts.append("No layout fits: more GPUs, or a smaller sequence, lower what each needs.")
+    parts += [*_draw(search), *_list_not_fitting(search)]
+    parts += [f"No {_AXES[axis]} was tried: {reason}." for axis, reason in search.not_tried.items()]
+    parts.append(Items("Assumptions:", list(_list_assumptions(search))))
+    title = f"{plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}: "
+    title += _name_fastest(found[0]) if found else "no layout fits"
+    about = encode_lead(verdict, settings)
+    return Document("layout_search", title, parts, main="best", data=_encode(search), about=about)
+
+
+def _name_fastest(result: LayoutResult) -> str:
+    seconds, mfu = format_seconds(result.seconds or 0), format_share(result.mfu or 0)
+    return f"{seconds} a step with {describe(result.candidate)}, MFU {mfu}"
+
+
+def _judge(search: LayoutSearch) -> Verdict:
+    """Return whether the fastest layout fits; if none does, whether the one with the lowest memory does."""
+    peaks = [result.peak or result.least_peak for result in search.best(1)]
+    peaks = peaks or [
+        min((item.peak or item.least_peak for item in search.results if item.status != "failed"), default=0)
+    ]
+    return judge(peaks[0], search.device, search.gpus)
+
+
+def describe(candidate: Candidate) -> str:
+    """Return the mesh of a layout.
+
+    >>> describe(Candidate({"pp": 2, "fsdp": 4, "tp": 8}, 1, 16, "1f1b", "full"))
+    'pp2 fsdp4 tp8'
+    """
+    return " ".join(f"{axis}{size}" for axis, size in candidate.mesh.items())
+
+
+def _describe_policies(candidate: Candidate) -> str:
+    """Return the schedule or how parameters are sharded, and what is checkpointed.
+
+    >>> _describe_policies(Candidate({"fsdp": 8}, 1, 1, checkpoint="full"))
+    'ZeRO-3 full'
+    """
+    policies = [candidate.schedule] if candidate.schedule else []
+    if not candidate.schedule and candidate.size("fsdp") > 1:
+        policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")
+    policies += [candidate.checkpoint] * (candidate.checkpoint != "none")
+    return " ".join(policies)
+
+
+def _summarise(search: LayoutSearch) -> str:
+    counts = Counter(result.status for result in search.results)
+    planned = sum(result.seconds is not None for result in search.results)
+    rest = [
+        f"{format_thousands(counts[status])} {what}"
+        for status, what in (("does not fit", "do not fit"), ("slower", "are slower"), ("failed", "cannot be planned"))
+        if counts[status]
+    ]
+    return (
+        f"A global batch of {format_quantity(search.global_batch, 'sample')}. "
+        f"{format_quantity(len(search.results), 'layout')}: {format_thousands(counts['fits'])} fit"
+        f"{''.join(f', {text}' for text in rest)}; {format_thousands(planned)} were planned and simulated, in "
+        f"{format_seconds(search.seconds)}."
+    )
+
+
+def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table:
+    front = {id(result) for result in search.pareto_front()}
+    per_second = "samples" if found[0].tokens_per_second is None else "tokens"
+    pipelines = any(result.candidate.schedule for result in found)
+    columns = (
+        number_column("rank", "#"),
+        text_column("mesh"),
+        text_column("batch", "batch"),
+        text_column("policy"),
+        number_column("seconds", "step", form=format_seconds),
+        number_column("mfu", "MFU", form=format_share),
+        number_column("peak", "memory", form=format_bytes),
+        text_column("front", "*"),
+        number_column("exposed_share", "exposed", form=format_share),
+        number_column("bubble_share", "bubble", form=format_share, only_for="" if pipelines else "data"),
+        replace(number_column(f"{per_second}_per_second", f"{per_second}/s", form=format_short), hide_order=1),
+    )
+    rows = []
+    for number, result in enumerate(found, start=1):
+        candidate = result.candidate
+        rows.append(
+            (
+                number,
+                describe(candidate),
+                f"{candidate.micro_batch} × {candidate.microbatches}",
+                _describe_policies(candidate),
+                result.seconds,
+                result.mfu,
+                result.peak,
+                "*" if id(result) in front else "",
+                result.exposed_share,
+                result.bubble_share if candidate.schedule else None,
+                result.samples_per_second if per_second == "samples" else result.tokens_per_second,
+            )
+        )
+    notes = [
+        "Batch: samples of a microbatch × microbatches of a replica. Policy: pipeline schedule or sharding, and "
+        "activation checkpointing.",
+        "Exposed: share of the step in which the slowest rank waits for collectives; "
+        + "bubble: that in which a pipeline's ranks have nothing to do, on average; " * pipelines
+        + "most of the rest is kernels.",
+        f"* No planned layout that fits is both faster and smaller. Memory of {search.device.name}: "
+        f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}.",
+    ]
+    return Table("best", columns, rows, title="The fastest layouts that fit", notes=notes, noun="layout")
+
+
+def _describe_command(result: LayoutResult, search: LayoutSearch) -> str:
+    return f"fvflops plan MODEL --device '{search.device.name}' {result.candidate.command()}"
+
+
+def _suggest_larger(search: LayoutSearch, result: LayoutResult) -> Iterator[str]:
+    """Yield that a larger microbatch may be faster, if the best has the largest that was tried."""
+    candidate = result.candidate
+    largest = max(other.candidate.micro_batch for other in search.results)
+    if candidate.micro_batch == largest and candidate.microbatches % 2 == 0:
+        yield (
+            f"The first has the largest microbatch that was tried: a larger one may be faster, with --choices "
+            f"micro-batch={largest},{2 * largest}."
+        )
+
+
+def _draw(search: LayoutSearch) -> Iterator[Part]:
+    """Yield the picture of the time and the memory of the planned layouts, if their memory differs."""
+    front = {id(result) for result in search.pareto_front()}
+    points = [
+        Point(result.seconds, result.peak, result.candidate.command(), id(result) in front)
+        for result in search.results
+        if result.seconds is not None and result.peak is not None
+    ]
+    if len({format_bytes(point.y) for point in points}) > 1:
+        memory = search.device.memory
+        limit = None
+        if memory is not None and memory < 2 * max(point.y for point in points):
+            limit = float(memory), f"{format_bytes(memory)} of {search.device.name}"
+        yield Scatter(
+            *("layouts", points, "step time", "memory"),
+            x_form=format_seconds,
+            y_form=lambda value: format_bytes(round(value)),
+            title="Time and memory of the planned layouts",
+            limit=limit,
+        )
+
+
+def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
+    without = [result for result in search.results if result.status == "does not fit"]
+    if not without:
+        return
+    without.sort(key=lambda result: (result.peak is None, result.peak or result.least_peak))
+    columns = (
+        text_column("mesh"),
+        text_column("batch"),
+        text_column("policy"),
+        number_column("seconds", "step", form=format_seconds),
+        text_column("reason", "memory"),
+    )
+    rows = [
+        (
+            describe(result.candidate),
+            f"{result.candidate.micro_batch} × {result.candidate.microbatches}",
+            _describe_policies(result.candidate),
+            result.seconds,
+            result.reason.partition(",")[0],
+        )
+        for result in without[:_SHOWN]
+    ]
+    left = len(without) - len(rows)
+    notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left else []
+    yield Table(
+        "without", columns, rows, title="Layouts that do not fit, the closest first", notes=notes, noun="layout"
+    )
+
+
+def _list_failures(search: LayoutSearch) -> Iterator[Part]:
+    reasons = Counter(result.reason for result in search.results if result.status == "failed")
+    if reasons:
+        yield Items(
+            "These layouts failed, and one of them may be faster:",
+            [f"{format_quantity(count, 'layout')}: {reason}" for reason, count in reasons.most_common(_SHOWN)],
+        )
+
+
+def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
+    yield f"Efficiency of {search.device.name}: {search.efficiency.source}."
+    if search.network is not None:
+        yield f"Network {search.network.name}: {search.network.source}."
+    yield (
+        "Layouts that were not planned have a lower bound of their time above that of the best: equal stages, the "
+        "least bubble, and all of FSDP2's and DDP's communication hidden."
+    )
+    if any(item.candidate.size("dp") > 1 and item.candidate.size("fsdp") == 1 for item in search.results):
+        yield f"{describe_buckets(search.bucket_cap_mb)}."
+    yield (
+        "Memory: what torch's allocator reserves with expandable segments; for the device's context and NCCL "
+        f"{format_bytes(search.device.reserve(search.gpus))} are set aside."
+    )
+    yield "`fvflops plan` of one layout lists what else its time assumes."
+
+
+def _encode(search: LayoutSearch) -> dict[str, Any]:
+    front = {id(result) for result in search.pareto_front()}
+    return {
+        "gpus": search.gpus,
+        "global_batch": search.global_batch,
+        "device": search.device.name,
+        "network": None if search.network is None else search.network.name,
+        "seconds": search.seconds,
+        "layouts": [
+            {**_encode_result(result, id(result) in front), "settings": search.settings_of(result.candidate)}
+            for result in search.results
+        ],
+    }
+
+
+def _encode_result(result: LayoutResult, on_front: bool) -> dict[str, Any]:
+    candidate = result.candidate
+    return {
+        "mesh": dict(candidate.mesh),
+        "micro_batch": candidate.micro_batch,
+        "microbatches": candidate.microbatches,
+        "schedule": candidate.schedule,
+        "checkpoint": candidate.checkpoint,
+        "reshard_after_forward": candidate.reshard,
+        "options": candidate.command(),
+        "status": result.status,
+        "reason": result.reason,
+        "on_pareto_front": on_front,
+        **{
+            name: getattr(result, name)
+            for name in (
+                *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
+                *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
+            )
+        },
+    }

@@ -1,0 +1,1 @@
+"""Divide a model among ranks: tensor, expert, context and data parallelism."""

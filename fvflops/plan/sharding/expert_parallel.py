@@ -1,0 +1,344 @@
+"""Expert parallelism: a mixture's experts are divided among ranks, which send them their tokens.
+
+As in torchtitan and transformers, the ranks of `ep` are not further ranks: with the other axes of the mesh they are one
+view of the ranks that the dense layers divide by fsdp (or dp), cp and tp.
+
+    dense layers   (pp, dp, fsdp, cp, tp)
+    experts        (pp, dp, efsdp, ep, etp)    fsdp * cp * tp = efsdp * ep * etp
+
+Without fsdp, `edp` are the replicas of each expert among the ranks of dp, cp and tp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fvflops.plan.sharding.routing import RoutedTokens, Routing, check_routing
+from fvflops.plan.sharding.tensor_parallel import EXPERT_DIMENSIONS, Sharding, ShardingError, check_width, list_divisors
+from fvflops.plan.sharding.token_dispatch import (
+    dispatching,
+    distribute_parameters,
+    knowing_counts,
+    slicing_tokens,
+)
+from fvflops.plan.sharding.transformers_plans import divide_experts, expand_plan, find_styles, matches
+from fvflops.plan.sharding.transformers_plans import knowing_counts as knowing_transformers_counts
+
+# Expert parallelism, and tensor parallelism of each expert: another view of the ranks of the other axes.
+EXPERT_AXES = ("ep", "etp")
+# transformers' style of a module whose tokens are sent to the ranks of their experts.
+_DISPATCHED = "ep_dispatch_experts"
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureModules:
+    """Names of the modules in a mixture: the router, the order of its pairs of tokens and experts, and the experts."""
+
+    mixture: str
+    router: str
+    order: str
+    experts: str
+
+
+MIXTURES: Mapping[str, MixtureModules] = {
+    "fvflops.zoo.mixtral.Mixtral": MixtureModules("layers.*.mlp", "router", "order", "experts"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DividedExperts:
+    """The experts of a rank's model: their modules, and name → number of experts before they were divided.
+
+    `mesh` is the DeviceMesh that divides them, None without ep; its axes are dp, efsdp or edp, ep and etp.
+    `data_ranks` are the ranks with different tokens.
+    """
+
+    modules: tuple[nn.Module, ...]
+    numbers: Mapping[str, int]
+    mesh: Any
+    data_ranks: int
+
+    @property
+    def divided_parameters(self) -> set[int]:
+        """The ids of their parameters if the experts are divided, so that other ranks have others."""
+        modules = () if self.mesh is None else self.modules
+        return {id(parameter) for module in modules for parameter in module.parameters()}
+
+    @property
+    def replicas(self) -> int:
+        """The number of ranks with the same experts, without fsdp."""
+        return self.mesh["edp"].size() if self.mesh is not None and "edp" in self.mesh.mesh_dim_names else 1
+
+
+def dense_axes(mesh: Mapping[str, int]) -> dict[str, int]:
+    """Return the axes that multiply to the number of ranks, without those of the experts.
+
+    >>> dense_axes({"fsdp": 8, "tp": 2, "ep": 4})
+    {'fsdp': 8, 'tp': 2}
+    """
+    return {axis: size for axis, size in mesh.items() if axis not in EXPERT_AXES}
+
+
+def check_expert_axes(mesh: Mapping[str, int]) -> None:
+    """Raise ShardingError where ep and etp do not divide the ranks of fsdp (or dp), cp and tp as in torchtitan.
+
+    >>> check_expert_axes({"fsdp": 4, "tp": 2, "ep": 3})
+    Traceback (most recent call last):
+    fvflops.plan.sharding.tensor_parallel.ShardingError: ep=3 must divide ...use ep=1, 2, 4 or 8
+    """
+    experts, etp, tp, cp = (mesh.get(axis, 1) for axis in ("ep", "etp", "tp", "cp"))
+    data = _data_axis(mesh)
+    if etp not in (1, tp):
+        raise ShardingError(f"etp={etp} must be 1 or the size of tp ({tp}), as in torchtitan")
+    # With etp=1 the ranks of tp divide the tokens, so that all of them belong to one group of experts.
+    shared = math.prod((cp, tp // etp))
+    ranks = mesh.get(data, 1) * shared
+    fitting = [size for size in range(1, ranks + 1) if ranks % size == 0 and (size == 1 or size % shared == 0)]
+    if experts not in fitting:
+        *others, last = map(str, fitting)
+        axes = " x ".join(axis for axis in (data, "cp", "" if etp > 1 else "tp") if axis and mesh.get(axis, 1) > 1)
+        whole = f" and contain cp and tp whole ({shared})" if shared > 1 else ""
+        raise ShardingError(
+            f"ep={experts} must divide the {ranks} rank{'s' * (ranks > 1)} of {axes or 'fsdp'}{whole}: "
+            f"use ep={', '.join(others) + ' or ' + last if others else last}"
+        )
+
+
+def _data_axis(mesh: Mapping[str, int]) -> str:
+    return "fsdp" if mesh.get("fsdp", 1) > 1 else "dp"
+
+
+def make_expert_mesh(mesh: Mapping[str, int], rank: int) -> Any:
+    """Return the DeviceMesh of the experts among the ranks of one pipeline stage.
+
+    Its axes are dp (with fsdp), efsdp (edp without fsdp), ep and etp.
+    """
+    dense = dense_axes(mesh)
+    data = _data_axis(mesh)
+    order = [axis for axis in dense if axis not in (data, "cp", "tp")]
+    order = sorted(order, key=("pp", "dp", "fsdp").index) + [axis for axis in (data, "cp", "tp") if axis in dense]
+    ranks = torch.arange(math.prod(dense.values())).view(*dense.values()).permute(*map(list(dense).index, order))
+    stages, replicas = dense.get("pp", 1), dense.get("dp", 1) if data == "fsdp" else 1
+    ep, etp = mesh.get("ep", 1), mesh.get("etp", 1)
+    views = ranks.reshape(stages, replicas, -1, ep, etp)
+    (stage,) = (view for view in views if bool((view == rank).any()))
+    axes = ("dp", f"e{data}", "ep", "etp")
+    # With a named backend torch makes a process group for each axis, also where all ranks are along it.
+    backends = ((dist.get_backend(), None),) * len(axes)
+    return dist.device_mesh.DeviceMesh("cpu", stage, mesh_dim_names=axes, backend_override=backends)
+
+
+def without_experts(model: nn.Module, sharding: Sharding, mesh: Mapping[str, int]) -> Sharding:
+    """Return a model's tensor-parallel sharding without what expert parallelism does instead."""
+    if mesh.get("ep", 1) == 1:
+        return sharding
+    mixture = MIXTURES.get(_class_name(model))
+    patterns = (
+        [f"{mixture.mixture}.{mixture.experts}"]
+        if mixture is not None
+        else list(getattr(model, "_ep_plan", None) or {})
+    )
+    styles = {
+        name: style
+        for name, style in sharding.styles.items()
+        if not any(name == pattern or name.startswith(f"{pattern}.") for pattern in patterns)
+    }
+    return replace(sharding, styles=styles)
+
+
+def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank: int) -> DividedExperts | None:
+    """Divide a model's experts, in place, over ep and etp; return None for a model without known mixtures.
+
+    A zoo mixture is divided as torchtitan does it, a model of transformers by its `_ep_plan` and transformers' own
+    code. Without ep in the mesh nothing is divided. With it, a model without known mixtures, and a number of experts
+    that ep does not divide, raise ShardingError.
+    """
+    ep = mesh.get("ep", 1)
+    found = _find_experts(model)
+    if found is None:
+        if ep > 1:
+            raise ShardingError(f"no mixtures are known in {_class_name(model)}: plan it without ep")
+        return None
+    library, experts = found
+    numbers = {name: _number_of_experts(module) for name, module in experts.items()}
+    data_ranks = math.prod(mesh.get(axis, 1) for axis in ("dp", "fsdp", "cp"))
+    if ep == 1:
+        return DividedExperts(tuple(experts.values()), numbers, None, data_ranks)
+    for name, number in numbers.items():
+        if number % ep:
+            raise ShardingError(f"ep={ep} must divide the {number} experts of {name}: use ep={list_divisors(number)}")
+    expert_mesh = make_expert_mesh(mesh, rank)
+    (_divide_transformers if library == "transformers" else _divide_zoo)(model, device_mesh, expert_mesh, mesh)
+    return DividedExperts(tuple(experts.values()), numbers, expert_mesh, data_ranks)
+
+
+def _find_experts(model: nn.Module) -> tuple[str, dict[str, nn.Module]] | None:
+    """Return the library of a model's mixtures, and name → module of their experts; None for a model without."""
+    if _class_name(model) in MIXTURES:
+        return "zoo", {name: mixture.experts for name, mixture in _mixtures(model).items()}
+    plan = getattr(model, "_ep_plan", None) or {}
+    if _DISPATCHED not in plan.values() or _DISPATCHED not in find_styles("expert"):
+        return None
+    styles = expand_plan(model, plan)
+    return "transformers", {path: model.get_submodule(path) for path in styles if styles[path] == _DISPATCHED}
+
+
+def has_router_gradients(model: nn.Module) -> bool:
+    """Return whether each rank of tp has a part of the gradients of a model's routers."""
+    return _class_name(model) in MIXTURES
+
+
+def loops_over_experts(model: nn.Module) -> bool:
+    """Return whether mixtures of transformers run each expert by itself, with the tokens that its router selects."""
+    found = _find_experts(model)
+    modules = () if found is None else found[1].values()
+    return any(getattr(getattr(item, "config", None), "_experts_implementation", "") == "eager" for item in modules)
+
+
+def _mixtures(model: nn.Module) -> dict[str, Any]:
+    """Return name of the experts → the mixture of a zoo model."""
+    names = MIXTURES[_class_name(model)]
+    return {
+        f"{path}.{names.experts}": SimpleNamespace(
+            router=module.get_submodule(names.router),
+            order=module.get_submodule(names.order),
+            experts=module.get_submodule(names.experts),
+        )
+        for path, module in model.named_modules()
+        if matches(path, names.mixture) and not isinstance(module, nn.Identity)
+    }
+
+
+def _class_name(model: nn.Module) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _number_of_experts(module: nn.Module) -> int:
+    return next(len(parameter) for parameter in module.parameters(recurse=False) if parameter.ndim == 3)
+
+
+def _divide_transformers(model: Any, device_mesh: Any, expert_mesh: Any, mesh: Mapping[str, int]) -> None:
+    if mesh.get("etp", 1) > 1:
+        raise ShardingError("transformers does not divide an expert among ranks of ep: plan it without etp")
+    # The axis etp has one rank here: without tp no other rank has the same tokens.
+    batch_mesh = device_mesh["tp"] if mesh.get("tp", 1) > 1 else expert_mesh["etp"]
+    divide_experts(model, expert_mesh["ep"], batch_mesh, expand_plan(model, model.ep_plan))
+
+
+def _divide_zoo(model: nn.Module, device_mesh: Any, expert_mesh: Any, mesh: Mapping[str, int]) -> None:
+    from torch.distributed.tensor import Shard
+
+    etp, tp = mesh.get("etp", 1), mesh.get("tp", 1)
+    for mixture in _mixtures(model).values():
+        if etp > 1:
+            check_width(mixture.experts, "etp", etp)
+            distribute_parameters(
+                mixture.experts,
+                expert_mesh["ep", "etp"],
+                lambda name: [Shard(0), Shard(EXPERT_DIMENSIONS[name])],
+            )
+        else:
+            distribute_parameters(mixture.experts, expert_mesh["ep"], lambda name: [Shard(0)])
+        if tp > etp:
+            mixture.order.forward = slicing_tokens(mixture.order.forward, device_mesh["tp"])
+        mixture.experts.forward = dispatching(mixture.experts.forward, expert_mesh.get_group("ep"))
+
+
+def shard_experts_fully(experts: DividedExperts, **options: Any) -> None:
+    """Apply `fully_shard` to a rank's experts over the ranks of efsdp, in place, with further options of it.
+
+    As in torchtitan, the experts' second dimension is sharded where efsdp has more ranks than a rank has experts. Their
+    gradients are divided by the number of ranks with different tokens, as those of the dense layers are.
+    """
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    if experts.mesh is None:
+        return
+    replicas, sharded, _, _ = experts.mesh.shape
+    mesh = experts.mesh["dp", "efsdp"] if replicas > 1 else experts.mesh["efsdp"]
+    for name, module in zip(experts.numbers, experts.modules, strict=True):
+        each = experts.numbers[name] // experts.mesh["ep"].size()
+        placement = (lambda parameter: Shard(1)) if sharded > each else None
+        widths = [parameter.to_local().shape[1] for parameter in module.parameters()]  # type: ignore[attr-defined]
+        if placement is not None and any(width % sharded for width in widths):
+            raise ShardingError(
+                f"ep leaves {sharded} ranks of fsdp for each {each} experts of {name}, and FSDP2 cannot divide their "
+                f"widths {' and '.join(map(str, sorted(set(widths))))} by {sharded}: use another ep or fsdp"
+            )
+        wrapped: Any = fully_shard(module, mesh=mesh, shard_placement_fn=placement, **options)
+        wrapped.set_gradient_divide_factor(float(experts.data_ranks))
+        if sharded > 1:
+            # Only NCCL can scale in the reduction.
+            wrapped.set_force_sum_reduction_for_comms(True)
+
+
+# --- routing ---------------------------------------------------------------------------------------------------------
+
+
+def fix_routing(model: nn.Module, experts: DividedExperts, mesh: Mapping[str, int], routing: Routing) -> None:
+    """Let each expert of a model get as many tokens as a routing says, in place; None is a balanced routing."""
+    found = _find_experts(model)
+    assert found is not None
+    library, modules = found
+    check_routing(routing, list(modules))
+    sliced = experts.mesh is not None and mesh.get("etp", 1) == 1
+    for name, number in experts.numbers.items():
+        tokens = RoutedTokens(
+            name,
+            routing,
+            experts=number,
+            ranks=mesh.get("ep", 1),
+            rank=0 if experts.mesh is None else experts.mesh["ep"].get_local_rank(),
+            slices=mesh.get("tp", 1) if sliced else 1,
+        )
+        if library == "transformers":
+            modules[name].forward = _route_transformers(modules[name].forward, tokens)
+        else:
+            mixture = _mixtures(model)[name]
+            mixture.router.forward = _route(mixture.router.forward, tokens)
+            mixture.experts.forward = _receive(mixture.experts.forward, tokens)
+
+
+def describe_routing(routing: Routing) -> str:
+    """Return what a plan assumes of the tokens of each expert."""
+    if routing is None:
+        return "balanced routing, in which all experts get as many tokens"
+    return "routing by the given numbers of tokens of each expert"
+
+
+def _route_transformers(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
+    """Return the forward of transformers' experts, of which the second argument has the experts of each token."""
+
+    def routed(hidden_states: torch.Tensor, top_k_index: torch.Tensor, *args: Any) -> Any:
+        top_k = top_k_index.shape[-1]
+        tokens.batch = top_k_index.numel() // top_k, top_k
+        with knowing_transformers_counts(tokens.received):
+            return forward(hidden_states, tokens.chosen().view(top_k_index.shape), *args)
+
+    return routed
+
+
+def _route(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
+    def routed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, chosen = forward(x)
+        tokens.batch = len(chosen), chosen.shape[-1]
+        return weights, tokens.chosen()
+
+    return routed
+
+
+def _receive(forward: Callable[..., Any], tokens: RoutedTokens) -> Callable[..., Any]:
+    def received(*args: Any) -> Any:
+        with knowing_counts(tokens.received):
+            return forward(*args)
+
+    return received

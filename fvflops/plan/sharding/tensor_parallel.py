@@ -1,0 +1,404 @@
+"""Tensor parallelism: split a model's layers among the ranks of a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fvflops.plan.sharding.sharding_styles import (
+    DividedVocabulary,
+    LocalInput,
+    RegatheredColumns,
+    RepartitionedOutput,
+    ShardedElements,
+)
+from fvflops.plan.sharding.token_dispatch import distribute_parameters
+from fvflops.plan.sharding.transformers_plans import expand_plan, find_styles, matches, shard_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Patterns of module names with their sharding styles, as in transformers' tp_plan.
+
+    `divided` are patterns of attributes with a number of heads, which is divided by the number of ranks. The styles are
+    those of `library`, fvflops or transformers.
+    """
+
+    styles: Mapping[str, str]
+    divided: tuple[str, ...] = field(default=())
+    library: Literal["fvflops", "transformers"] = "fvflops"
+
+
+_ATTENTION = {
+    "embed_tokens": "embedding_rowwise",
+    # One replicated input for all projections, so that their input gradients are reduced together.
+    "layers.*.self_attn": "replicated_input",
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
+_MLP = {
+    "layers.*.mlp": "replicated_input",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+_HEAD = {"lm_head": "colwise_gather_output"}
+_LLAMA = Sharding({**_ATTENTION, **_MLP, **_HEAD})
+# Korthikanti et al., "Reducing activation recomputation in large transformer models" (arXiv:2205.05198): between
+# attention and MLP the sequence is sharded.
+_ATTENTION_SEQUENCE = {
+    **_ATTENTION,
+    "embed_tokens": "embedding_rowwise_to_sequence",
+    "layers.*.input_layernorm": "sequence_parallel",
+    "layers.*.self_attn": "sequence_input",
+    "layers.*.self_attn.o_proj": "rowwise_to_sequence",
+    "layers.*.post_attention_layernorm": "sequence_parallel",
+    "norm": "sequence_parallel",
+}
+_HEAD_SEQUENCE = {"lm_head": "colwise_of_sequence_gather_output"}
+_LLAMA_SEQUENCE = Sharding(
+    {
+        **_ATTENTION_SEQUENCE,
+        **_MLP,
+        "layers.*.mlp": "sequence_input",
+        "layers.*.mlp.down_proj": "rowwise_to_sequence",
+        **_HEAD_SEQUENCE,
+    }
+)
+# As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.
+_MIXTURE = {
+    "layers.*.mlp.router.gate": "partial_gradient",
+    "layers.*.mlp.experts": "grouped_experts",
+}
+_MIXTRAL = Sharding({**_ATTENTION, "layers.*.mlp": "mixture", **_MIXTURE, **_HEAD})
+_MIXTRAL_SEQUENCE = Sharding(
+    {**_ATTENTION_SEQUENCE, "layers.*.mlp": "mixture_of_sequence", **_MIXTURE, **_HEAD_SEQUENCE}
+)
+_GPT2 = Sharding(
+    {
+        # The first third of each rank's rows are queries, then keys, then values: the weight's rows are permuted.
+        "h.*.attn.c_attn": "colwise",
+        "h.*.attn.c_proj": "rowwise",
+        "h.*.mlp.c_fc": "colwise",
+        "h.*.mlp.c_proj": "rowwise",
+    },
+    divided=("h.*.attn.heads",),
+)
+_MEGATRON_GPT = Sharding(
+    {
+        "embedding.word_embeddings": "embedding_rowwise",
+        "layers.*.self_attention.query_key_value": "colwise",
+        "layers.*.self_attention.dense": "rowwise",
+        "layers.*.mlp.dense_h_to_4h": "colwise",
+        "layers.*.mlp.bias_gelu": "colwise_bias",
+        "layers.*.mlp.dense_4h_to_h": "rowwise",
+        # The logits stay divided by the vocabulary, also where they are the model's result.
+        "head.lm_head": "colwise",
+        "head.loss": "colwise_loss",
+    },
+    divided=("layers.*.self_attention.heads",),
+)
+_MEGATRON_GPT_SEQUENCE = Sharding(
+    {
+        **_MEGATRON_GPT.styles,
+        "embedding": "replicated_to_first",
+        "layers.*.input_layernorm": "first_parallel",
+        "layers.*.self_attention.query_key_value": "colwise_of_first",
+        "layers.*.self_attention.dense": "rowwise_to_first",
+        "layers.*.attention_residual": "first_parallel_bias",
+        "layers.*.attention_residual.dropout": "local_input",
+        "layers.*.post_attention_layernorm": "first_parallel",
+        "layers.*.mlp.dense_h_to_4h": "colwise_of_first",
+        "layers.*.mlp.dense_4h_to_h": "rowwise_to_first",
+        "layers.*.mlp_residual": "first_parallel_bias",
+        "layers.*.mlp_residual.dropout": "local_input",
+        "head.final_layernorm": "first_parallel",
+        "head.lm_head": "colwise_of_first",
+    },
+    divided=_MEGATRON_GPT.divided,
+)
+_MPT = Sharding(
+    {
+        "embedding.wte": "embedding_rowwise",
+        # As in GPT-2, each rank's rows are its queries, then its keys, then its values.
+        "blocks.*.attn.Wqkv": "colwise",
+        "blocks.*.attn.out_proj": "rowwise",
+        "blocks.*.ffn.up_proj": "colwise",
+        "blocks.*.ffn.down_proj": "rowwise",
+        "head.lm_head": "colwise",
+        "head.loss": "colwise_loss",
+    },
+    divided=("blocks.*.attn.heads",),
+)
+_MPT_SEQUENCE = Sharding(
+    {
+        **_MPT.styles,
+        "embedding.wte": "embedding_rowwise_to_sequence",
+        "embedding.wpe": "replicated_to_first",
+        "blocks.*.norm_1": "sequence_parallel",
+        "blocks.*.attn.Wqkv": "colwise_of_sequence",
+        "blocks.*.attn.out_proj": "rowwise_to_sequence",
+        "blocks.*.norm_2": "sequence_parallel",
+        "blocks.*.ffn.up_proj": "colwise_of_sequence",
+        "blocks.*.ffn.down_proj": "rowwise_to_sequence",
+        "head.norm_f": "sequence_parallel",
+        "head.lm_head": "colwise_of_sequence",
+    },
+    divided=_MPT.divided,
+)
+# Class of a model → its sharding (Shoeybi et al., "Megatron-LM", arXiv:1909.08053), without and with the sequence
+# sharded between the layers.
+SHARDINGS: Mapping[str, Sharding] = {
+    "fvflops.zoo.llama.Llama": _LLAMA,
+    "fvflops.zoo.gpt2.GPT2": _GPT2,
+    "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT,
+    "fvflops.zoo.mpt.MPT": _MPT,
+    "fvflops.zoo.mixtral.Mixtral": _MIXTRAL,
+}
+SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {
+    "fvflops.zoo.llama.Llama": _LLAMA_SEQUENCE,
+    "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT_SEQUENCE,
+    "fvflops.zoo.mpt.MPT": _MPT_SEQUENCE,
+    "fvflops.zoo.mixtral.Mixtral": _MIXTRAL_SEQUENCE,
+}
+# Parameters of `fvflops.zoo.mixtral.Experts` → the dimension that tensor parallelism divides.
+EXPERT_DIMENSIONS: Mapping[str, int] = {"gate_proj": 1, "up_proj": 1, "down_proj": 2}
+
+
+class ShardingError(ValueError):
+    """A model that cannot be split as requested."""
+
+
+def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
+    """Return how a model is split: a zoo model by `SHARDINGS`, one of transformers by its `_tp_plan`.
+
+    With `sequence` the sequence is sharded between the layers too. A model without a known plan raises ShardingError.
+
+    >>> from fvflops.zoo import build
+    >>> find_sharding(build("llama_tiny", device="meta")).styles["lm_head"]
+    'colwise_gather_output'
+    """
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    sharding = (SEQUENCE_SHARDINGS if sequence else SHARDINGS).get(name)
+    if sharding is not None:
+        return sharding
+    tp_plan = None if sequence else getattr(model, "_tp_plan", None)
+    if not tp_plan:
+        kind = "sequence-parallel" if sequence else "tensor-parallel"
+        raise ShardingError(
+            f"no {kind} plan is known for {name}: pass shard_by (--shard), a function of (model, mesh) that "
+            "applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
+        )
+    return Sharding(dict(tp_plan), library="transformers" if find_styles("tensor") else "fvflops")
+
+
+def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
+    """Split a model in place over a one-dimensional DeviceMesh; tied parameters stay tied.
+
+    An unknown style, and a number of heads that is not divisible by the mesh's size, raise ShardingError.
+    """
+    styles = find_styles("tensor") if sharding.library == "transformers" else _styles()
+    for pattern, style in sharding.styles.items():
+        if style not in styles:
+            raise ShardingError(
+                f"the sharding style of {pattern} in {type(model).__name__} must be one of {', '.join(styles)}; got "
+                f"{style!r}: pass shard_by (--shard), a function of (model, mesh) that splits the model"
+            )
+    ties = _find_ties(model)
+    _check_heads(model, sharding, mesh.size())
+    if sharding.library == "transformers":
+        for _, *others in ties:  # transformers shards each before it ties them
+            for module, key in others:
+                module.register_parameter(key, nn.Parameter(torch.empty_like(getattr(module, key), device="meta")))
+        shard_tensors(model, mesh, expand_plan(model, sharding.styles))
+    else:
+        _apply_styles(model, mesh, sharding.styles, styles)
+    for pattern in sharding.divided:
+        for name, module in model.named_modules():
+            _divide(name, module, pattern, mesh.size())
+    for (first_module, first_key), *others in ties:
+        for module, key in others:
+            module._parameters[key] = first_module._parameters[first_key]
+
+
+def _apply_styles(
+    model: nn.Module, mesh: Any, patterns: Mapping[str, str], styles: Mapping[str, Callable[[], Any]]
+) -> None:
+    for pattern, style in patterns.items():
+        for name, module in list(model.named_modules()):
+            if matches(name, pattern) and not isinstance(module, nn.Identity):  # of another stage
+                styles[style]()._apply(module, mesh)
+
+
+def _styles() -> Mapping[str, Callable[[], Any]]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as tp
+
+    return {
+        "colwise": tp.ColwiseParallel,
+        "rowwise": tp.RowwiseParallel,
+        "colwise_gather_output": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
+        "colwise_rep": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_split_input": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
+        "rowwise_rep": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
+        "embedding_rowwise": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
+        "embedding_colwise": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
+        "sequence_parallel": lambda: tp.SequenceParallel(use_local_output=True),
+        # transformers' name for the norms of queries and keys, (batch, sequence, heads, width of a head).
+        "replicated_with_grad_allreduce": lambda: tp.SequenceParallel(sequence_dim=2, use_local_output=True),
+        "replicated_input": lambda: _FirstInput(Replicate()),
+        "sequence_input": lambda: _FirstInput(Shard(1)),
+        "mixture": lambda: _MixtureBoundary(Replicate()),
+        "mixture_of_sequence": lambda: _MixtureBoundary(Shard(1)),
+        "partial_gradient": _PartialGradient,
+        "grouped_experts": _GroupedExperts,
+        "embedding_rowwise_to_sequence": lambda: tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "rowwise_to_sequence": lambda: tp.RowwiseParallel(output_layouts=Shard(1)),
+        "colwise_of_sequence_gather_output": lambda: tp.ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Replicate()
+        ),
+        "colwise_of_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(1)),
+        "colwise_bias": lambda: ShardedElements(Shard(-1), Shard(0)),
+        "colwise_loss": DividedVocabulary,
+        # With the sequence as the first dimension, as in Megatron-LM.
+        "first_parallel": lambda: tp.SequenceParallel(sequence_dim=0, use_local_output=True),
+        "first_parallel_bias": lambda: ShardedElements(Shard(0), Replicate()),
+        "local_input": LocalInput,
+        "colwise_of_first": RegatheredColumns,
+        "rowwise_to_first": lambda: tp.RowwiseParallel(output_layouts=Shard(0)),
+        "replicated_to_first": lambda: RepartitionedOutput(Replicate(), Shard(0)),
+    }
+
+
+class _FirstInput:
+    """torch's PrepareModuleInput for modules with any number of arguments: replicates the first."""
+
+    def __init__(self, layout: Any) -> None:
+        self._layout = layout
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            first = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
+            return (first.redistribute(mesh, (Replicate(),)), *args[1:])
+
+        module.register_forward_pre_hook(prepare)
+        return module
+
+
+class _MixtureBoundary:
+    """Replicate a mixture's input, and sum the ranks' parts of its result to the layout of the input."""
+
+    def __init__(self, layout: Any) -> None:
+        self._layout = layout
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            x = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
+            return (x.redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),)), *args[1:])
+
+        def finish(_: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+            x = DTensor.from_local(result, mesh, (Partial(),), run_check=False)
+            return x.redistribute(mesh, (self._layout,)).to_local()
+
+        module.register_forward_pre_hook(prepare)
+        module.register_forward_hook(finish)
+        return module
+
+
+class _PartialGradient:
+    """A replicated linear layer whose results get a part of their gradient on each rank, as torchtitan's NoParallel."""
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+
+        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (DTensor.from_local(args[0], mesh, (Replicate(),), run_check=False, grad_placements=(Partial(),)),)
+
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                replicated = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
+                module._parameters[name] = nn.Parameter(replicated, parameter.requires_grad)
+        module.register_forward_pre_hook(prepare)
+        module.register_forward_hook(lambda _, args, result: result.to_local(grad_placements=(Partial(),)))
+        return module
+
+
+class _GroupedExperts:
+    """Each expert's columns, then rows, divided among the ranks."""
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import Shard
+
+        check_width(module, "tp", mesh.size())
+        distribute_parameters(module, mesh, lambda name: [Shard(EXPERT_DIMENSIONS[name])])
+        return module
+
+
+def check_width(experts: nn.Module, axis: str, ranks: int) -> None:
+    """Raise ShardingError where a number of ranks does not divide the experts' width."""
+    width = next(
+        parameter.shape[EXPERT_DIMENSIONS[name]] for name, parameter in experts.named_parameters(recurse=False)
+    )
+    if width % ranks:
+        raise ShardingError(f"{axis}={ranks} must divide the experts' width {width}: use {axis}={list_divisors(width)}")
+
+
+def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
+    """Raise ShardingError where a column-wise split would cut an attention head."""
+    heads = {}
+    for pattern in (pattern for pattern, style in sharding.styles.items() if style == "colwise"):
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear) and matches(name, pattern):
+                attention = model.get_submodule(name.rpartition(".")[0])
+                # The name in the zoo, and in transformers.
+                head_size = getattr(attention, "head_size", None) or getattr(attention, "head_dim", None)
+                if isinstance(head_size, int) and not module.out_features % head_size:
+                    heads[name] = module.out_features // head_size
+    for name, count in heads.items():
+        if count % ranks:
+            attention = name.rpartition(".")[0]
+            counts = {key.rpartition(".")[2]: heads[key] for key in heads if key.rpartition(".")[0] == attention}
+            described = ", ".join(f"{key} {number}" for key, number in counts.items())
+            raise ShardingError(
+                f"tp={ranks} must divide the numbers of heads of {attention} ({described}): "
+                f"use tp={list_divisors(math.gcd(*heads.values()))}"
+            )
+
+
+def list_divisors(number: int) -> str:
+    """Return the divisors of a number, such as "1, 2 or 4"."""
+    *others, last = (str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
+    path, _, attribute = pattern.rpartition(".")
+    if not matches(name, path):
+        return
+    heads = getattr(module, attribute)
+    if heads % ranks:
+        raise ShardingError(
+            f"tp={ranks} must divide the number of heads ({name}.{attribute} is {heads}): use tp={list_divisors(heads)}"
+        )
+    setattr(module, attribute, heads // ranks)
+
+
+def _find_ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return for each tied parameter its modules, with its name in each."""
+    owners: dict[torch.Tensor, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append((module, key))
+    return [modules for modules in owners.values() if len(modules) > 1]

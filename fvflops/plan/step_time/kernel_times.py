@@ -1,0 +1,150 @@
+"""The kernels of a recorded pass: matrix products, attention, and kernels bound by memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from fvflops.counting.compute_dtype import find_dtype
+from fvflops.counting.cost_models import TableCostModel
+from fvflops.counting.signature_cache import SignatureCache
+from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
+from fvflops.devices.utilisation import with_attention
+from fvflops.formulas import load_table
+from fvflops.formulas.functions.attention import MASKS
+from fvflops.plan.communication import collective_of, is_communication
+from fvflops.trace import Event, Signature, Status, TensorSpec, Trace
+
+# Kinds of kernels, each with an efficiency of its own.
+KINDS = ("matmul", "attention", "attention backward", "memory")
+
+
+class Kernel(NamedTuple):
+    """The work of one kernel: its kind, multiply-adds, bytes from and to memory, and compute dtype.
+
+    A product is `batch` times (`rows`, `inner`) by (`inner`, `columns`); all four are 0 where the shape is unknown, as
+    for attention. `bytes_only` is True for an op without a formula: of its work only the bytes are known.
+    """
+
+    kind: str
+    macs: int
+    nbytes: int
+    dtype: str
+    batch: int = 0
+    rows: int = 0
+    columns: int = 0
+    inner: int = 0
+    bytes_only: bool = False
+
+
+# A kernel of unknown cost.
+UNKNOWN = Kernel("unknown", 0, 0, "")
+_KNOWN: SignatureCache[dict[bool | None, Kernel | None]] = SignatureCache()
+# They move data on the host or for bookkeeping, without a kernel of their own.
+_NO_KERNEL = frozenset({"aten::lift_fresh", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::detach"})
+# Classes of modules that are one kernel on CUDA, and several ops in a recording.
+_ONE_KERNEL = frozenset({"torch.nn.RMSNorm"})
+_COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::", "symm_mem::")
+
+
+def kernel_of(signature: Signature, moved: bool | None = None) -> Kernel | None:
+    """Return the kernel that a call launches, None for views, allocations and collectives.
+
+    It is `UNKNOWN` for an op of unknown work and for a communication op without a rule. `moved` says whether its
+    results are in new storages, None where that is unknown: `reshape` may copy or not.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> a, b, c = (TensorSpec(shape, "bfloat16") for shape in ((64, 32), (32, 16), (64, 16)))
+    >>> schema = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
+    >>> kernel = kernel_of(Signature("aten::mm", ("self", "mat2"), (a, b), (c,), schema))
+    >>> kernel.kind, kernel.macs, kernel.rows, kernel.columns, kernel.inner
+    ('matmul', 32768, 64, 16, 32)
+    """
+    known = _KNOWN.get(signature)
+    if known is None:
+        known = _KNOWN.put(signature, {})
+    if moved not in known:
+        known[moved] = _read_kernel(signature, moved)
+    return known[moved]
+
+
+def _read_kernel(signature: Signature, moved: bool | None) -> Kernel | None:
+    packet = signature.packet
+    if packet in _NO_KERNEL:
+        return None
+    if packet.startswith(_COMMUNICATION):
+        has_rule = collective_of(signature) is not None or not is_communication(packet)
+        return None if has_rule else UNKNOWN
+    traffic = op_traffic(signature, StorageInfo(moved))
+    nbytes = 0 if traffic is None else sum(traffic)
+    costs = TableCostModel(load_table("exact"), "flops").op_cost(signature)
+    macs = sum(cost.macs for cost in costs)
+    if not nbytes and not macs:
+        return UNKNOWN if traffic is None else None
+    dtype = find_dtype(signature.op, signature.names, signature.inputs, signature.outputs)
+    if "attention" in packet and macs:
+        if _has_gathered_keys(signature):
+            macs //= 2  # of a causal mask over the whole sequence: the mean of the ranks
+        else:
+            skipping = with_attention(load_table("exact"), "causal")
+            macs = sum(cost.macs for cost in TableCostModel(skipping, "flops").op_cost(_skipping(signature)))
+        return Kernel("attention backward" if "backward" in packet else "attention", macs, nbytes, dtype)
+    # Reductions count a few multiply-adds: norms, means and losses are bound by memory.
+    if macs < nbytes:
+        bytes_only = any(cost.status is Status.UNSUPPORTED for cost in costs)
+        return Kernel("memory", macs, nbytes, dtype, bytes_only=bytes_only)
+    return Kernel("matmul", macs, nbytes, dtype, *_product_shape(signature, macs))
+
+
+def _has_gathered_keys(signature: Signature) -> bool:
+    """Return whether a rank's queries meet the keys of a whole sequence under a causal mask (context parallelism)."""
+    given = dict(zip(signature.names, signature.inputs, strict=True))
+    query, key = given.get("query"), given.get("key")
+    if given.get("is_causal") is not True or not (isinstance(query, TensorSpec) and isinstance(key, TensorSpec)):
+        return False
+    return query.shape[-2] < key.shape[-2]
+
+
+def _skipping(signature: Signature) -> Signature:
+    """Return the call without the values of mask tensors: kernels skip what causal masks and windows mask only."""
+    inputs = [
+        replace(value, values=None) if isinstance(value, TensorSpec) and name in MASKS else value
+        for name, value in zip(signature.names, signature.inputs, strict=True)
+    ]
+    return replace(signature, inputs=tuple(inputs))
+
+
+def _product_shape(signature: Signature, macs: int) -> tuple[int, int, int, int]:
+    """Return batch, rows, columns and inner size of a product from its result's shape and its multiply-adds."""
+    results = [value for value in signature.outputs if isinstance(value, TensorSpec)]
+    if len(results) != 1 or len(results[0].shape) < 2 or not results[0].numel or macs % results[0].numel:
+        return 0, 0, 0, 0
+    shape, inner = results[0].shape, macs // results[0].numel
+    if "convolution" in signature.packet:
+        return 1, results[0].numel // shape[1], shape[1], inner
+    if signature.packet in ("aten::bmm", "aten::baddbmm"):
+        return shape[0], shape[1], shape[2], inner
+    return 1, math.prod(shape[:-1]), shape[-1], inner
+
+
+class FusedKernels:
+    """Which ops of a Trace run in one kernel: those inside one call of a module of some classes.
+
+    Products and collectives inside stay kernels of their own. PyTorch's RMSNorm is always one kernel.
+    """
+
+    def __init__(self, trace: Trace, classes: Collection[str]) -> None:
+        wanted = _ONE_KERNEL.union(classes)
+        modules = trace.modules.by_name.items()
+        self._names = {name for name, module in modules if not wanted.isdisjoint(module.classes)}
+        self._scopes = trace.scopes()
+        self._by_stack: dict[int, str | None] = {}
+
+    def module_of(self, event: Event) -> str | None:
+        """Return the fused module that an op ran in, None outside of one."""
+        stack = event.stack
+        if stack not in self._by_stack:
+            self._by_stack[stack] = next((name for name in self._scopes[stack] if name in self._names), None)
+        return self._by_stack[stack]

@@ -1,0 +1,172 @@
+"""The programs of all ranks of a planned step, as plain data, and their simulation on a device and a network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fvflops.plan.estimated_calls import average_gradients
+from fvflops.plan.rank_plan import RankPlan
+from fvflops.plan.rank_step import Action, Gradient, RankStep
+from fvflops.plan.step_time.buckets import check_bucket_cap, overlap_buckets
+from fvflops.plan.step_time.efficiency import KernelTimer
+from fvflops.plan.step_time.network import Network
+from fvflops.plan.step_time.pass_program import Collective, Item, Program, read_program
+from fvflops.plan.step_time.replay import time_program
+from fvflops.plan.step_time.schedule_simulation import Simulation, TimedAction, simulate
+from fvflops.trace.process_group import ProcessGroupSpec
+
+# A collective, its payload in bytes, and its group.
+Message = tuple[str, int, ProcessGroupSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """The actions of each rank of a pipeline, in order, each with the index of its program in `programs`.
+
+    `places` is stage → the rank that has it, `sent` is stage → bytes of the hidden state of one microbatch. With
+    `scattered`, a tensor-parallel group, each of its ranks sends a share of them, which the receivers gather, as
+    Megatron-LM and DeepSpeed do. Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM" (2021), section 4.1.
+    """
+
+    ranks: tuple[tuple[tuple[Action, int], ...], ...]
+    programs: tuple[Program, ...]
+    places: Mapping[int, int]
+    sent: Mapping[int, int]
+    scattered: ProcessGroupSpec | None = None
+
+    def simulate(
+        self, timer: KernelTimer, network: Network | None, *, host_waits: bool = False, log: bool = False
+    ) -> Simulation:
+        """Return when each rank runs its actions; ranks that communicate without a network raise ValueError."""
+        timed = [time_program(program, timer, network) for program in self.programs]
+        ranks = [[TimedAction(*action, timed[index]) for action, index in actions] for actions in self.ranks]
+
+        def transfer(sender: int, receiver: int) -> float:
+            return self._transfer(network, sender, receiver)
+
+        return simulate(ranks, transfer, stages=1 + max(self.places), host_waits=host_waits, log=log)
+
+    def with_orders(self, orders: Sequence[Sequence[Action]]) -> StepProgram:
+        """Return the step with other orders of its actions, such as those of more microbatches.
+
+        The first and the last microbatch of an order have the programs of the first and the last here, the others that
+        of one between: this step needs three microbatches if the orders have more, and one if they have one.
+        """
+        ranks = []
+        for known, order in zip(self.ranks, orders, strict=True):
+            programs: dict[tuple[str, int], list[int]] = {}
+            for action, index in sorted(known, key=lambda item: item[0].microbatch):
+                programs.setdefault((action.kind, action.stage), []).append(index)
+            last = max(action.microbatch for action in order)
+            ranks.append(tuple((action, _of_microbatch(programs, action, last)) for action in order))
+        return replace(self, ranks=tuple(ranks))
+
+    def with_groups(self, groups: Mapping[str, ProcessGroupSpec], places: Mapping[int, int]) -> StepProgram:
+        """Return the step with other process groups by mesh axis, and other ranks of its stages."""
+        programs = tuple(replace(program, items=_with_groups(program.items, groups)) for program in self.programs)
+        return replace(self, programs=programs, places=places)
+
+    def unknown(self) -> Counter[str]:
+        """Return op → calls of those that take no time here, in the steps of all its ranks."""
+        return self._sum(program.unknown for program in self.programs)
+
+    def bytes_only(self) -> Counter[str]:
+        """Return op → calls of those that take the time of their bytes alone, in the steps of all its ranks."""
+        return self._sum(program.bytes_only for program in self.programs)
+
+    def _sum(self, by_program: Iterable[Mapping[str, int]]) -> Counter[str]:
+        times = Counter(index for actions in self.ranks for _, index in actions)
+        total: Counter[str] = Counter()
+        for index, calls in enumerate(by_program):
+            total.update({op: count * times[index] for op, count in calls.items()})
+        return total
+
+    def messages(self, sender: int, receiver: int) -> tuple[Message, ...]:
+        """Return what carries a hidden state or its gradient to a neighbouring stage: none on the same rank."""
+        first, last = sorted((self.places[sender], self.places[receiver]))
+        if first == last:
+            return ()
+        nbytes, link = self.sent[min(sender, receiver)], ProcessGroupSpec("", 2, "pp", first, last - first)
+        if self.scattered is None:
+            return (("send", nbytes, link),)
+        return ("send", -(-nbytes // self.scattered.size), link), ("all_gather", nbytes, self.scattered)
+
+    def _transfer(self, network: Network | None, sender: int, receiver: int) -> float:
+        messages = self.messages(sender, receiver)
+        if not messages:
+            return 0.0
+        if network is None:
+            raise ValueError("pipeline stages send hidden states over a network: pass network= (--network)")
+        return sum(network.seconds(*message) for message in messages)
+
+
+def _of_microbatch(programs: Mapping[tuple[str, int], Sequence[int]], action: Action, last: int) -> int:
+    found = programs[action.kind, action.stage]
+    if action.microbatch <= 0:
+        return found[0]
+    return found[-1] if action.microbatch == last else found[len(found) // 2]
+
+
+def _with_groups(items: Sequence[Item], groups: Mapping[str, ProcessGroupSpec]) -> tuple[Item, ...]:
+    def change(item: Item) -> Item:
+        group = item.call.group if isinstance(item, Collective) else None
+        if not isinstance(item, Collective) or group is None or group.axis not in groups:
+            return item
+        return item._replace(call=item.call._replace(group=groups[group.axis]))
+
+    return tuple(map(change, items))
+
+
+def read_step(
+    ranks: Sequence[RankPlan], *, fused: Collection[str] = (), bucket_cap_mb: float | None = None
+) -> StepProgram:
+    """Return the programs of the ranks of a pipeline; `fused` is that of `read_program`.
+
+    DistributedDataParallel averages buckets of gradients of `bucket_cap_mb` MiB beside each stage's last backward pass,
+    as `assign_buckets` divides them; with 0 it averages all after that. Another value below 0 raises ValueError.
+    """
+    check_bucket_cap(bucket_cap_mb)
+    programs: list[Program] = []
+    numbers: dict[tuple[Any, ...], int] = {}
+    orders = []
+    for plan in ranks:
+        order = []
+        averaged = {} if bucket_cap_mb == 0 else _find_averaged(plan.step)
+        for action in plan.step.actions:
+            recorded, gradients = plan.step.pass_of(action), averaged.get(action, ())
+            if recorded.gradients and bucket_cap_mb != 0:
+                in_buckets = set(average_gradients(recorded.gradients))
+                added = tuple(call for call in recorded.added if call not in in_buckets)
+                recorded = replace(recorded, added=added)
+            # Ranks with equal stages have traces of their own, which differ in the names of groups only.
+            key = id(recorded.trace.events), recorded.begin, recorded.end, recorded.added, gradients
+            if key not in numbers:
+                numbers[key] = len(programs)
+                beside = overlap_buckets(recorded, gradients, bucket_cap_mb) if gradients else None
+                program = read_program(
+                    *(recorded.trace, recorded.begin, recorded.end), fused=fused, added=recorded.added, beside=beside
+                )
+                programs.append(program)
+            order.append((action, numbers[key]))
+        orders.append(tuple(order))
+    return StepProgram(
+        tuple(orders),
+        tuple(programs),
+        {stage: plan.rank for plan in ranks for stage in plan.step.stages},
+        {
+            stage: 0 if links.sent is None else links.sent.nbytes
+            for plan in ranks
+            for stage, links in plan.step.links.items()
+        },
+    )
+
+
+def _find_averaged(step: RankStep) -> dict[Action, tuple[Gradient, ...]]:
+    """Return the last backward pass of each stage → the gradients that DistributedDataParallel averages in it."""
+    last = {action.stage: action for action in step.actions if action.kind in ("backward", "weight_backward")}
+    averages = (action for action in step.actions if action.kind == "allreduce")
+    return {last[action.stage]: step.pass_of(action).gradients for action in averages}

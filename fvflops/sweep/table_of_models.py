@@ -1,0 +1,217 @@
+"""Report of many models: one table, a row a model, with the columns that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from fvflops.counting.metrics import METRICS
+from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value
+from fvflops.reports.escaping import plain_name
+from fvflops.sweep.joined import Join, list_names
+from fvflops.sweep.model_count import COLUMNS, COSTS, ModelCount
+from fvflops.text import suggest
+from fvflops.units import digits_apart, digits_shown, format_in, format_quantity
+
+MODEL = "model"
+# What is shown unless columns are chosen; the number is the order in which they are dropped where a line is too long.
+_SHOWN = {"parameters": 0, "flops": 0, "activations": 1, "bytes": 3, "peak_memory": 2}
+# Not in CSV and JSON unless chosen: two counts of one model differ in it.
+_MEASURED = "seconds"
+_NONE = "–"  # of a model without the value
+# Column → heading in papers, and the power of ten of its unit if no value tells.
+_PAPER = {
+    **{name: (METRICS[name].short, METRICS[name].paper) for name in COSTS if name in METRICS},
+    "peak_memory": ("Memory", 6),
+}
+# Power of ten → its letter, for parameters and for others.
+_UNITS = {3: ("K", "K"), 6: ("M", "M"), 9: ("B", "G"), 12: ("T", "T"), 15: ("P", "P")}
+_BYTES = ("bytes", "peak_memory")
+_MOST_DIGITS = 5  # where different counts would look equal
+_DISTINCT_INPUTS = 4  # that are listed
+
+
+def list_columns(join: Join | None = None) -> tuple[Column, ...]:
+    """Return all columns of a table of models, with those of a joined file before the texts.
+
+    The key of a joined column that has the name of another is `joined_NAME`.
+    """
+    keys = {column.key for column in COLUMNS}
+    joined: tuple[Column, ...] = ()
+    if join is not None:
+        taken = {key: f"joined_{key}" for key in keys}
+        joined = tuple(
+            replace(column, key=taken.get(column.key, column.key), missing=_NONE) for column in join.file.columns
+        )
+    counted = [
+        replace(column, shorten_last=True) if column.is_text else replace(column, missing=_NONE) for column in COLUMNS
+    ]
+    costs = [column for column in counted if column.key in (MODEL, *COSTS)]
+    return (*costs, *joined, *(column for column in counted if column not in costs))
+
+
+def check_columns(keys: Sequence[str], join: Join | None = None) -> list[str]:
+    """Return the keys of columns; an unknown one, a repeated one and none at all raise ValueError."""
+    known = [column.key for column in list_columns(join) if column.key != MODEL]
+    for key in keys:
+        if key not in known:
+            raise ValueError(f"a column must be one of {', '.join(known)}; got {key!r}{suggest(key, known)}")
+        if keys.count(key) > 1:
+            raise ValueError(f"column {key} is named twice")
+    if not keys:
+        raise ValueError(f"no columns: choose some of {', '.join(known)}")
+    return list(keys)
+
+
+def model_table(
+    counts: Sequence[ModelCount], join: Join | None = None, *, labels: Mapping[str, str] | None = None
+) -> Table:
+    """Return a row for each model in their order, with all columns of `list_columns`; `labels` are model → its label.
+
+    >>> table = model_table([ModelCount("zoo:lenet5", parameters=61_706, flops=416_520)])
+    >>> table.texts()[0][:4]
+    ['zoo:lenet5', '61.7K', '417K', '–']
+    """
+    columns = list_columns(join)
+    values = [{field.name: getattr(count, field.name) for field in fields(count)} for count in counts]
+    joined = [join.cells_of(count.model) if join else () for count in counts]
+    before = 1 + len(COSTS)
+    keys = [column.key for column in columns]
+    rows: list[tuple[Value, ...]] = [
+        (*(row[key] for key in keys[:before]), *cells, *(row[key] for key in keys[before + len(cells) :]))
+        for row, cells in zip(values, joined, strict=True)
+    ]
+    rows = [((labels or {}).get(str(model), model), *cells) for model, *cells in rows]
+    return Table("models", columns, rows, noun="model")
+
+
+def model_report(
+    counts: Sequence[ModelCount],
+    table: str | FormulaTable = "default",
+    *,
+    columns: Sequence[str] | None = None,
+    join: Join | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    paper: bool = False,
+    notes: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+) -> Document:
+    """Return the table of models, by default with parameters, FLOPs, activations, bytes, memory and joined columns.
+
+    Below it are the models that could not be counted with their errors, unsupported ops, ignored products, the
+    convention, the inputs, names that `join` did not match, and `notes`. `table` is the convention of the counts.
+    `sort` is the key of any column, FLOPs if only `top` is given. With `paper`, counts are in the units of papers,
+    which the headings name. `labels` are model → its name in the table. An unknown column raises ValueError.
+    """
+    ranked = model_table(counts, join, labels=labels).ranked(sort="flops" if top and sort is None else sort, top=top)
+    shown = _select(ranked, columns, join)
+    parts: list[Part] = [_with_digits(_in_paper_units(shown) if paper else shown)]
+    counts = [replace(count, model=(labels or {}).get(count.model, count.model)) for count in counts]
+    failed = [f"{plain_name(count.model)}: {count.error}" for count in counts if count.error]
+    if failed:
+        parts.append(Items("Not counted:", failed))
+    unsupported = [f"{plain_name(count.model)}: {count.unsupported}" for count in counts if count.unsupported]
+    if unsupported:
+        parts.append(Items("Unsupported, so not counted:", unsupported))
+    ignored: dict[str, list[str]] = {}
+    for count in counts:
+        ignored.setdefault(count.ignored, []).append(count.model)
+    products = [f"{list_names(models)}: {text}" for text, models in ignored.items() if text]
+    if products:
+        parts.append(Items("Matrix products that this convention ignores:", products))
+    parts.append(Items("", [*_describe(counts, resolve_table(table)), *(join.notes if join else ()), *notes]))
+    return Document("models", parts=parts)
+
+
+def _select(table: Table, chosen: Sequence[str] | None, join: Join | None) -> Table:
+    """Return the table with the chosen columns in their order, or the default ones, others being in data formats."""
+    by_key = {column.key: index for index, column in enumerate(table.columns)}
+    if chosen is not None:
+        selected = [table.columns[by_key[key]] for key in (MODEL, *check_columns(chosen, join))]
+    else:
+        texts = {column.key for column in COLUMNS} - {MODEL, *_SHOWN}
+        selected = [
+            replace(column, hide_order=_SHOWN.get(column.key, 0), only_for="data" if column.key in texts else "")
+            for column in table.columns
+            if column.key != _MEASURED
+        ]
+    indexes = [by_key[column.key] for column in selected]
+    return replace(table, columns=selected, rows=[[row[index] for index in indexes] for row in table.rows])
+
+
+def _with_digits(table: Table) -> Table:
+    """Return the table with digits enough to tell different counts of a column apart."""
+    columns = []
+    for index, column in enumerate(table.columns):
+        values = [row[index] for row in table.rows if row[index] is not None]
+        digits = None if column.is_text else digits_apart(column.form, values, most=_MOST_DIGITS)
+        columns.append(column if digits is None else replace(column, form=partial(_show, column.form, digits)))
+    return replace(table, columns=columns)
+
+
+def _show(form: Callable[[Any], str], digits: int, value: Any) -> str:
+    with digits_shown(digits):
+        return form(value)
+
+
+def _in_paper_units(table: Table) -> Table:
+    columns = [
+        _paper_column(column, [row[index] for row in table.rows]) if column.key in _PAPER else column
+        for index, column in enumerate(table.columns)
+    ]
+    return replace(table, columns=columns)
+
+
+def _paper_column(column: Column, values: Sequence[Any]) -> Column:
+    """Return a column in one unit, the largest that is no larger than most values.
+
+    >>> _paper_column(COLUMNS[1], [8_030_261_248, 1_235_814_400, 494_032_768, None]).heading
+    'Params (B)'
+    """
+    heading, power = _PAPER[column.key]
+    known = [value for value in values if value]
+    if known:
+        fitting = [unit for unit in _UNITS if 2 * sum(value >= 10**unit for value in known) >= len(known)]
+        power = max(fitting, default=min(_UNITS))
+    unit = _UNITS[power][0 if column.key == "parameters" else 1] + ("B" if column.key in _BYTES else "")
+    return replace(column, heading=f"{heading} ({unit})", form=_paper_form(power))
+
+
+def _paper_form(power: int) -> Callable[[Any], str]:
+    return lambda count: format_in(count, power)
+
+
+def _describe(counts: Sequence[ModelCount], table: FormulaTable) -> list[str]:
+    """Return sentences on the convention, the inputs and what was built."""
+    macs = format_quantity(table.multiply_add, "FLOP")
+    sentences = [f"Convention: {plain_name(table.name)} ({macs} per multiply-add)."]
+    inputs: dict[str, list[str]] = {}
+    for count in counts:
+        if count.inputs:
+            inputs.setdefault(count.inputs, []).append(plain_name(count.model))
+    if inputs:
+        sentences.append(f"Inputs: {_list_inputs(inputs)}.")
+    real = [count.model for count in counts if count.execution == "real"]
+    if real:
+        sentences.append(f"Counted in real execution: {list_names(real)}.")
+    built = [f"{plain_name(count.model)} ({count.built})" for count in counts if count.built]
+    return [*sentences, *([f"Counted another model instead: {', '.join(built)}."] if built else [])]
+
+
+def _list_inputs(inputs: Mapping[str, Sequence[str]]) -> str:
+    """Return each distinct input, with the models that have it unless most have.
+
+    >>> _list_inputs({"float32[1, 3, 224, 224]": ["a", "b"], "int64[1, 128]": ["c"]})
+    'float32[1, 3, 224, 224]; int64[1, 128] (c)'
+    """
+    (usual, _), *others = sorted(inputs.items(), key=lambda item: -len(item[1]))
+    listed = [
+        f"{text} ({models[0] if len(models) == 1 else format_quantity(len(models), 'model')})"
+        for text, models in others[:_DISTINCT_INPUTS]
+    ]
+    rest = len(others) - len(listed)
+    return "; ".join([usual, *listed]) + (f"; {rest:,} more, which CSV and JSON list" if rest else "")

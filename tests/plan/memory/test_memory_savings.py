@@ -1,0 +1,250 @@
+"""What lowers the peak memory of a step: beside real steps, separate predictions, and counts by hand."""
+
+import signal
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fvflops import FlopCountAnalysis, TrainingStepAnalysis, memory_savings, predict_memory
+from fvflops.plan.plan_savings import plan_savings
+from fvflops.trace import TraceError
+from fvflops.zoo import build
+from tests.support.measured_memory import measure_steps
+from tests.support.old_torch import needs
+
+ROWS, WIDTH, HIDDEN, BLOCKS = 1024, 32, 128, 4
+
+
+def loss_of(result):
+    return result.square().mean()  # torch.sum has an expanded gradient, of which kernels make copies
+
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, blocks=BLOCKS):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(blocks)))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def step_of(model=None, inputs=None, **options):
+    inputs = torch.ones(ROWS, WIDTH) if inputs is None else inputs
+    return TrainingStepAnalysis(Net() if model is None else model, inputs, loss=loss_of, **options)
+
+
+def saving_of(savings, change, name):
+    return next(
+        saving for saving in (*savings.changes, *savings.useless) if (saving.change, saving.name) == (change, name)
+    )
+
+
+def measure(model, inputs):
+    """Return the most bytes that the second step of a program takes."""
+    optimizer = SGD(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        loss_of(model(inputs)).backward()
+        optimizer.step()
+
+    measured = measure_steps(step, 2)[1]
+    model.zero_grad()
+    return measured
+
+
+def test_a_checkpoint_saves_what_it_saves_in_a_real_step():
+    model, inputs = Net(), torch.ones(ROWS, WIDTH)
+    predicted = saving_of(memory_savings(step_of(model, inputs, optimizer=SGD)), "checkpoint", "Block").saved
+    plain = measure(model, inputs)
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    states = BLOCKS * torch.get_rng_state().nbytes  # which torch.utils.checkpoint keeps
+    assert predicted == plain - measure(model, inputs) + states
+    # The two tensors of HIDDEN columns that each block saves, but for the block whose backward pass runs.
+    assert predicted == (BLOCKS - 1) * 2 * ROWS * HIDDEN * 4
+
+
+def test_a_checkpoint_costs_the_flops_that_are_recomputed():
+    step = step_of(table="default")
+    saving = saving_of(memory_savings(step), "checkpoint", "Block")
+    assert saving.modules == tuple(f"blocks.{index}" for index in range(BLOCKS))
+    # Recomputation ends when the last saved tensor is there: the second Linear is not run again.
+    assert saving.flops == BLOCKS * ROWS * WIDTH * HIDDEN
+    changed = step.varied(checkpoint=saving.modules)
+    assert saving.flops == sum(changed.by_phase()["recompute"].values())
+    assert saving.peak == predict_memory(changed).peak == predict_memory(step).peak - saving.saved
+
+
+def test_in_half_the_bytes_all_is_half_as_large():
+    savings = memory_savings(step_of(Net().double().float(), optimizer=partial(torch.optim.AdamW, fused=True)))
+    saving = saving_of(savings, "dtype", "bfloat16")
+    counts = 2 * 4 * 4 * BLOCKS  # steps of AdamW stay in float32: 4 parameters in each block
+    assert saving.peak == pytest.approx(savings.peak / 2, abs=counts) and saving.flops == 0
+
+
+class InAutocast(Net):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_autocast_is_that_of_a_model_which_uses_it():
+    saving = saving_of(memory_savings(step_of(optimizer=SGD)), "autocast", "bfloat16")
+    used = predict_memory(step_of(InAutocast(), optimizer=SGD))
+    assert saving.peak == used.peak and saving.saved > 0
+    on_cuda = memory_savings(step_of(device="cuda"))
+    assert on_cuda.untried == () and saving_of(on_cuda, "autocast", "bfloat16")
+    mixed = memory_savings(step_of(device="cuda", autocast=torch.bfloat16))
+    assert "autocast" not in {saving.change for saving in (*mixed.changes, *mixed.useless)}
+    halves = [saving_of(savings, "dtype", "bfloat16").peak for savings in (on_cuda, mixed)]
+    assert halves[0] == halves[1] and not mixed.failed
+    tokens, model = torch.ones(2, 16, dtype=torch.int64), build("llama_tiny", device="meta").train()
+    rank = plan_savings(model, (tokens,), mesh={"fsdp": 2}, precision="bf16-mixed")
+    assert saving_of(rank, "dtype", "bfloat16").saved > 0
+
+
+@pytest.mark.parametrize("as_instance", [False, True])
+def test_a_cheaper_optimizer_saves_its_state(as_instance):
+    model = Net()
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    create = partial(torch.optim.AdamW, fused=True)
+    savings = memory_savings(step_of(model, optimizer=create(model.parameters()) if as_instance else create))
+    assert saving_of(savings, "optimizer", "SGD with momentum").saved == parameters + 4 * 4 * BLOCKS
+    adafactor = saving_of(savings, "optimizer", "Adafactor")
+    assert adafactor.saved > 1.8 * parameters and adafactor.flops > 0
+    assert not savings.failed and not any("fused" in saving.name for saving in savings.changes)
+    assert saving_of(savings, "dtype", "bfloat16").saved > 0
+
+
+def test_a_fused_optimizer_has_no_temporaries():
+    savings = memory_savings(step_of(inputs=torch.ones(1, WIDTH), optimizer=torch.optim.AdamW))
+    saving = saving_of(savings, "optimizer", "AdamW(fused=True)")
+    fused = predict_memory(step_of(inputs=torch.ones(1, WIDTH), optimizer=partial(torch.optim.AdamW, fused=True)))
+    assert saving.saved > 0 and saving.peak == fused.peak
+
+
+def test_without_an_optimizer_none_is_tried():
+    savings = memory_savings(step_of())
+    assert {saving.change for saving in (*savings.changes, *savings.useless)} == {"checkpoint", "dtype", "autocast"}
+
+
+def test_changes_are_ordered_and_split_by_what_they_save():
+    savings = memory_savings(step_of(inputs=torch.ones(1, WIDTH), optimizer=SGD))
+    assert [saving.saved for saving in savings.changes] == sorted((s.saved for s in savings.changes), reverse=True)
+    assert all(saving.saved > 0 for saving in savings.changes)
+    assert all(saving.saved <= 0 for saving in savings.useless)
+    assert ("checkpoint", "Block") in {(saving.change, saving.name) for saving in savings.useless}
+
+
+def test_what_is_checkpointed_already_is_not_tried_again():
+    savings = memory_savings(step_of(checkpoint=[Block]))
+    assert "Block" not in {saving.name for saving in (*savings.changes, *savings.useless)}
+    half = memory_savings(step_of(checkpoint=["blocks.0", "blocks.1"]))
+    assert saving_of(half, "checkpoint", "Block").peak == savings.peak
+
+
+def test_a_class_within_itself_is_checkpointed_once():
+    class Nested(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.inner = Nested(depth - 1) if depth else nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.inner(x).relu()
+
+    model = nn.Sequential(Nested(2), Nested(1))
+    savings = memory_savings(step_of(model, torch.ones(4, 8)))
+    assert saving_of(savings, "checkpoint", "Nested").modules == ("0", "1")
+
+
+class Joins(nn.Module):
+    """Takes a list that grows after the call, so that a recomputation sees another input."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.fc = nn.Linear(8 * number, 8)
+
+    def forward(self, results):
+        return self.fc(torch.cat(results, 1))
+
+
+class Dense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.joins = nn.ModuleList(Joins(number) for number in (1, 2, 3))
+
+    def forward(self, x):
+        results = [x]
+        for join in self.joins:
+            results.append(join(results))
+        return results[-1]
+
+
+def test_what_torch_refuses_is_listed_with_its_error():
+    model = Dense()
+    savings = memory_savings(step_of(model, torch.ones(2, 8)))
+    for join in model.joins:
+        join.forward = partial(checkpoint, join.forward, use_reentrant=False)
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.ones(2, 8)).sum().backward()
+    assert str(caught.value).split(":")[0] in savings.failed["checkpoint Joins"]
+    assert saving_of(savings, "dtype", "bfloat16").saved > 0
+
+
+def test_the_model_is_as_it_was():
+    model = Net()
+    before = {name: (parameter, parameter.clone()) for name, parameter in model.named_parameters()}
+    memory_savings(step_of(model, optimizer=torch.optim.AdamW))
+    assert all(before[name][0] is parameter for name, parameter in model.named_parameters())
+    assert all(torch.equal(parameter, before[name][1]) for name, parameter in model.named_parameters())
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_signal_ends_it():
+    def ring(*_):
+        raise TimeoutError("time is over")
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TimeoutError, match="time is over"):
+            for _ in range(100):
+                memory_savings(step_of(Net(8), optimizer=torch.optim.AdamW))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def test_a_trace_has_no_model():
+    trace = step_of().trace()
+    with pytest.raises(TraceError, match="memory savings need a model"):
+        memory_savings(TrainingStepAnalysis.from_trace(trace))
+    assert FlopCountAnalysis.from_trace(trace).total() == step_of().total()
+
+
+@needs("plan and sharded memory")
+def test_a_rank_of_a_mesh_has_savings_too():
+    model, tokens = build("llama_tiny", device="meta"), (torch.ones(4, 64, dtype=torch.int64),)
+    options = {"mesh": {"fsdp": 2}, "optimizer": torch.optim.AdamW, "table": "exact"}
+    savings = plan_savings(model, tokens, **options)
+    saving = saving_of(savings, "checkpoint", "Block")
+    assert saving.modules == ("layers.0", "layers.1") and saving.saved > 0 and saving.flops > 0
+    checkpointed = plan_savings(model, tokens, checkpoint=saving.modules, **options)
+    assert (checkpointed.peak, checkpointed.flops) == (saving.peak, savings.flops + saving.flops)

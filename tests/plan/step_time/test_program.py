@@ -1,0 +1,209 @@
+"""Recorded passes as programs: their kernels, fused modules, and what waits for which collective."""
+
+import itertools
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from fvflops import MasterWeights, find_device, find_efficiency, plan_rank, record_call
+from fvflops.plan.rank_step import Action
+from fvflops.plan.step_time.efficiency import KernelTimer
+from fvflops.plan.step_time.kernel_times import kernel_of
+from fvflops.plan.step_time.pass_program import Collective, Run, StreamRun, Wait, read_program
+from fvflops.trace import TraceError
+from fvflops.zoo import build
+
+TOKENS = torch.ones(1, 16, dtype=torch.int64)
+
+
+class Norm(nn.Module):
+    def forward(self, x):
+        return x * (x * x).mean(-1, keepdim=True).rsqrt()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 64), Norm(), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.down(self.norm(self.up(x)))
+
+
+def kernels_of(call, *inputs):
+    trace = record_call(call, inputs)
+    kernels = map(kernel_of, trace.signatures)
+    return [kernel for kernel in kernels if kernel is not None]
+
+
+def plan(mesh, **options):
+    return plan_rank(build("llama_tiny", device="meta"), TOKENS, mesh=mesh, table="exact", **options)
+
+
+def program_of(planned, kind="forward", **options):
+    recorded = planned.step.pass_of(Action(kind, 0, 0))
+    return read_program(recorded.trace, recorded.begin, recorded.end, **options)
+
+
+def launches(program):
+    """Return the launches of a program in order."""
+    return [program.launches[index] for item in program.items if isinstance(item, Run) for index in item.items]
+
+
+def test_a_product_has_its_shape_and_dtype():
+    x = torch.ones(2, 8, 32, dtype=torch.bfloat16)
+    (kernel,) = kernels_of(torch.nn.functional.linear, x, torch.ones(64, 32, dtype=torch.bfloat16))
+    assert (kernel.kind, kernel.dtype, kernel.macs) == ("matmul", "bfloat16", 16 * 64 * 32)
+    assert (kernel.batch, kernel.rows, kernel.columns, kernel.inner) == (1, 16, 64, 32)
+    assert kernel.nbytes == 2 * (16 * 32 + 64 * 32 + 16 * 64)
+    (batched,) = kernels_of(torch.bmm, torch.ones(3, 40, 50), torch.ones(3, 50, 60))
+    assert (batched.batch, batched.rows, batched.columns, batched.inner) == (3, 40, 60, 50)
+
+
+def test_pointwise_ops_and_reductions_are_bound_by_memory_and_views_are_no_kernels():
+    (kernel,) = kernels_of(torch.add, torch.ones(100), torch.ones(100))
+    assert (kernel.kind, kernel.nbytes) == ("memory", 3 * 400)
+    (norm,) = kernels_of(nn.LayerNorm(64), torch.ones(100, 64))
+    assert norm.kind == "memory"
+    assert kernels_of(lambda x: x.view(10, 10).t(), torch.ones(100)) == []
+
+
+def test_causal_attention_computes_the_unmasked_pairs():
+    q = torch.ones(1, 2, 8, 16)
+    trace = record_call(nn.functional.scaled_dot_product_attention, (q, q, q), kwargs={"is_causal": True})
+    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
+    assert attention.macs == 2 * 2 * 36 * 16  # 2 products of 2 heads
+    trace = record_call(nn.functional.scaled_dot_product_attention, (q, q, q, torch.ones(8, 8).tril().bool()))
+    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
+    assert attention.macs == 2 * 2 * 64 * 16  # kernels do not skip what a tensor masks
+
+
+def test_a_part_of_a_sequence_attends_to_half_of_all_keys():
+    q, keys = torch.ones(1, 2, 8, 16), torch.ones(1, 2, 32, 16)  # of one of 4 ranks with context parallelism
+    trace = record_call(nn.functional.scaled_dot_product_attention, (q, keys, keys), kwargs={"is_causal": True})
+    (attention,) = [kernel for kernel in map(kernel_of, trace.signatures) if kernel and kernel.kind == "attention"]
+    assert attention.macs == 2 * 2 * 8 * 32 * 16 // 2  # the ranks' mean, without the half diagonal
+
+
+def test_the_ops_of_a_fused_module_are_one_kernel():
+    trace = record_call(Net(), (torch.ones(4, 16),))
+    name = f"{Norm.__module__}.{Norm.__qualname__}"
+    plain, fused = read_program(trace), read_program(trace, fused=[name])
+    assert Counter(launch.module for launch in launches(plain))["norm"] > 1
+    assert [(launch.module, launch.op) for launch in launches(fused)] == [
+        ("up", "aten::addmm"),
+        ("norm", "fused"),
+        ("down", "aten::addmm"),
+    ]
+    # It reads its input and writes its result, and nothing between.
+    assert launches(fused)[1].kernel.nbytes == 2 * 4 * 64 * 4
+    products = [launch.kernel for launch in launches(plain) if launch.kernel.kind == "matmul"]
+    assert products == [launch.kernel for launch in launches(fused) if launch.kernel.kind == "matmul"]
+
+
+def test_a_reader_of_a_collective_waits_for_it():
+    program = program_of(plan({"tp": 2}))
+    numbers = [item.number for item in program.items if isinstance(item, Collective)]
+    waits = [item.number for item in program.items if isinstance(item, Wait)]
+    assert len(numbers) == 6 and waits == numbers  # of the embedding, two in each layer, and the logits
+    # In a layer the next kernel reads the sum.
+    for begin, item in enumerate(program.items):
+        if isinstance(item, Collective) and item.module:
+            assert isinstance(program.items[begin - 1], Run)
+    last = max(begin for begin, item in enumerate(program.items) if isinstance(item, Collective))
+    assert program.items[last + 1] == Wait(numbers[-1])
+
+
+def test_fsdp_gathers_ahead_of_the_module_that_waits():
+    program = program_of(plan({"fsdp": 4}))
+    gathers = [item for item in program.items if isinstance(item, Collective)]
+    # The root with embedding, norm and head, and two layers; each waits for the end of waiting of the one before it.
+    assert [item.call.collective for item in gathers] == ["all_gather"] * 3
+    assert [item.gate for item in gathers] == [-1, gathers[0].number, gathers[1].number]
+    waits = [item.number for item in program.items if isinstance(item, Wait)]
+    assert waits == [item.number for item in gathers]
+
+
+def reductions_of(program):
+    found = [item for item in program.items if isinstance(item, Collective) and item.gate is None]
+    return [item for item in found if item.call.collective == "reduce_scatter"]
+
+
+def test_a_backward_pass_reduces_gradients_that_only_the_next_reduction_waits_for():
+    program = program_of(plan({"fsdp": 4}, microbatches=2), "backward")
+    reductions = reductions_of(program)
+    assert len(reductions) == 3
+    for earlier, later in itertools.pairwise(reductions):
+        assert program.items[program.items.index(later) - 1] == Wait(earlier.number)
+    waited = [item.number for item in program.items if isinstance(item, Wait)]
+    assert [waited.count(item.number) for item in reductions] == [1, 1, 0]
+
+
+def test_fsdp_accumulates_gradients_on_the_stream_of_their_reduction():
+    """As torch's foreach_reduce, under post_reduce_stream: the compute stream goes on."""
+    planned = plan({"fsdp": 4}, microbatches=2)
+    recorded = planned.step.pass_of(Action("backward", 0, 1))
+    program = read_program(recorded.trace, recorded.begin, recorded.end)
+    added = [item for item in program.items if isinstance(item, StreamRun)]
+    assert {program.launches[item.item].op for item in added} == {"aten::add_"}
+    assert {item.number for item in added} == {item.number for item in reductions_of(program)}
+    waited = [item.number for item in program.items if isinstance(item, Wait)]
+    assert waited.count(added[-1].number) == 0
+
+
+def test_replicas_of_shards_reduce_after_the_shards_while_the_compute_stream_goes_on():
+    program = program_of(plan({"dp": 2, "fsdp": 4}), "backward")
+    sums = [item for item in program.items if isinstance(item, Collective) and item.call.collective == "all_reduce"]
+    assert [item.after for item in sums] == [item.number for item in reductions_of(program)]
+    assert not {item.number for item in program.items if isinstance(item, Wait)} & {item.number for item in sums}
+
+
+def test_a_module_that_is_sharded_fully_keeps_its_class():
+    planned = plan({"fsdp": 4})
+    assert "fvflops.zoo.llama.Block" in planned.recorded.modules.by_name["layers.0"].classes
+    fused = launches(program_of(planned, fused={"fvflops.zoo.llama.Block"}))
+    assert len(fused) < len(launches(program_of(planned))) and any(launch.op == "fused" for launch in fused)
+
+
+def test_what_an_optimizer_creates_in_its_first_step_takes_no_time():
+    gpt = build("megatron_gpt_tiny", device="meta").half()
+    optimizer = partial(MasterWeights, make=partial(torch.optim.AdamW, fused=True))
+    planned = plan_rank(gpt, (TOKENS, TOKENS), mesh={"dp": 2}, optimizer=optimizer)
+    recorded = planned.step.pass_of(Action("optimizer", -1))
+    updates = launches(read_program(recorded.trace, recorded.begin, recorded.end))
+    nbytes = Counter()
+    for launch in updates:
+        nbytes[launch.op] += launch.kernel.nbytes
+    # Gradients are copied to float32, and the new weights to float16, but not the weights to their copies.
+    assert nbytes["aten::_to_copy"] == nbytes["aten::_foreach_copy_"] == (2 + 4) * planned.parameters
+
+
+def test_a_trace_without_order_is_an_error():
+    with pytest.raises(TraceError, match="no ordered events"):
+        read_program(record_call(torch.relu, (torch.ones(2),)).aggregate())
+
+
+def test_torchaos_float8_linears_take_the_float8_peak_and_casts_of_the_module_one_kernel():
+    float8 = pytest.importorskip("torchao.float8")
+    with torch.device("meta"):
+        tokens = torch.ones(8192, 4096, dtype=torch.bfloat16)
+        model = nn.Sequential(nn.Linear(4096, 4096, bias=False, dtype=torch.bfloat16))
+        converted = float8.convert_to_float8_training(nn.Sequential(nn.Linear(4096, 4096, bias=False).bfloat16()))
+    timer = KernelTimer(find_device("H100"), find_efficiency("H100"))
+    times = []
+    for subject in (model, converted):
+        plan = plan_rank(subject, tokens, mesh={"dp": 1}, device="cuda")
+        linear = "torchao.float8.float8_linear.Float8Linear"
+        programs = [
+            read_program(plan.trace, item.begin, item.end, fused=[linear]) for item in plan.step.passes.values()
+        ]
+        launches = [launch for program in programs for launch in program.launches]
+        products = [
+            timer.seconds(launch.kernel) for launch in launches if launch.op in ("aten::mm", "aten::_scaled_mm")
+        ]
+        times.append(max(products))
+    assert {launch.op for launch in launches if launch.module == "0"} == {"aten::_scaled_mm", "fused"}
+    assert 0.45 < times[1] / times[0] < 0.55

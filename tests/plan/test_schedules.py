@@ -1,0 +1,126 @@
+"""Order of actions of pipeline ranks, compared with torch's schedules."""
+
+from collections import Counter
+
+import pytest
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from fvflops.plan.pipeline_schedules import (
+    SCHEDULES,
+    ScheduleError,
+    StandInStage,
+    order_actions,
+    rank_of_stage,
+    stages_of_rank,
+)
+from fvflops.plan.rank_step import Action
+
+
+class LoggingStage(StandInStage):
+    """A stage that logs what a schedule has it do."""
+
+    def __init__(self, stage, count):
+        super().__init__(stage, count, count, stage)
+        self.log = []
+
+    def forward_one_chunk(self, microbatch, *args, **options):
+        self.log.append(Action("forward", self.stage_index, microbatch))
+
+    def backward_one_chunk(self, microbatch, **options):
+        self.log.append(Action("backward", self.stage_index, microbatch))
+
+    def perform_reduce_grad(self, factor):
+        self.log.append(Action("reduce", self.stage_index))
+
+    def release_fwd_send_outputs(self, *args):  # torch 2.15
+        pass
+
+    def no_transfers(self, microbatch):
+        return []
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = no_transfers
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (4, 4), (3, 8)])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_a_schedule_of_one_stage_per_rank_runs_in_this_order(name, ranks, microbatches):
+    for rank, actions in enumerate(order_actions(name, ranks, microbatches)):
+        stage = LoggingStage(rank, ranks)
+        schedule = getattr(torch_schedules, SCHEDULES[name].torch_class)(stage, microbatches)
+        schedule._initialize_stage = lambda *_: None
+        schedule._step_microbatches([()] * microbatches, [{}] * microbatches)
+        assert tuple(stage.log) == actions
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "microbatches", "stages_per_rank"),
+    [
+        ("interleaved", 2, 4, 2),
+        ("interleaved", 4, 8, 5),
+        ("zero-bubble", 2, 4, 1),
+        ("zero-bubble", 4, 8, 2),
+        ("zbv", 4, 8, 2),
+        ("dualpipev", 4, 10, 2),
+    ],
+)
+def test_a_schedule_of_several_stages_per_rank_is_lowered_to_this_order(name, ranks, microbatches, stages_per_rank):
+    count = ranks * stages_per_rank
+    stages = [StandInStage(stage, count, ranks, 0) for stage in stages_of_rank(name, 0, ranks, stages_per_rank)]
+    schedule = getattr(torch_schedules, SCHEDULES[name].torch_class)(stages, microbatches, loss_fn=lambda *_: None)
+    orders = order_actions(name, ranks, microbatches, stages_per_rank)
+    for rank, actions in enumerate(orders):
+        theirs = [
+            f"{part.stage_index} {part.computation_type.name} {part.microbatch_index}"
+            for action in schedule.pipeline_order_with_comms[rank]
+            for part in action.sub_actions or (action,)
+            if not part.computation_type.name.startswith(("SEND", "RECV", "WAIT"))
+        ]
+        assert [_as_torch(action) for action in actions] == theirs
+    assert schedule.stage_index_to_group_rank == {stage: rank_of_stage(name, stage, ranks) for stage in range(count)}
+
+
+def _as_torch(action):
+    names = {
+        "backward": "FULL_BACKWARD",
+        "input_backward": "BACKWARD_INPUT",
+        "weight_backward": "BACKWARD_WEIGHT",
+        "reduce": "REDUCE_GRAD",
+    }
+    microbatch = None if action.microbatch < 0 else action.microbatch
+    return f"{action.stage} {names.get(action.kind, action.kind.upper())} {microbatch}"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_microbatch_goes_through_every_stage_once(name):
+    stages_per_rank = SCHEDULES[name].stages_per_rank or 3
+    orders = order_actions(name, 4, 8, stages_per_rank)
+    assert [len(order) for order in orders] and len(orders) == 4
+    for rank, actions in enumerate(orders):
+        kinds = Counter((action.kind, action.stage) for action in actions)
+        for stage in stages_of_rank(name, rank, 4, stages_per_rank):
+            assert kinds["forward", stage] == 8 and kinds["reduce", stage] == 1
+            assert kinds["backward", stage] + kinds["input_backward", stage] == 8
+            assert kinds["input_backward", stage] == kinds["weight_backward", stage]
+
+
+def test_fewer_microbatches_than_ranks_are_all_in_flight():
+    first, last = order_actions("1f1b", 4, 2)[0], order_actions("1f1b", 4, 2)[-1]
+    assert [action.kind for action in first] == ["forward", "forward", "backward", "backward", "reduce"]
+    assert [action.kind for action in last] == ["forward", "backward", "forward", "backward", "reduce"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("interleave", 2, 4, 2), "no schedule 'interleave': did you mean 'interleaved'"),
+        (("zbv", 2, 4, 3), "schedule zbv has 2 stages per rank; got 3"),
+        (
+            ("interleaved", 4, 9, 2),
+            "schedule interleaved with 4 pipeline ranks, 2 stages per rank and 9 microbatches: ",
+        ),
+        (("dualpipev", 4, 4, 2), "DualPipeV requires at least as many microbatches as stages"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_raises(arguments, message):
+    with pytest.raises(ScheduleError, match=message):
+        order_actions(*arguments)

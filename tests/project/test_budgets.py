@@ -1,0 +1,71 @@
+"""Sizes that may only fall: lines and files of each folder, large functions and files, equal file names.
+
+What a change adds, it removes elsewhere; a step that makes something smaller lowers its limit here.
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkout import ROOT
+
+PACKAGE = ROOT / "fvflops"
+# Folder → the most lines and files of Python.
+LIMITS = {
+    "fvflops": (83317, 617),
+    "fvflops/analysis": (3283, 26),
+    "fvflops/capture": (21037, 148),
+    "fvflops/cli": (6113, 45),
+    "fvflops/compare": (4537, 30),
+    "fvflops/compat": (891, 7),
+    "fvflops/counting": (2169, 19),
+    "fvflops/devices": (951, 5),
+    "fvflops/formulas": (4352, 36),
+    "fvflops/integrations": (857, 10),
+    "fvflops/measure": (6450, 36),
+    "fvflops/plan": (11282, 70),
+    "fvflops/reports": (6134, 65),
+    "fvflops/sources": (5356, 47),
+    "fvflops/sweep": (2230, 16),
+    "fvflops/trace": (3774, 29),
+    "fvflops/views": (946, 10),
+    "fvflops/zoo": (1561, 11),
+    "tests": (72898, 391),
+    "tools": (12017, 94),
+}
+MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
+# How many exceed these today.
+LARGE = {"parameters": 35, "functions": 16, "files": 8}
+# Helpers of the package, and the format of documents.
+EQUAL_NAMES = {"text": 2}
+
+
+def python_files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("folder", LIMITS)
+def test_a_folder_has_no_more_lines_and_files_than_before(folder):
+    files = python_files(folder)
+    lines = sum(len(path.read_text().splitlines()) for path in files)
+    assert (lines <= LIMITS[folder][0], len(files) <= LIMITS[folder][1]) == (True, True), (lines, len(files))
+
+
+def test_no_more_large_functions_and_files_than_before():
+    found: Counter[str] = Counter()
+    for path in python_files("fvflops"):
+        source = path.read_text()
+        found["files"] += len(source.splitlines()) > MOST_LINES_OF_FILE
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                found["parameters"] += len(parameters) > MOST_PARAMETERS
+                found["functions"] += (node.end_lineno or 0) - node.lineno + 1 > MOST_LINES_OF_FUNCTION
+    assert found == LARGE
+
+
+def test_a_file_name_finds_one_file():
+    names = Counter(path.stem for path in python_files("fvflops") if not path.stem.startswith("__"))
+    assert {name: count for name, count in names.items() if count > 1} == EQUAL_NAMES
