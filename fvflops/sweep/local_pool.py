@@ -1,16 +1,13 @@
-"""Run tasks in worker processes of this machine, each model within a limit of time and memory.
-
-The processes are those of pebble (the extra `sweep`), whose pool stops the worker of one task when its time is up, and
-replaces a worker that died without losing the others' tasks. joblib's loky cannot stop one task, and gives up all that
-are queued when a worker dies; Ray can do both, but takes several seconds and a server of its own to start.
-"""
+"""Run tasks in worker processes of this machine, each model within a limit of time and memory."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import multiprocessing
 import os
+import platform
 import queue
 import signal
 import sys
@@ -21,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Any
@@ -30,9 +28,34 @@ import torch
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.sources.imports import import_library
 from fvflops.sweep.count_model import start_row
-from fvflops.sweep.glibc_memory import keep_freed_memory, return_freed_memory
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.task import OnTick, Task, run_task
+
+_TRIM_THRESHOLD = -1  # parameters of mallopt, of malloc.h
+_MMAP_THRESHOLD = -3
+_MOST_KEPT = 1 << 30  # bytes that are free at the end of the heap
+_LARGEST = (1 << 31) - 1  # bytes of a block; larger ones are returned when they are freed
+
+
+def keep_freed_memory() -> bool:
+    """Keep up to a GiB of freed memory in this process, from now on; return whether the C library can."""
+    library = _glibc()
+    if library is None:
+        return False
+    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST) and library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT))
+
+
+def return_freed_memory() -> None:
+    """Return all memory that is free now to the system."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
+
 
 _TICK = 1.0  # seconds
 _QUEUED = 2  # tasks for each worker that are handed to the pool ahead of time

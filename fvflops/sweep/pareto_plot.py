@@ -15,8 +15,27 @@ from fvflops.reports.pictures.leaders import RADIUS, LabelCost, leader_of
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
 from fvflops.reports.pictures.scales import label_linear, label_logarithmic
 from fvflops.reports.text.display_width import truncate_middle
-from fvflops.sweep.pareto import pareto_front
 from fvflops.text import suggest
+
+
+def pareto_front(points: Sequence[tuple[float, float]], *, lower: tuple[bool, bool] = (True, True)) -> list[int]:
+    """Return the indexes of the points that no other point dominates, in the order of their first coordinate.
+
+    `lower` says of each coordinate whether less is better. A point dominates another if it is at least as good in both
+    coordinates and better in one, so of equal points all are returned or none. A NaN raises ValueError.
+
+    >>> pareto_front([(4.1, 80.4), (17.6, 81.1), (7.8, 80.0), (0.3, 67.7)], lower=(True, False))
+    [3, 0, 1]
+    """
+    if any(value != value for point in points for value in point):
+        raise ValueError("a point with NaN has no place in an order: leave it out")
+    keys = [tuple(value if less else -value for value, less in zip(point, lower, strict=True)) for point in points]
+    front: list[int] = []
+    for index in sorted(range(len(keys)), key=keys.__getitem__):
+        if not front or keys[index][1] < keys[front[-1]][1] or keys[index] == keys[front[-1]]:
+            front.append(index)
+    return front if lower[0] else front[::-1]
+
 
 # One column of a paper, in inches; points of a font.
 WIDTH, HEIGHT = 3.4, 2.75

@@ -17,8 +17,8 @@ from fvflops.analysis.trace_file import load_trace, save_trace
 from fvflops.measure.kernels.profiler_trace import read_document
 from fvflops.sources.json_settings import read_settings
 from fvflops.sweep import ModelCount
+from fvflops.sweep.counted_models import Journal
 from fvflops.sweep.joined import read_joined
-from fvflops.sweep.journal import Journal
 from fvflops.sweep.result_files import read_rows, write_rows
 from tests.support.checkout import ROOT
 from tests.support.fuzz.damage import damage

@@ -12,7 +12,7 @@ import pytest
 
 from fvflops.cli import main
 from fvflops.cli.process import DiscardedOutput, Terminated, streams_opened, termination_raised
-from fvflops.sweep.journal import Journal
+from fvflops.sweep.counted_models import Journal
 from fvflops.sweep.result_files import read_rows
 from tests.support.checkout import ROOT
 

@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from fvflops.cli import main
-from fvflops.cli.git_objects import Entry, GitError, list_files, write_files
-from fvflops.cli.revisions import find_revision
+from fvflops.cli.revisions import Entry, GitError, find_revision, list_files, write_files
 from tests.support.git_repository import git, state_of
 from tests.support.git_repository import repository as repository
 

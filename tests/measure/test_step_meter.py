@@ -20,8 +20,8 @@ from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, m
 from fvflops.devices.device_benchmark import write_device
 from fvflops.measure.profiling.profile_analysis import ProfileAnalysis
 from fvflops.measure.step_meter import step_costs
-from fvflops.measure.step_meter.call_sizes import SizeFamilies
 from fvflops.measure.step_meter.clock import WallClock
+from fvflops.measure.step_meter.step_costs import SizeFamilies
 from fvflops.measure.step_meter.step_figures import StepCost
 from fvflops.trace import TraceError
 from fvflops.units import format_percent, format_short

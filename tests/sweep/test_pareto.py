@@ -9,8 +9,7 @@ pytest.importorskip("matplotlib", reason="matplotlib, of the extra `plot`, is no
 
 from fvflops.reports.document import Table, number_column, text_column
 from fvflops.sweep import pareto_plot
-from fvflops.sweep.pareto import pareto_front
-from fvflops.sweep.pareto_plot import draw_pareto
+from fvflops.sweep.pareto_plot import draw_pareto, pareto_front
 from fvflops.units import format_parameters
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings, ModelCount
-from fvflops.sweep.counted_models import plan_sweep, run_sweep
-from fvflops.sweep.journal import Journal
+from fvflops.sweep.counted_models import Journal, plan_sweep, run_sweep
 from fvflops.sweep.result_files import ResultError, encode_row, read_rows, write_rows
 from fvflops.sweep.task import InProcess
 from tests.support.checkout import ROOT

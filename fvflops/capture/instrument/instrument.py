@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
+from torch.utils import checkpoint
 
 from fvflops.capture.attention.decomposed import attention_pairs
 from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_constants
@@ -16,20 +19,110 @@ from fvflops.capture.instrument.control_flow import run_control_flow
 from fvflops.capture.instrument.graph_scopes import graph_scopes
 from fvflops.capture.instrument.modules import module_scopes
 from fvflops.capture.instrument.optimizers import optimizer_phase
-from fvflops.capture.instrument.patching import Wrapper, wrapped
-from fvflops.capture.instrument.recompute import recompute_phase
-from fvflops.capture.instrument.storages import resized_storages
+from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.instrument.threads import model_threads
 from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.real.real_mode import RecordingMode
-from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.recorder import BEFORE, Recorder
 from fvflops.capture.restore.torch_state import dispatch_mode_active, dispatch_mode_in_thread
 from fvflops.capture.shapes.offloading import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
 from fvflops.capture.unseen.other_processes import other_processes
+from fvflops.torch_internals import CheckpointFrame, RecomputationHook, current_autograd_node
+
+_RESIZE = Patch(torch.UntypedStorage, "resize_")
+
+
+def resized_storages(recorder: Recorder) -> Iterator[Wrapper]:
+    """Yield the wrapper that records resized storages of real tensors; shape tensors record theirs."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            result = original(storage, nbytes)
+            if recorder.recording and not recorder.paused:
+                recorder.record_resized(storage)
+            return result
+
+        return resize_
+
+    yield _RESIZE, around
+
+
+_MAKE_FRAME = Patch(CheckpointFrame, "__init__")
+_MAKE_HOOK = Patch(RecomputationHook, "__init__")
+_ENTER_HOOK = Patch(RecomputationHook, "__enter__")
+_LEAVE_HOOK = Patch(RecomputationHook, "__exit__")
+_RERUN_BACKWARD = Patch(checkpoint.CheckpointFunction, "backward", staticmethod)
+
+
+def recompute_phase(recorder: Recorder) -> list[Wrapper]:
+    """Return the wrappers that record each forward rerun by activation checkpointing.
+
+    A rerun belongs to the stack under which `checkpoint` was called. Non-reentrant checkpoints rerun while a saved
+    tensor is unpacked, by a hook, which is wrapped. Re-entrant ones rerun inside the backward of CheckpointFunction:
+    ops there are recompute, except those of the nodes that the rerun creates and of gradient accumulation for its node.
+    """
+    # Frame → stack of the checkpoint call.
+    checkpoint_stacks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    reruns: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()  # hook → (stack, rerun token)
+
+    def make_frame(original: Any) -> Any:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            if recorder.is_recording_thread():
+                checkpoint_stacks[self] = recorder.thread_state().stack
+
+        return init
+
+    def make_hook(original: Any) -> Any:
+        def init(self: Any, frame: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, frame, *args, **kwargs)
+            if recorder.is_recording_thread():
+                stack = checkpoint_stacks.get(frame())
+                reruns[self] = recorder.stack_at(BEFORE) if stack is None else stack, None
+
+        return init
+
+    def enter_hook(original: Any) -> Any:
+        def enter(self: Any) -> Any:
+            if self in reruns and recorder.is_recording_thread():
+                reruns[self] = reruns[self][0], recorder.begin_rerun(reruns[self][0])
+                recorder.thread_state().reruns += 1
+            return original(self)
+
+        return enter
+
+    def leave_hook(original: Any) -> Any:
+        def leave(self: Any, *error: Any) -> Any:
+            if self in reruns and recorder.is_recording_thread():
+                recorder.thread_state().reruns -= 1
+                recorder.end_rerun(reruns[self][1])
+            return original(self, *error)
+
+        return leave
+
+    def rerun_backward(original: Any) -> Any:
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            if not recorder.is_recording_thread():
+                return original(ctx, *gradients)
+            token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
+            try:
+                return original(ctx, *gradients)
+            finally:
+                recorder.end_rerun(token)
+
+        return backward
+
+    return [
+        (_MAKE_FRAME, make_frame),
+        (_MAKE_HOOK, make_hook),
+        (_ENTER_HOOK, enter_hook),
+        (_LEAVE_HOOK, leave_hook),
+        (_RERUN_BACKWARD, rerun_backward),
+    ]
 
 
 @contextmanager

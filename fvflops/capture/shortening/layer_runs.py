@@ -2,14 +2,151 @@
 
 from __future__ import annotations
 
+import types
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
 
 from fvflops.capture.model.read_module_tree import module_paths
-from fvflops.capture.shortening.equal_modules import find_index_attributes
 from fvflops.trace.expansion.layer_run import KEPT, LayerRun
+
+# Values that are compared by `==`.
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, range)
+_MAX_DEPTH = 8
+# Entries of a module that are compared in other ways.
+_OWN = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def find_index_attributes(
+    first: nn.Module, second: nn.Module, distance: int, marked: Collection[int] = ()
+) -> frozenset[tuple[str, str]] | None:
+    """Return which attributes differ between two equal layers because they count layers, None for unequal ones.
+
+    An attribute counts layers if it is an int that differs by `distance`, the distance between the layers in their
+    list; attributes are given as (name of the module below the layer, attribute). Equal are classes, modes, submodules,
+    shapes, strides, dtypes, devices and requires_grad of parameters and buffers, values of buffers of integers, hooks
+    and all other attributes, and which submodules are `marked` by their ids.
+
+    >>> find_index_attributes(nn.Linear(2, 3), nn.Linear(2, 3), 1), find_index_attributes(nn.Linear(2, 3), nn.ReLU(), 1)
+    (frozenset(), None)
+    """
+    counting: set[tuple[str, str]] = set()
+    pairs = [("", first, second)]
+    partners = {id(first): id(second)}
+    while pairs:
+        name, one, other = pairs.pop()
+        if type(one) is not type(other) or list(one._modules) != list(other._modules):
+            return None
+        if (id(one) in marked) != (id(other) in marked):
+            return None
+        for key, child in one._modules.items():
+            partner = other._modules[key]
+            if child is None or partner is None:
+                if child is not partner:
+                    return None
+            elif id(child) not in partners:
+                partners[id(child)] = id(partner)
+                pairs.append((f"{name}.{key}" if name else key, child, partner))
+            elif partners[id(child)] != id(partner):
+                return None
+        if not (
+            _are_equal_tensors(one._parameters, other._parameters) and _are_equal_tensors(one._buffers, other._buffers)
+        ):
+            return None
+        if one.__dict__.keys() != other.__dict__.keys():
+            return None
+        for key, value in one.__dict__.items():
+            second_value = other.__dict__[key]
+            if "hooks" in key and isinstance(value, Mapping):  # their keys number the hooks of all modules
+                value, second_value = list(value.values()), list(second_value.values())
+            if key in _OWN or _are_equal(value, second_value, partners, 0):
+                continue
+            if type(value) is not int or type(second_value) is not int or second_value - value != distance:
+                return None
+            counting.add((name, key))
+    return frozenset(counting)
+
+
+def _are_equal_tensors(first: Mapping[str, torch.Tensor | None], second: Mapping[str, torch.Tensor | None]) -> bool:
+    return list(first) == list(second) and all(
+        _is_equal_tensor(tensor, second[name]) if tensor is not None else second[name] is None
+        for name, tensor in first.items()
+    )
+
+
+def _is_equal_tensor(first: torch.Tensor, second: torch.Tensor | None) -> bool:
+    if second is None or type(first) is not type(second) or first.shape != second.shape:
+        return False
+    if (first.dtype, first.device, first.layout, first.requires_grad) != (
+        second.dtype,
+        second.device,
+        second.layout,
+        second.requires_grad,
+    ):
+        return False
+    if first.layout is torch.strided and first.stride() != second.stride():
+        return False
+    # Those of a DTensor.
+    if getattr(first, "placements", None) != getattr(second, "placements", None):
+        return False
+    # Control flow depends on integers.
+    has_values = not first.dtype.is_floating_point and not first.dtype.is_complex and first.device.type != "meta"
+    return not has_values or torch.equal(first, second)
+
+
+def _are_equal(first: Any, second: Any, partners: Mapping[int, int], depth: int) -> bool:
+    """Return whether two values are equal, where modules and other objects of a layer are equal to their partners."""
+    if first is second or partners.get(id(first)) == id(second):
+        return True
+    kind = type(first)
+    if kind is not type(second) or depth > _MAX_DEPTH:
+        return False
+    inner = partial(_are_equal, partners=partners, depth=depth + 1)
+    if kind in _PLAIN:
+        return bool(first == second)
+    if issubclass(kind, torch.Tensor):
+        return _is_equal_tensor(first, second)
+    if issubclass(kind, nn.Module):
+        return False
+    if issubclass(kind, (tuple, list)):
+        return len(first) == len(second) and all(map(inner, first, second))
+    if issubclass(kind, Mapping):
+        return list(first) == list(second) and all(inner(value, second[key]) for key, value in first.items())
+    if issubclass(kind, (set, frozenset)):
+        return bool(first == second)
+    if kind is types.MethodType:
+        return inner(first.__func__, second.__func__) and inner(first.__self__, second.__self__)
+    if kind is partial:
+        return inner((first.func, first.args, first.keywords), (second.func, second.args, second.keywords))
+    if kind is types.FunctionType:
+        return _are_equal_functions(first, second, inner)
+    if kind is types.CellType:
+        return inner(_contents(first), _contents(second))
+    attributes = getattr(first, "__dict__", None)
+    if attributes is None or getattr(kind, "__slots__", None):
+        return False
+    return bool(attributes) and inner(attributes, second.__dict__)
+
+
+def _are_equal_functions(first: Any, second: Any, inner: Any) -> bool:
+    return first.__code__ is second.__code__ and bool(
+        inner(
+            (first.__defaults__, first.__kwdefaults__, first.__closure__, first.__dict__),
+            (second.__defaults__, second.__kwdefaults__, second.__closure__, second.__dict__),
+        )
+    )
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # the cell is empty
+        return ()
+
 
 # How many successive layers may differ before they repeat, as in models with local and global attention by turns.
 _MAX_PERIOD = 8

@@ -4,16 +4,92 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from types import TracebackType
+from typing import Any
 
 from torch import nn
 
 from fvflops import paths
-from fvflops.compat.deepspeed.configuration import ProfilerConfiguration, read_configuration
 from fvflops.compat.deepspeed.flops_profiler import FlopsProfiler
 from fvflops.formulas import FormulaTable
+from fvflops.formulas.yaml_document import Node, read_document
+from fvflops.text import require_int, suggest
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
+
+_SECTION = "flops_profiler"
+_BOOLS = {"true": True, "false": False}
+_NULLS = ("", "null", "~")
+# DeepSpeed multiplies by this factor for recomputed forward passes; here recomputation is recorded.
+_IGNORED_KEY = "recompute_fwd_factor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfiguration:
+    """Configuration of `StepProfiler`: `enabled`, and the number of the step to profile, from 0 on.
+
+    The other fields are arguments of `FlopsProfiler.print_model_profile`. An invalid value raises ValueError.
+
+    >>> ProfilerConfiguration(enabled=True, top_modules=3).profile_step
+    1
+    >>> ProfilerConfiguration(top_modules=0)
+    Traceback (most recent call last):
+    ValueError: top_modules must be an integer >= 1, not 0
+    """
+
+    enabled: bool = False
+    profile_step: int = 1
+    module_depth: int = -1
+    top_modules: int = 1
+    detailed: bool = True
+    output_file: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("enabled", "detailed"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}")
+        for name, least in (("profile_step", 0), ("module_depth", -1), ("top_modules", 1)):
+            require_int(name, getattr(self, name), least=least)
+        if self.output_file is not None and not isinstance(self.output_file, str):
+            raise ValueError(f"output_file must be a path or null; got {self.output_file!r}")
+
+
+def read_configuration(path: str | os.PathLike[str]) -> ProfilerConfiguration:
+    """Return the configuration in a YAML or JSON file, a path or URI as in `fvflops.paths`.
+
+    The keys are in the section "flops_profiler" of a DeepSpeed configuration, or at the top level of the file.
+    "recompute_fwd_factor" is ignored, since recomputation is recorded. An unreadable file, an unknown key and an
+    invalid value raise TableError, a ValueError that begins with the file and the line.
+    """
+    document = read_document(os.fspath(path))
+    keys = document.fields("a configuration")
+    if _SECTION in keys:
+        document = keys[_SECTION]
+        keys = document.fields(_SECTION)
+    names = [field.name for field in fields(ProfilerConfiguration)]
+    values: dict[str, Any] = {}
+    for key, node in keys.items():
+        if key == _IGNORED_KEY:
+            continue
+        if key not in names:
+            hint = suggest(key, names) or f": the keys are {', '.join(names)}"
+            raise node.error(f"unknown key {key!r}{hint}")
+        values[key] = _read_value(key, node)
+        try:
+            ProfilerConfiguration(**{key: values[key]})
+        except ValueError as error:
+            raise node.error(str(error)) from None
+    return ProfilerConfiguration(**values)
+
+
+def _read_value(key: str, node: Node) -> bool | int | str | None:
+    text = node.text(key)
+    if key == "output_file":
+        return None if text.lower() in _NULLS else text
+    if text.lower() in _BOOLS:
+        return _BOOLS[text.lower()]
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 class StepProfiler:

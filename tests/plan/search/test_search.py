@@ -14,10 +14,9 @@ from torch import nn
 from fvflops import estimate_step, find_device, plan_step
 from fvflops.plan.layout import PlanError
 from fvflops.plan.memory.cuda_allocator import reserved_memory
-from fvflops.plan.search import workers
+from fvflops.plan.search import layout_search
 from fvflops.plan.search.candidates import Space
-from fvflops.plan.search.evaluate import Workload
-from fvflops.plan.search.layout_inputs import resize_inputs
+from fvflops.plan.search.evaluate import Workload, resize_inputs
 from fvflops.plan.search.layout_search import ADAMW, needs_more, search_layouts
 from fvflops.zoo import build
 from tests.support.checkout import ROOT
@@ -156,7 +155,7 @@ def cannot_differentiate():
 
 
 def test_where_forks_cannot_differentiate_one_process_searches(small, monkeypatch):
-    monkeypatch.setattr(workers, "_can_differentiate", cannot_differentiate)
+    monkeypatch.setattr(layout_search, "_can_differentiate", cannot_differentiate)
     few = {**SMALL, "pp": [1], "checkpoint": ["none"]}
     with pytest.warns(UserWarning, match="the search runs in one process, not in 2"):
         found = search(choices=few, jobs=2)
