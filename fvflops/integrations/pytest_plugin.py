@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fvflops.compare.budget.budget_records import Budget, BudgetReport
+    from fvflops.comparison.budget.budget_records import Budget, BudgetReport
 
 _FILE = "flops_budget.yaml"
 _OPTIONS = ("file", "name", "table", "tolerance")
@@ -89,8 +89,8 @@ class FlopsBudget:
         """
         __tracebackhide__ = True
         from fvflops.analysis import FlopCountAnalysis
-        from fvflops.compare.budget import budget_report
-        from fvflops.compare.budget.model_budget import check_budget, rewrite_budget
+        from fvflops.comparison.budget import budget_report
+        from fvflops.comparison.budget.model_budget import check_budget, rewrite_budget
 
         self._node.stash[_USED] = True
         options = {**self._marker_options, **overrides}
@@ -113,8 +113,8 @@ class FlopsBudget:
         return result
 
     def _make_budget(self, name: str, limits: dict[str, Any], options: dict[str, Any]) -> Budget:
-        from fvflops.compare.budget.budget_file import make_limit
-        from fvflops.compare.budget.budget_records import Budget
+        from fvflops.comparison.budget.budget_file import make_limit
+        from fvflops.comparison.budget.budget_records import Budget
         from fvflops.units import parse_share
 
         tolerance = parse_share(str(options.get("tolerance", "0")))
@@ -123,7 +123,7 @@ class FlopsBudget:
 
     def _read_budget(self, name: str, file: str, update: bool) -> Budget | None:
         from fvflops import paths
-        from fvflops.compare.budget.budget_file import find_budget, load_budgets
+        from fvflops.comparison.budget.budget_file import find_budget, load_budgets
 
         if update:
             paths.check_writable(file)

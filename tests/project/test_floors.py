@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import fvflops
 from tests.support.checkout import ROOT
 
 PACKAGE = ROOT / "fvflops"
@@ -22,7 +23,7 @@ FLOORS = (
     ("devices",),
     ("plan",),
     ("measure",),
-    ("compare",),
+    ("comparison",),
     ("compat", "integrations"),
     ("sources",),
     ("sweep",),
@@ -73,7 +74,7 @@ def test_an_upward_and_a_sideways_import_are_seen() -> None:
     assert forbidden_imports(trace, "from fvflops import reports") == {"reports"}
     assert forbidden_imports(PACKAGE / "capture" / "run.py", "import fvflops.formulas.table") == {"formulas"}
     assert forbidden_imports(PACKAGE / "formulas" / "rows.py", "from fvflops.trace import Call") == set()
-    assert forbidden_imports(PACKAGE / "plan" / "layout.py", "from fvflops.compare.diff import x") == {"compare"}
+    assert forbidden_imports(PACKAGE / "plan" / "layout.py", "from fvflops.comparison.diff import x") == {"comparison"}
 
 
 def test_no_folder_holds_more_files_than_a_reader_takes_in() -> None:
@@ -133,3 +134,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_a_circle_is_seen() -> None:
     assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
     assert find_circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_room_hides_a_public_name() -> None:
+    """`fvflops.compare` is a function: a folder of that name would take its place once something imports it."""
+    rooms = {path.stem for path in PACKAGE.iterdir()}
+    assert not rooms & set(fvflops.__all__)

@@ -15,10 +15,10 @@ from torch import nn
 
 import fvflops
 from fvflops.analysis.steps import StepCount
-from fvflops.compare.budget.budget_records import Budget, Limit
-from fvflops.compare.budget.model_budget import check_budget
-from fvflops.compare.scaling.cost_functions import Axis, CostExpression, GenerationCost
-from fvflops.compare.scaling.polynomial import Polynomial
+from fvflops.comparison.budget.budget_records import Budget, Limit
+from fvflops.comparison.budget.model_budget import check_budget
+from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, GenerationCost
+from fvflops.comparison.scaling.polynomial import Polynomial
 from fvflops.measure.step_meter.step_figures import MeterSummary
 from fvflops.plan.trace_ranks import Ranks
 from fvflops.reports.display import WIDTH

@@ -24,9 +24,9 @@ from fvflops import (
     summarise,
 )
 from fvflops.analysis.model_analysis import analysed_run
-from fvflops.compare.budget import budget_report
-from fvflops.compare.budget.budget_file import parse_budgets, update_text
-from fvflops.compare.budget.budget_records import BudgetReport, CheckResult, FlopsChange, Limit
+from fvflops.comparison.budget import budget_report
+from fvflops.comparison.budget.budget_file import parse_budgets, update_text
+from fvflops.comparison.budget.budget_records import BudgetReport, CheckResult, FlopsChange, Limit
 from fvflops.compat.deepspeed import profile_text as deepspeed_report
 from fvflops.compat.deepspeed.module_profile import read_profile
 from fvflops.counting import TableCostModel, build_timeline

@@ -8,7 +8,7 @@ LONG_FILES = (
     "peers/test_torch_flops.py",
     "plan/memory/test_memory_ranks.py",
     "capture/restore/test_shapes_restore.py",
-    "compare/test_diff.py",
+    "comparison/test_diff.py",
     "compat/test_deepspeed.py",
     "measure/test_kernels_annotation.py",
     "peers/test_deepspeed.py",

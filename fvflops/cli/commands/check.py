@@ -18,10 +18,10 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
-from fvflops.compare.budget import budget_report
-from fvflops.compare.budget.budget_file import find_budget, load_budgets
-from fvflops.compare.budget.budget_records import Budget
-from fvflops.compare.budget.model_budget import check_budget, rewrite_budget
+from fvflops.comparison.budget import budget_report
+from fvflops.comparison.budget.budget_file import find_budget, load_budgets
+from fvflops.comparison.budget.budget_records import Budget
+from fvflops.comparison.budget.model_budget import check_budget, rewrite_budget
 from fvflops.formulas import load_table
 from fvflops.reports.document import Document
 

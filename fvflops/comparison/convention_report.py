@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fvflops.compare.convention_differences import Comparison, ConventionTotal, Difference
+from fvflops.comparison.convention_differences import Comparison, ConventionTotal, Difference
 from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.reports.formats import write_document

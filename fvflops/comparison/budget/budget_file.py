@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
-from fvflops.compare.budget.budget_records import OLD_KEYS, Budget, Limit, budget_keys
+from fvflops.comparison.budget.budget_records import OLD_KEYS, Budget, Limit, budget_keys
 from fvflops.formulas.loading import require_table_name
 from fvflops.formulas.yaml_document import Node, parse_document, read_document
 from fvflops.text import suggest, truncate

@@ -6,9 +6,9 @@ from torch import nn
 
 from fvflops.capture.errors.model_check import Recorded, trace_of
 from fvflops.capture.model.model_index import read_modules
-from fvflops.compare.parameters import parameter_report
-from fvflops.compare.parameters.parameter_records import ParameterSummary
-from fvflops.compare.parameters.parameter_sums import count_parameters
+from fvflops.comparison.parameters import parameter_report
+from fvflops.comparison.parameters.parameter_records import ParameterSummary
+from fvflops.comparison.parameters.parameter_sums import count_parameters
 from fvflops.text import explaining_arguments, require_int
 from fvflops.trace import Trace
 

@@ -87,7 +87,7 @@ class BudgetReport(Displayed):
     `about` is the Trace's.
     """
 
-    _report = "fvflops.compare.budget.budget_report:budget_report"
+    _report = "fvflops.comparison.budget.budget_report:budget_report"
 
     name: str
     table: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fvflops.compare.diff.differences import (
+from fvflops.comparison.diff.differences import (
     MEASURES,
     Change,
     Costs,

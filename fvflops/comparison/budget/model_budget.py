@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fvflops import paths
 from fvflops.analysis.model_analysis import analysed_run, model_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.compare.budget.budget_file import update_text
-from fvflops.compare.budget.budget_records import Budget, BudgetReport, CheckResult, FlopsChange, budget_keys
+from fvflops.comparison.budget.budget_file import update_text
+from fvflops.comparison.budget.budget_records import Budget, BudgetReport, CheckResult, FlopsChange, budget_keys
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.formulas import load_table
 from fvflops.formulas.yaml_document import MAX_CHARACTERS
@@ -36,7 +36,7 @@ def check_budget(analysis: FlopCountAnalysis, budget: Budget, *, table: str = ""
     """Check an analysed model against its budget.
 
     >>> import torch
-    >>> from fvflops.compare.budget.budget_records import Limit
+    >>> from fvflops.comparison.budget.budget_records import Limit
     >>> analysis = FlopCountAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3))
     >>> check_budget(analysis, Budget("net", {"flops": Limit("flops", 20)})).passed
     False

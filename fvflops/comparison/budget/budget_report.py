@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fvflops.compare.budget.budget_records import BudgetReport, CheckResult, FlopsChange
+from fvflops.comparison.budget.budget_records import BudgetReport, CheckResult, FlopsChange
 from fvflops.counting.metrics import METRICS
 from fvflops.reports import document as doc
 from fvflops.reports.document import Document, Items, Part, Table, Value, data_only, text_column
@@ -23,7 +23,7 @@ _MAX_ROWS = 5  # modules or operators whose FLOPs grew most
 def render(report: BudgetReport) -> str:
     """Return the result of a check as text.
 
-    >>> from fvflops.compare.budget.budget_records import Limit
+    >>> from fvflops.comparison.budget.budget_records import Limit
     >>> results = CheckResult(Limit("flops", 20), 24), CheckResult(Limit("macs", 30), 24)
     >>> print(render(BudgetReport("net", "default", results)))
     OVER BUDGET: net costs more than allowed (convention default).

@@ -75,7 +75,7 @@ class Comparison(Displayed):
     Trace cannot be counted.
     """
 
-    _report = "fvflops.compare.convention_report:comparison_report"
+    _report = "fvflops.comparison.convention_report:comparison_report"
 
     subject: str
     totals: Mapping[str, ConventionTotal]

@@ -14,9 +14,9 @@ from torch import nn
 from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
 from fvflops.capture.run import Loss, Model, record_call
-from fvflops.compare.scaling.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
-from fvflops.compare.scaling.fitting import Fit, agrees, find_fit, interpolate
-from fvflops.compare.scaling.lookups import BoundsCheckedEmbedding
+from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
+from fvflops.comparison.scaling.fitting import Fit, agrees, find_fit, interpolate
+from fvflops.comparison.scaling.lookups import BoundsCheckedEmbedding
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.trace import Status, Trace

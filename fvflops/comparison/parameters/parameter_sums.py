@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fvflops.compare.parameters.active_parameters import Routing, read_routing
-from fvflops.compare.parameters.operands import with_operands
-from fvflops.compare.parameters.parameter_records import ParameterCount, ParameterSummary, StoredParameters
+from fvflops.comparison.parameters.active_parameters import Routing, read_routing
+from fvflops.comparison.parameters.operands import with_operands
+from fvflops.comparison.parameters.parameter_records import ParameterCount, ParameterSummary, StoredParameters
 from fvflops.trace import ModuleTree, ParameterInfo, Trace
 from fvflops.trace.module_tree import add_up
 

@@ -72,5 +72,5 @@ class ParameterSummary(dict[str, ParameterCount]):
         return short_repr(self, "", f"{self[''].total:,} parameters" if "" in self else "", f"{len(self):,} names")
 
     def __str__(self) -> str:
-        report = importlib.import_module("fvflops.compare.parameters.parameter_report")  # which imports this module
+        report = importlib.import_module("fvflops.comparison.parameters.parameter_report")  # which imports this module
         return str(report.render(self)) if "" in self else repr(self)

@@ -15,8 +15,8 @@ from fvflops.analysis.files.run_exported import is_program, load_program
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
-from fvflops.compare.diff import diff_report
-from fvflops.compare.diff.differences import CountedRun, ModelDifference, diff_counts
+from fvflops.comparison.diff import diff_report
+from fvflops.comparison.diff.differences import CountedRun, ModelDifference, diff_counts
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import html, notebook_page
 from fvflops.reports.display import Displayed
@@ -102,7 +102,7 @@ def diff(
     Each of `a` and `b` is a Trace, an analysis (whose Trace is used), a module or GraphModule that runs on
     `inputs` and `kwargs`, a pair (module, inputs), a `torch.export` program, or the path of a saved Trace or a .pt2
     file. `names` are their names in the report. `options` are those of FlopCountAnalysis. Renamed modules are matched
-    by the rules of `fvflops.compare.diff.module_matching`. A program can run code when it is loaded: `trust` says that
+    by the rules of `module_matching`. A program can run code when it is loaded: `trust` says that
     the files are trusted. A file that cannot be read raises TraceError or ValueError.
 
     >>> import torch

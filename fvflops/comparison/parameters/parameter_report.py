@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fvflops.compare.parameters.parameter_records import ParameterCount
+from fvflops.comparison.parameters.parameter_records import ParameterCount
 from fvflops.reports.escaping import printable_short
 from fvflops.reports.text.pipe_table import pipe_table
 from fvflops.units import format_bytes, format_size
