@@ -10,7 +10,7 @@ import pytest
 # that are held after it is returned.
 PROGRAM = """
 import resource
-from fvflops.sweep import allocator
+from fvflops.sweep import local_pool
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
@@ -20,8 +20,8 @@ def faults():
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
 begun = held()
-print(faults(), int(allocator.keep_freed_memory()), faults())
-allocator.return_freed_memory()
+print(faults(), int(local_pool.keep_freed_memory()), faults())
+local_pool.return_freed_memory()
 print(held() - begun)
 """
 
