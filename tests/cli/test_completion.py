@@ -9,7 +9,8 @@ import pytest
 
 from fvflops.cli import COMMANDS, build_parser, main
 from fvflops.cli.commands.list import LISTS
-from fvflops.cli.completion import bash, completed_names, fish, zsh
+from fvflops.cli.completion import bash, fish, zsh
+from fvflops.cli.completion import completed_names as names
 from fvflops.cli.completion.grammar import KINDS, read_commands
 from fvflops.devices.devices import load_devices
 from fvflops.formulas import shipped_tables
@@ -113,33 +114,31 @@ def test_each_metavar_of_names_is_used(commands):
     used = {option.value.metavar for command in commands for option in command.options if option.value}
     used |= {value.metavar for command in commands for value in command.positionals}
     assert used >= set(KINDS)
-    assert {kind for kind in KINDS.values() if kind not in ("file", "folder")} <= set(completed_names.KINDS)
+    assert {kind for kind in KINDS.values() if kind not in ("file", "folder")} <= set(names.KINDS)
 
 
 def test_names_are_listed_once_and_then_read_from_the_cache(tmp_path, monkeypatch):
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     expected = [f"zoo:{name}" for name in ZOO]
-    assert completed_names.list_names("model", "zoo:", environment) == expected
+    assert names.list_names("model", "zoo:", environment) == expected
     (written,) = tmp_path.rglob("*.txt")
     assert written.read_text().split("\n")[:-1] == [*ZOO]
-    monkeypatch.setattr(completed_names, "import_module", None)  # not called again
-    assert completed_names.list_names("model", "zoo:l", environment) == [
-        name for name in expected if name.startswith("zoo:l")
-    ]
-    assert completed_names.list_names("model", "none:x", environment) == []
+    monkeypatch.setattr(names, "import_module", None)  # not called again
+    assert names.list_names("model", "zoo:l", environment) == [name for name in expected if name.startswith("zoo:l")]
+    assert names.list_names("model", "none:x", environment) == []
 
 
 def test_names_are_listed_where_the_cache_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     environment = {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    assert completed_names.list_names("table", "", environment) == [*shipped_tables()]
-    assert set(completed_names.list_names("device", "H1", environment)) <= {device.name for device in load_devices()}
+    assert names.list_names("table", "", environment) == [*shipped_tables()]
+    assert set(names.list_names("device", "H1", environment)) <= {device.name for device in load_devices()}
 
 
 def test_the_sources_and_lists_are_those_of_list():
     listed = [kind for kind in LISTS if kind not in ("hf", "devices", "conventions", "formats")]
     assert sorted(names.DISTRIBUTIONS) == sorted(listed)
-    assert sorted(completed_names.list_names("list")) == sorted(LISTS)
+    assert sorted(names.list_names("list")) == sorted(LISTS)
 
 
 def test_names_need_no_torch(tmp_path):

@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3754, 27),
     "fvflops/views": (946, 10),
     "fvflops/zoo": (1561, 11),
-    "tests": (72969, 391),
+    "tests": (72970, 391),
     "tools": (12017, 94),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
