@@ -366,3 +366,9 @@ def test_a_chunked_loss_is_of_a_model_without_labels(capsys, tmp_path):
     )
     code, _, err = run(capsys, f"{tmp_path}/gpt.py:build", "--loss", "chunked")
     assert code == 2 and "the loss in place of logits: build it without labels" in err
+
+
+@pytest.mark.parametrize("optimizer", ["none(fused=True)", "Muon(lr=0.1)", "AdamW(speed=1)"])
+def test_an_optimizer_without_such_an_option(capsys, optimizer):
+    code, _, err = run(capsys, "zoo:llama_tiny", "--optimizer", optimizer)
+    assert code == 2 and f"--optimizer {optimizer}: {optimizer.partition('(')[0]} takes no option " in err

@@ -14,10 +14,10 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (83129, 596),
+    "fvflops": (83134, 596),
     "fvflops/analysis": (3273, 25),
     "fvflops/capture": (20993, 143),
-    "fvflops/cli": (6099, 44),
+    "fvflops/cli": (6104, 44),
     "fvflops/comparison": (4537, 30),
     "fvflops/compat": (884, 6),
     "fvflops/counting": (2169, 19),
@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3754, 27),
     "fvflops/views": (946, 10),
     "fvflops/zoo": (1561, 11),
-    "tests": (72970, 391),
+    "tests": (72976, 391),
     "tools": (12017, 94),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -138,10 +139,14 @@ def find_optimizer(name: str) -> Any:
     """
     if (called := _CALL.fullmatch(name)) is not None:
         try:
-            options = {key: literal_eval(value) for key, value in (item.split("=") for item in called[2].split(","))}
+            options = {k.strip(): literal_eval(v) for k, v in (item.split("=") for item in called[2].split(","))}
         except (ValueError, SyntaxError):
             raise ValueError(f"--optimizer {name}: write options as in AdamW(fused=True)") from None
-        return partial(find_optimizer(called[1]), **{key.strip(): value for key, value in options.items()})
+        found = find_optimizer(called[1])
+        unknown = options.keys() - (() if found in (None, Muon) else signature(found).parameters)
+        if unknown:
+            raise ValueError(f"--optimizer {name}: {called[1]} takes no option {', '.join(sorted(unknown))}")
+        return partial(found, **options)
     classes: dict[str, type[Optimizer]] = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -207,7 +212,7 @@ def read_assumptions(arguments: argparse.Namespace) -> dict[str, float]:
     >>> read_assumptions(argparse.Namespace(assume=[], optimizer="adafactor"))
     {'aten::_local_scalar_dense': 1.0}
     """
-    needed = ADAFACTOR_ASSUMES if (arguments.optimizer or "").lower() == "adafactor" else {}
+    needed = ADAFACTOR_ASSUMES if (arguments.optimizer or "").lower().partition("(")[0] == "adafactor" else {}
     return {**needed, **parse_assumptions(arguments.assume)}
 
 
@@ -232,7 +237,7 @@ class DefaultLoss:
             raise ValueError(
                 "no tensor in the model's result requires a gradient: pass --loss, or --inference for a forward pass"
             )
-        found = [result.logits] if hasattr(result, "logits") else tensors_of(result)
+        found = tensors_of(getattr(result, "logits", result))
         logits = [item for item in found if item.ndim == _LOGITS and item.shape[-1] == self.vocabulary]
         if len(logits) == 1:
             self.used = _CROSS_ENTROPY
