@@ -22,7 +22,8 @@ from fvflops.capture.instrument.backward import ENGINE_RUNS
 from fvflops.capture.instrument.modules import CALLS
 from fvflops.capture.instrument.patching import Patch
 from fvflops.capture.restore import torch_state
-from fvflops.plan.layout import PlanError, fake_process_group
+from fvflops.plan.fake_process_group import fake_process_group
+from fvflops.plan.plan_options import PlanError
 from fvflops.torch_internals import ATTRIBUTES, INTERNALS, MINIMUM, Internal, Missing, MissingInternal, refusal
 from tests.support.checkout import ROOT
 from tests.support.old_torch import VERSION

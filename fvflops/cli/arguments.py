@@ -13,8 +13,6 @@ from fvflops.cli.argument_values import (
     parse_at_least,
     parse_count,
     parse_depth,
-    parse_layers,
-    parse_routing,
     parse_sides,
     parse_trace_name,
 )
@@ -23,7 +21,7 @@ from fvflops.formulas import shipped_tables
 from fvflops.plan.pipeline_schedules import SCHEDULES
 from fvflops.plan.sharding.fully_sharded import PRECISIONS
 from fvflops.reports.formats import FORMATS
-from fvflops.sources.imports import add_current_folder, load_function
+from fvflops.sources.imports import add_current_folder
 from fvflops.sources.load import FORMS
 from fvflops.sources.options import SourceOptions
 
@@ -318,23 +316,6 @@ def add_mesh(parser: argparse.ArgumentParser, *, required: bool = False) -> None
         help=f"data types of parameters, compute and reduction: {', '.join(PRECISIONS)}; default: bf16-mixed for a "
         "float32 model on an accelerator that has bf16, else the model's",
     )
-
-
-def layout_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `plan_rank` that the arguments of `add_mesh` give, without the mesh."""
-    return {
-        "rank": arguments.rank,
-        "shard_by": None if arguments.shard is None else load_function(arguments.shard, "--shard"),
-        "sequence_parallel": arguments.sequence_parallel,
-        "microbatches": arguments.microbatches,
-        "schedule": arguments.schedule,
-        "stages_per_rank": arguments.stages_per_rank,
-        "stage_layers": None if arguments.stage_layers is None else parse_layers(arguments.stage_layers),
-        "reshard_after_forward": arguments.reshard_after_forward,
-        "reduce_each_microbatch": arguments.reduce_each_microbatch is not False,
-        "precision": arguments.precision,
-        "routing": None if arguments.routing is None else parse_routing(arguments.routing),
-    }
 
 
 def add_report(

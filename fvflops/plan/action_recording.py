@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -18,15 +18,14 @@ from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
 from fvflops.capture.shortening.shorten import Shortened
 from fvflops.capture.training_step import (
-    OptimizerMaker,
     checkpointed_calls,
     describe_optimizers,
     loss_of,
     make_optimizer,
     record_run,
 )
-from fvflops.plan.checkpointing import Checkpoint
-from fvflops.plan.layout import PlanError
+from fvflops.plan.checkpointing import make_contexts
+from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_step import Action, Pass
 from fvflops.plan.sharding.expert_parallel import DividedExperts
 from fvflops.plan.sharding.fully_sharded import (
@@ -40,7 +39,7 @@ from fvflops.plan.sharding.fully_sharded import (
 )
 from fvflops.plan.trace_changes import assign_backward, relabel_devices
 from fvflops.text import truncate
-from fvflops.trace import StopsAt, TensorSpec, Trace
+from fvflops.trace import TensorSpec, Trace
 from fvflops.trace.expansion.expand import Expansion
 
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
@@ -86,27 +85,6 @@ class StageModule:
         return list(named) if self.shortened is None else self.shortened.repeat(named)
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a step is recorded, besides its model and its order.
-
-    `pipelined`: backward passes only accumulate gradients, which FSDP2 reduces in an action of its own; otherwise it
-    reduces them in each backward pass, or with `reduce_each_microbatch` false in the last. `around_forward` makes the
-    context of forward passes.
-    """
-
-    stops_at: StopsAt
-    pipelined: bool = False
-    reduce_each_microbatch: bool = True
-    microbatches: int = 1
-    optimizer: OptimizerMaker | None = None
-    checkpoint: Checkpoint = ()
-    checkpoint_options: Mapping[str, Any] = field(default_factory=dict)
-    around_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
-    device: str | torch.device | None = None
-    assume: Mapping[str, Any] | None = None
-
-
 @dataclass(slots=True)
 class _Graph:
     """A forward pass whose backward pass has not run: its inputs, its result, and its loss or the result sent on."""
@@ -140,9 +118,12 @@ class Recording(NamedTuple):
 
 
 def record_actions(
-    stages: Sequence[StageModule], orders: Sequence[Sequence[Action]], recipe: Recipe
+    stages: Sequence[StageModule],
+    orders: Sequence[Sequence[Action]],
+    options: PlanOptions,
+    around_forward: Callable[[], AbstractContextManager[Any]],
 ) -> Recording | None:
-    """Record the actions of a rank in some orders.
+    """Record the actions of a rank in some orders; `around_forward` makes the context of forward passes.
 
     `stage` of an action is an index of `stages`. The orders are those of ranks whose stages are equal. An action in a
     state in which its like was recorded before (the same parameters are gathered, and gradients exist or not) is not
@@ -159,12 +140,15 @@ def record_actions(
     def run(session: Session) -> Mapping[str, str]:
         walks.clear()
         half_steps.clear()
-        recorder = _ActionRecorder(session, stages, recipe, root, half_steps)
+        optimizer = None if options.optimizer is None else make_optimizer(options.optimizer, root)
+        recorder = _ActionRecorder(session, stages, options, optimizer, around_forward)
         checkpointed = [item for stage in stages for item in stage.checkpointed]
-        checkpoints = checkpointed_calls(checkpointed, dict(recipe.checkpoint_options))
+        contexts = make_contexts(options.checkpoint, around_forward)
+        checkpoints = checkpointed_calls(checkpointed, {"context_fn": contexts})
         with checkpoints, torch.enable_grad(), model_runs():
             walks.extend(recorder.walk(order) for order in orders)
             recorder.finish_stages(zip(orders, walks, strict=True))
+            half_steps.extend(recorder.half_steps)
         with model_runs():
             return recorder.step_optimizer(walks)
 
@@ -173,14 +157,14 @@ def record_actions(
         (first.args, {**first.kwargs, **_describe_hidden(first)}),
         run,
         code=tuple(stage.loss for stage in stages),
-        stops_at=recipe.stops_at,
+        stops_at=options.stops_at,
         # FSDP2 needs parameters in memory that this machine has.
-        device=None if is_fully_sharded(first.module) else recipe.device,
-        kernels=recipe.device,
-        assume=recipe.assume,
+        device=None if is_fully_sharded(first.module) else options.device,
+        kernels=options.device,
+        assume=options.assume,
     )
-    if is_fully_sharded(first.module) and recipe.device is not None:
-        trace = relabel_devices(trace, choose_device(recipe.device, ()))
+    if is_fully_sharded(first.module) and options.device is not None:
+        trace = relabel_devices(trace, choose_device(options.device, ()))
     outside = [step for walk in walks for action, step in walk.items() if action.kind in _WITHOUT_ENGINE]
     trace = assign_backward(trace, {*half_steps, *((step.begin, step.end) for step in outside)})
     expansion = _expand(trace, stages)
@@ -235,15 +219,16 @@ class _ActionRecorder:
         self,
         session: Session,
         stages: Sequence[StageModule],
-        recipe: Recipe,
-        root: nn.Module,
-        half_steps: list[tuple[int, int]],
+        options: PlanOptions,
+        optimizer: Optimizer | None,
+        around_forward: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._session = session
-        self._half_steps = half_steps  # first halves of backward passes that are no action's
         self._stages = stages
-        self._recipe = recipe
-        self._optimizer = None if recipe.optimizer is None else make_optimizer(recipe.optimizer, root)
+        self._options = options
+        self._optimizer = optimizer
+        self._around_forward = around_forward
+        self.half_steps: list[tuple[int, int]] = []  # first halves of backward passes that are no action's
         self._sharded = [is_fully_sharded(stage.module) for stage in stages]
         self._recorded: dict[tuple[Any, ...], _Step] = {}
         self._forwarded: list[list[_Graph]] = [[] for _ in stages]  # without a backward pass
@@ -308,9 +293,9 @@ class _ActionRecorder:
 
     def _reduces(self, action: Action) -> bool:
         """Return whether a backward pass reduces the gradients (FSDP2)."""
-        if self._recipe.pipelined or not self._sharded[action.stage]:
+        if self._options.is_pipelined or not self._sharded[action.stage]:
             return False
-        return self._recipe.reduce_each_microbatch or action.microbatch == self._recipe.microbatches - 1
+        return self._options.reduce_each_microbatch or action.microbatch == self._options.microbatches - 1
 
     def _record(self, action: Action, state: _State) -> _Step:
         index, module = action.stage, self._stages[action.stage].module
@@ -333,10 +318,10 @@ class _ActionRecorder:
         if kind == "weight_backward" and not self._half_done[index]:
             begin = self._session.length
             self._run_backward("input_backward", index)
-            self._half_steps.append((begin, self._session.length))
-        if self._sharded[index] and self._recipe.pipelined:
+            self.half_steps.append((begin, self._session.length))
+        if self._sharded[index] and self._options.is_pipelined:
             accumulate_only(module)
-        elif self._sharded[index] and not self._recipe.reduce_each_microbatch:
+        elif self._sharded[index] and not self._options.reduce_each_microbatch:
             module.set_requires_gradient_sync(self._reduces(action))
         return self._timed(index, state, partial(self._run_backward, kind, index))
 
@@ -364,11 +349,11 @@ class _ActionRecorder:
         if stage.received is not None:
             graph.inputs = [self._receive(stage)]
             kwargs = {**kwargs, stage.hidden_argument: graph.inputs[0]}
-        with self._recipe.around_forward():
+        with self._around_forward():
             result = stage.module(*args, **kwargs)
-            graph.output = first_differentiable(result) if stage.loss is None else loss_of(result, stage.loss)
+            graph.output = _first_differentiable(result) if stage.loss is None else loss_of(result, stage.loss)
         # A pipeline's stage keeps the result until its backward pass; a trainer frees it when its loss is computed.
-        graph.result = result if self._recipe.pipelined else None
+        graph.result = result if self._options.is_pipelined else None
         return graph
 
     def _receive(self, stage: StageModule) -> torch.Tensor:
@@ -401,12 +386,16 @@ class _ActionRecorder:
             return torch.empty_like(output.detach())
 
 
-def first_differentiable(result: Any) -> torch.Tensor:
-    """Return the first tensor of a model's result that requires a gradient; ValueError if there is none."""
+def sum_of_result(result: Any) -> torch.Tensor:
+    """Return the sum of the first differentiable tensor in a model's result, as its loss."""
+    return _first_differentiable(result).sum()
+
+
+def _first_differentiable(result: Any) -> torch.Tensor:
     for tensor in tensors_of(result):
         if tensor.requires_grad:
             return tensor
-    raise ValueError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
+    raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
 
 
 def _base_of(output: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,8 +13,8 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.plan.checkpointing import Checkpoint, find_checkpointed
 from fvflops.plan.memory.memory_savings import PredictedStep, find_savings
 from fvflops.plan.memory.saving_records import MemorySavings
-from fvflops.plan.rank_plan import plan_rank
-from fvflops.plan.sharding.fully_sharded import find_precision
+from fvflops.plan.plan_options import PlanOptions
+from fvflops.plan.rank_plan import plan_ranks
 
 
 def plan_savings(
@@ -39,32 +40,38 @@ def plan_savings(
     >>> best.change, best.name, best.modules
     ('checkpoint', 'Block', ('layers.0', 'layers.1'))
     """
-    formulas, precision = resolve_table(table), find_precision(options.get("precision"))
+    changed = PlanOptions(optimizer=optimizer, checkpoint=checkpoint, assume=assume, table=table, **options)
+    return savings_of_rank(model, args, kwargs, changed, first_step=first_step)
+
+
+def savings_of_rank(
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, first_step: bool
+) -> MemorySavings:
+    """Return what lowers the peak memory of the rank of a plan with some options, as `plan_savings`."""
+    table, precision = resolve_table(options.table), options.dtypes
 
     def predict(
         model: nn.Module = model,
-        inputs: tuple[Any, ...] = args,
+        inputs: Any = args,
         kwargs: Mapping[str, Any] | None = kwargs,
-        optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = optimizer,
-        checkpoint: Checkpoint = checkpoint,
-        assume: Mapping[str, Any] | None = assume,
+        optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = options.optimizer,
         autocast: Any = ...,
+        **changes: Any,
     ) -> PredictedStep:
         maker: Any = next(iter(optimizer), None) if isinstance(optimizer, (list, tuple)) else optimizer
-        changed: Any = {"optimizer": maker, "checkpoint": checkpoint, "assume": assume, "table": formulas}
         if autocast is not ...:
-            changed["precision"] = None if autocast is None else "bf16-mixed"
-        plan = plan_rank(model, inputs, kwargs, **{**options, **changed})
-        return PredictedStep(plan.memory(first_step=first_step), plan.flops(formulas).total())
+            changes["precision"] = None if autocast is None else "bf16-mixed"
+        (plan,) = plan_ranks(model, inputs, kwargs, replace(options, optimizer=maker, table=table, **changes))
+        return PredictedStep(plan.memory(first_step=first_step), plan.flops(table).total())
 
     return find_savings(
         predict,
         model,
         args,
         kwargs or {},
-        optimizers=() if optimizer is None else (optimizer,),
-        checkpointed=find_checkpointed(model, checkpoint),
+        optimizers=() if options.optimizer is None else (options.optimizer,),
+        checkpointed=find_checkpointed(model, options.checkpoint),
         in_autocast=precision is not None and not precision.is_uniform,
-        assume=assume,
-        table=formulas.name,
+        assume=options.assume,
+        table=table.name,
     )

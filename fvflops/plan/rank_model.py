@@ -14,13 +14,12 @@ from torch import nn
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model_index import has_packed, read_modules
-from fvflops.capture.run import Loss
 from fvflops.capture.shortening.layer_runs import find_layer_kinds
 from fvflops.capture.shortening.shorten import shorten
 from fvflops.capture.training_step import checkpointed_modules
-from fvflops.plan.action_recording import Recipe, StageModule
-from fvflops.plan.checkpointing import Checkpoint, find_checkpointed
-from fvflops.plan.layout import Layout, PlanError, join_axes
+from fvflops.plan.action_recording import StageModule, sum_of_result
+from fvflops.plan.checkpointing import find_checkpointed
+from fvflops.plan.fake_process_group import join_axes
 from fvflops.plan.pipeline_schedules import rank_of_stage, stages_of_rank
 from fvflops.plan.pipeline_stages import (
     Inputs,
@@ -34,6 +33,7 @@ from fvflops.plan.pipeline_stages import (
     make_stage_inputs,
     name_in_stage,
 )
+from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_step import StageLinks
 from fvflops.plan.sharding.context_parallel import ShardedSequence
 from fvflops.plan.sharding.expert_parallel import (
@@ -55,26 +55,28 @@ class RankModel:
     `layers` are the numbers of layers of all pipeline stages, () without pp.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, layout: Layout, loss: Loss) -> None:
-        precision = layout.precision
+    def __init__(self, model: nn.Module, inputs: Inputs, options: PlanOptions) -> None:
+        precision = options.dtypes
         if precision is not None and precision.compute == precision.parameters:
             inputs = cast_floats(inputs, precision.compute)
         self._model = model
         self._inputs = inputs
-        self._layout = layout
-        self._loss = loss
+        self._options = options
+        self._precision = precision
+        self._loss = options.loss or sum_of_result
+        self._schedule, self._ranks, self._stages_per_rank = options.placement
         self._stages: PipelineStages | None = None
         self._hidden: TensorSpec | None = None
         self._whole_hidden: TensorSpec | None = None  # not divided by sequence parallelism
         self.layers: tuple[int, ...] = ()
         self._kinds: list[int] = []  # of each layer
-        if layout.size("pp") > 1:
-            self._stages = layout.split_by or find_stages(model)
+        if options.is_pipelined:
+            self._stages = options.split_by or find_stages(model)
             blocks: Any = model.get_submodule(self._stages.blocks)
             self._kinds = find_layer_kinds(blocks)
-            given = layout.stage_layers
-            check_layers(self._stages.blocks, len(blocks), layout.stages, given)
-            self.layers = divide_layers(len(blocks), layout.stages) if given is None else tuple(given)
+            given, stages = options.stage_layers, self._ranks * self._stages_per_rank
+            check_layers(self._stages.blocks, len(blocks), stages, given)
+            self.layers = divide_layers(len(blocks), stages) if given is None else tuple(given)
 
     @property
     def parameters(self) -> int:
@@ -98,11 +100,10 @@ class RankModel:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the pipeline stages of a rank, in the model's order."""
-        layout = self._layout
-        index = layout.coordinates(rank).get("pp", 0)
-        return stages_of_rank(layout.schedule, index, layout.size("pp"), layout.stages_per_rank)
+        index = self._options.coordinates(rank).get("pp", 0)
+        return stages_of_rank(self._schedule, index, self._ranks, self._stages_per_rank)
 
-    def describe_stages(self, rank: int, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], ...]:
+    def describe_stages(self, rank: int) -> tuple[tuple[Any, ...], ...]:
         """Return a key, equal for equal stages: whether each is the first or the last, and its layers.
 
         The first layers of a mixture of experts may be dense, some layers may have attention in windows, and some may
@@ -116,13 +117,14 @@ class RankModel:
                 stage == 0,
                 stage == len(self.layers) - 1,
                 tuple(self._kinds[starts[stage] : starts[stage + 1]]),
-                self._name_checkpointed(stage, checkpoint),
+                self._name_checkpointed(stage),
             )
             for stage in self.stages_of(rank)
         )
 
-    def _name_checkpointed(self, stage: int, checkpoint: Checkpoint) -> tuple[str, ...]:
+    def _name_checkpointed(self, stage: int) -> tuple[str, ...]:
         """Return the names, in a stage, of modules that are checkpointed by name, class or predicate in the model."""
+        checkpoint = self._options.checkpoint
         if isinstance(checkpoint, str):  # a policy for each stage
             return ()
         selected = {id(module) for module in checkpointed_modules(self._model, checkpoint)}
@@ -133,7 +135,7 @@ class RankModel:
         return tuple(name for name in (name_in_stage(item, blocks, stage, self.layers) for item in names) if name)
 
     def make_stages(
-        self, rank: int, device_mesh: Any, hidden: TensorSpec | None, recipe: Recipe, *, shortened: bool
+        self, rank: int, device_mesh: Any, hidden: TensorSpec | None, *, shortened: bool
     ) -> list[StageModule]:
         """Return the stages of a rank with its shards of their parameters; without pp the whole model.
 
@@ -141,7 +143,7 @@ class RankModel:
         """
         if self._stages is None:
             stage = StageModule(self._with_precision(copy_to_meta(self._model)), *self._inputs, loss=self._loss)
-            return [self._finish_stage(stage, 0, device_mesh, recipe, shortened)]
+            return [self._finish_stage(stage, 0, device_mesh, shortened)]
         stages = []
         for number in self.stages_of(rank):
             model = self._with_precision(copy_stage(self._model, self._stages, number, self.layers))
@@ -150,21 +152,19 @@ class RankModel:
             args, kwargs = make_stage_inputs(self._model, self._inputs, self._stages, received, is_last=number == last)
             loss = self._loss if number == last else None
             stage = StageModule(model, args, kwargs, self._stages.hidden_argument, received, loss)
-            stages.append(self._finish_stage(stage, number, device_mesh, recipe, shortened))
+            stages.append(self._finish_stage(stage, number, device_mesh, shortened))
         return stages
 
-    def _finish_stage(
-        self, stage: StageModule, number: int, device_mesh: Any, recipe: Recipe, shortened: bool
-    ) -> StageModule:
+    def _finish_stage(self, stage: StageModule, number: int, device_mesh: Any, shortened: bool) -> StageModule:
         """Return a stage with the rank's shards, and with few of its equal layers if `shortened`."""
-        layout = self._layout
+        options = self._options
         # Of known plans the names are patterns for all layers; other functions may name each.
-        names_all = layout.shard_by is not None
+        names_all = options.shard_by is not None
         if names_all:
             stage = replace(stage, module=self._split(stage.module, device_mesh))
-        stage = replace(stage, checkpointed=self._find_checkpointed(stage.module, number, recipe.checkpoint))
+        stage = replace(stage, checkpointed=self._find_checkpointed(stage.module, number))
         # A mapping names each layer's experts.
-        if shortened and not isinstance(layout.routing, Mapping) and not loops_over_experts(stage.module):
+        if shortened and not isinstance(options.routing, Mapping) and not loops_over_experts(stage.module):
             kwargs = dict(stage.kwargs)
             if stage.received is not None:
                 kwargs[stage.hidden_argument] = _make_hidden(stage.received if names_all else self._whole_hidden)
@@ -173,7 +173,7 @@ class RankModel:
                 shortened=shorten(
                     *(stage.module, stage.args, kwargs),
                     marked=stage.checkpointed,
-                    assume=recipe.assume,
+                    assume=self._options.assume,
                 ),
             )
             if stage.shortened is not None:
@@ -183,12 +183,12 @@ class RankModel:
         experts = self._divide_experts(module, device_mesh)
         return replace(stage, module=self._shard(module, device_mesh, experts), experts=experts)
 
-    def _find_checkpointed(self, module: nn.Module, stage: int, checkpoint: Checkpoint) -> list[nn.Module]:
+    def _find_checkpointed(self, module: nn.Module, stage: int) -> list[nn.Module]:
         """Return the modules of a stage to checkpoint."""
-        if isinstance(checkpoint, str):
-            return find_checkpointed(module, checkpoint)
+        if isinstance(self._options.checkpoint, str):
+            return find_checkpointed(module, self._options.checkpoint)
         found = dict(module.named_modules())
-        here = (found.get(name) for name in self._name_checkpointed(stage, checkpoint))
+        here = (found.get(name) for name in self._name_checkpointed(stage))
         return [item for item in here if item is not None and not isinstance(item, nn.Identity)]  # of another stage
 
     def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
@@ -196,8 +196,8 @@ class RankModel:
         if self._stages is None or self._hidden is not None:
             return self._hidden
         first = self._with_precision(copy_stage(self._model, self._stages, 0, (1, sum(self.layers) - 1)))
-        precision = self._layout.precision
-        if self._layout.is_fully_sharded and precision is not None:
+        precision = self._precision
+        if self._options.is_fully_sharded and precision is not None:
             first = first.to(precision.compute)  # in which FSDP2 gathers parameters
         inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
 
@@ -205,7 +205,7 @@ class RankModel:
             with self.around_forward(device_mesh)():
                 return find_hidden_state(first, inputs)
 
-        whole = find() if self._layout.sequence_parallel else None
+        whole = find() if self._options.sequence_parallel else None
         first = self._split(first, device_mesh)
         self._divide_experts(first, device_mesh)
         self._hidden = find()
@@ -216,11 +216,10 @@ class RankModel:
         """Return stage → what it receives and sends, for the stages of a rank."""
         if self._stages is None:
             return {0: StageLinks()}
-        layout = self._layout
         links = {}
         for stage in self.stages_of(rank):
             source, destination = (
-                rank_of_stage(layout.schedule, number, layout.size("pp")) if 0 <= number < len(self.layers) else None
+                rank_of_stage(self._schedule, number, self._ranks) if 0 <= number < len(self.layers) else None
                 for number in (stage - 1, stage + 1)
             )
             links[stage] = StageLinks(
@@ -230,55 +229,55 @@ class RankModel:
 
     def around_forward(self, device_mesh: Any) -> Callable[[], AbstractContextManager[None]]:
         """Return what makes the context of each forward pass."""
-        layout = self._layout
+        options = self._options
 
         @contextmanager
         def contexts() -> Iterator[None]:
             with ExitStack() as stack:
-                if layout.size("cp") > 1:
+                if options.size("cp") > 1:
                     stack.enter_context(ShardedSequence(device_mesh.get_group("cp")))
-                if not layout.is_fully_sharded:
-                    stack.enter_context(autocast(layout.precision, "cpu"))
+                if not options.is_fully_sharded:
+                    stack.enter_context(autocast(self._precision, "cpu"))
                 yield
 
         return contexts
 
     def _with_precision(self, model: nn.Module) -> nn.Module:
-        return model if self._layout.precision is None else model.to(self._layout.precision.parameters)
+        return model if self._precision is None else model.to(self._precision.parameters)
 
     def _shard(self, model: nn.Module, device_mesh: Any, experts: DividedExperts | None) -> nn.Module:
-        layout = self._layout
-        if layout.is_fully_sharded:
-            mesh = join_axes(device_mesh, layout.mesh, "fsdp", "cp")
-            if layout.size("dp") > 1:
+        options = self._options
+        if options.is_fully_sharded:
+            mesh = join_axes(device_mesh, options.dense, "fsdp", "cp")
+            if options.size("dp") > 1:
                 mesh = device_mesh["dp", mesh.mesh_dim_names[0]]
             shard_fully(
                 model,
                 mesh,
-                reshard_after_forward=layout.reshard_after_forward,
-                precision=layout.precision,
+                reshard_after_forward=options.reshards,
+                precision=self._precision,
                 experts=experts,
             )
             materialise(model)
         return model
 
     def _split(self, model: nn.Module, device_mesh: Any) -> nn.Module:
-        layout = self._layout
-        if layout.size("tp") == 1:
+        options = self._options
+        if options.size("tp") == 1:
             return model
-        if layout.shard_by is not None:
-            return layout.shard_by(model, device_mesh["tp"]) or model
-        sharding = find_sharding(model, sequence=layout.sequence_parallel)
-        shard(model, device_mesh["tp"], without_experts(model, sharding, layout.axes))
+        if options.shard_by is not None:
+            return options.shard_by(model, device_mesh["tp"]) or model
+        sharding = find_sharding(model, sequence=options.sequence_parallel)
+        shard(model, device_mesh["tp"], without_experts(model, sharding, options.mesh))
         return model
 
     def _divide_experts(self, model: nn.Module, device_mesh: Any) -> DividedExperts | None:
         """Divide and route the experts of a model's mixtures, in place; return None for a model without known ones."""
-        layout = self._layout
-        experts = divide(model, device_mesh, layout.axes, rank=dist.get_rank())
+        options = self._options
+        experts = divide(model, device_mesh, options.mesh, rank=dist.get_rank())
         if experts is not None:
-            fix_routing(model, experts, layout.axes, layout.routing)
-        elif layout.routing is not None:
+            fix_routing(model, experts, options.mesh, options.routing)
+        elif options.routing is not None:
             raise PlanError(f"no mixtures of experts are known in {type(model).__name__}: plan it without routing")
         return experts
 

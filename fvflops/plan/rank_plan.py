@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -15,15 +14,15 @@ from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.model.packed_layers import elements_per_item
 from fvflops.capture.model.packed_parameters import stored_bytes
-from fvflops.capture.recorder.tensor_specs import describe, tensors_of
+from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import OptimizerMaker
-from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.plan.action_recording import Recipe, StageModule, record_actions
+from fvflops.formulas import FormulaTable
+from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
-from fvflops.plan.checkpointing import Checkpoint, make_contexts
+from fvflops.plan.checkpointing import Checkpoint
 from fvflops.plan.communication import Communication, read_communication
 from fvflops.plan.estimated_calls import (
     allreduce,
@@ -33,42 +32,25 @@ from fvflops.plan.estimated_calls import (
     send_recv,
     total_of,
 )
-from fvflops.plan.layout import AXES as AXES
-from fvflops.plan.layout import (
-    Layout,
-    Shard,
-    check_layout,
-    check_sequence,
-    join_axes,
-    make_device_mesh,
-    order_step,
-    torch_warnings_ignored,
-)
-from fvflops.plan.layout import PlanError as PlanError
-from fvflops.plan.layout import fake_process_group as fake_process_group
+from fvflops.plan.fake_process_group import fake_process_group, join_axes, make_device_mesh, torch_warnings_ignored
 from fvflops.plan.memory.estimated_memory import EstimatedMemory, estimate_memory
 from fvflops.plan.memory.memory_report import MemoryPrediction, printed
-from fvflops.plan.memory.offload import check_offload, describe_offload, offloaded
+from fvflops.plan.memory.offload import describe_offload, offloaded
 from fvflops.plan.memory.step_memory import ActionMemory, StepMemory, walk_step
 from fvflops.plan.memory.step_settings import settings_of_trace
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
-from fvflops.plan.pipeline_schedules import choose_schedule, rank_of_stage
-from fvflops.plan.pipeline_stages import Inputs, PipelineStages
-from fvflops.plan.plan_settings import settings_of_plan
+from fvflops.plan.parallel_axes import count_ranks
+from fvflops.plan.pipeline_schedules import rank_of_stage
+from fvflops.plan.pipeline_stages import PipelineStages
+from fvflops.plan.plan_options import PlanOptions, Shard, order_step
 from fvflops.plan.rank_model import RankModel
-from fvflops.plan.rank_step import Action, Call, Gradient, RankStep, share_equal
-from fvflops.plan.sharding.expert_parallel import (
-    EXPERT_AXES,
-    dense_axes,
-    describe_routing,
-)
-from fvflops.plan.sharding.fully_sharded import find_precision
-from fvflops.plan.sharding.fully_sharded import unsharded_class as unsharded_class
+from fvflops.plan.rank_step import Action, Call, Gradient, Pass, RankStep, share_equal
+from fvflops.plan.sharding.expert_parallel import describe_routing
 from fvflops.plan.sharding.routing import Routing
 from fvflops.plan.trace_changes import shift_groups
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
-from fvflops.trace import Trace, Value
+from fvflops.trace import TensorSpec, Trace, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_parameters
 
@@ -77,25 +59,22 @@ from fvflops.units import format_parameters
 class RankPlan(Displayed):
     """One rank's work in one training step.
 
-    `mesh` is axis → size, outermost first, `coordinates` axis → the rank's index. `parameters` and `parameter_bytes`
-    are those of the rank's shard, `model_parameters` those of the full model. `trace` is the step; `derived` describes
-    its calls that are estimated, not run, and `left_out` the work of a real step that is not included. `recorded` is
-    the part that was run, equal microbatches once, and `estimated_memory` describes what `memory` adds to it. `step` is
-    the order of what the rank does, `table` the convention that `flops` counts by, `settings` what the plan assumes,
-    `offload` what is on the host.
+    `mesh` is axis → size, outermost first. `parameters` and `parameter_bytes` are those of the rank's shard,
+    `model_parameters` those of the full model. `trace` is the step; `derived` describes its calls that are estimated,
+    not run, and `left_out` the work of a real step that is not included. `recorded` is the part that was run, equal
+    microbatches once. `step` is the order of what the rank does, `table` the convention that `flops` counts by,
+    `settings` what the plan assumes, `offload` what is on the host.
     """
 
     _report = "fvflops.plan.plan_report:plan_report"
 
     mesh: Mapping[str, int]
     rank: int
-    coordinates: Mapping[str, int]
     parameters: int
     parameter_bytes: int
     model_parameters: int
     trace: Trace
     recorded: Trace
-    estimated_memory: EstimatedMemory
     step: RankStep
     derived: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -111,7 +90,17 @@ class RankPlan(Displayed):
     @property
     def world(self) -> int:
         """The number of ranks."""
-        return math.prod(dense_axes(self.mesh).values())
+        return count_ranks(self.mesh)
+
+    @property
+    def coordinates(self) -> Mapping[str, int]:
+        """Axis → the rank's index."""
+        return self.step.coordinates
+
+    @property
+    def estimated_memory(self) -> EstimatedMemory:
+        """What `memory` adds to the recording."""
+        return estimate_memory(self.step)
 
     def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
         """Return the FLOPs of the step by module, operator and phase, in a convention or that of the plan."""
@@ -261,30 +250,9 @@ def plan_rank(
     >>> dict(plan.memory().at_peak().by_kind)["parameter"]
     251136
     """
-    (plan,) = _plan(
-        model,
-        bind_inputs(model, args, kwargs),
-        mesh=mesh,
-        rank=rank,
-        shard_by=shard_by,
-        sequence_parallel=sequence_parallel,
-        microbatches=microbatches,
-        schedule=schedule,
-        stages_per_rank=stages_per_rank,
-        stage_layers=stage_layers,
-        split_by=split_by,
-        reshard_after_forward=reshard_after_forward,
-        reduce_each_microbatch=reduce_each_microbatch,
-        precision=precision,
-        loss=loss,
-        optimizer=optimizer,
-        checkpoint=checkpoint,
-        routing=routing,
-        offload=offload,
-        device=device,
-        assume=assume,
-        table=table,
-    )
+    given = locals()
+    options = PlanOptions(**{option.name: given[option.name] for option in fields(PlanOptions)})
+    (plan,) = plan_ranks(model, args, kwargs, options)
     return plan
 
 
@@ -307,167 +275,142 @@ def plan_step(
     >>> [(plan.rank, len(plan.step.actions)) for plan in step.ranks]
     [(0, 5), (4, 5)]
     """
-    return StepPlan(tuple(_plan(model, bind_inputs(model, args, kwargs), mesh=mesh, whole_pipeline=True, **options)))
+    return StepPlan(plan_ranks(model, args, kwargs, PlanOptions(mesh=mesh, **options), whole_pipeline=True))
 
 
-def _plan(
+def plan_ranks(
     model: nn.Module,
-    inputs: Inputs,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    options: PlanOptions,
     *,
-    mesh: Mapping[str, int],
-    rank: int = 0,
-    shard_by: Shard | None = None,
-    sequence_parallel: bool = False,
-    microbatches: int = 1,
-    schedule: str | None = None,
-    stages_per_rank: int | None = None,
-    stage_layers: Sequence[int] | None = None,
-    split_by: PipelineStages | None = None,
-    reshard_after_forward: bool | None = None,
-    reduce_each_microbatch: bool = True,
-    precision: str | None = None,
-    loss: Loss | None = None,
-    optimizer: OptimizerMaker | None = None,
-    checkpoint: Checkpoint = (),
-    routing: Routing = None,
-    offload: Collection[str] = (),
-    device: str | torch.device | None = None,
-    assume: Mapping[str, Any] | None = None,
-    table: str | FormulaTable = "default",
     whole_pipeline: bool = False,
-) -> list[RankPlan]:
+) -> tuple[RankPlan, ...]:
     """Return the plan of a rank, or of all ranks along the pipeline axis."""
-    layout = Layout(
-        dense_axes(mesh),
-        shard_by,
-        sequence_parallel,
-        *choose_schedule(schedule, stages_per_rank),
-        stage_layers,
-        split_by,
-        mesh.get("pp", 1) == 1 if reshard_after_forward is None else reshard_after_forward,
-        find_precision(precision),
-        {axis: size for axis, size in mesh.items() if axis in EXPERT_AXES},
-        routing,
-    )
-    check_offload(offload)
-    check_layout(layout, rank, microbatches, device)
-    check_sequence(layout, inputs)
-    recipe = Recipe(
-        stops_at=resolve_table(table).stops_at,
-        pipelined=layout.size("pp") > 1,
-        reduce_each_microbatch=reduce_each_microbatch,
-        microbatches=microbatches,
-        optimizer=optimizer,
-        checkpoint=checkpoint,
-        device=device,
-        assume=assume,
-    )
-    rank_model = RankModel(model, inputs, layout, loss or sum_of_result)
-    orders = order_step(layout, microbatches, has_optimizer=optimizer is not None, has_tied=bool(rank_model.tied))
-    settings = settings_of_plan(model, inputs, layout, recipe, loss) | ({"offload": list(offload)} if offload else {})
-    ranks = [layout.pipeline_rank(rank, index) for index in range(layout.size("pp"))] if whole_pipeline else [rank]
+    inputs = bind_inputs(model, args, kwargs)
+    options.check(inputs)
+    rank_model = RankModel(model, inputs, options)
+    orders = order_step(options, has_tied=bool(rank_model.tied))
+    settings = options.settings(model, inputs)
+    settings |= {"offload": list(options.offload)} if options.offload else {}
+    indices = range(options.size("pp")) if whole_pipeline else [options.coordinates(options.rank).get("pp", 0)]
     alike: dict[Any, list[int]] = {}
-    for item in ranks:
-        alike.setdefault(rank_model.describe_stages(item, checkpoint), []).append(item)
+    for rank in (options.pipeline_rank(options.rank, index) for index in indices):
+        alike.setdefault(rank_model.describe_stages(rank), []).append(rank)
     plans: list[RankPlan] = []
-    for equal in alike.values():
-        arguments = rank_model, layout, recipe, orders, equal
+    for ranks in alike.values():
+        own_orders = [orders[options.coordinates(rank).get("pp", 0)] for rank in ranks]
         # Where equal layers do not run equally, all of them are recorded.
-        of_equal = _plan_equal_ranks(*arguments, shortened=True) or _plan_equal_ranks(*arguments, shortened=False)
-        plans += (
-            replace(
-                plan,
-                table=table,
-                offload=tuple(offload),
-                settings={**settings, **settings_of_trace(plan.trace, settings)},
+        recorded = _record(rank_model, options, own_orders, ranks, shortened=True)
+        recorded = recorded or _record(rank_model, options, own_orders, ranks, shortened=False)
+        assert recorded is not None
+        plans += recorded.plan_ranks(rank_model, options, own_orders, settings)
+    return tuple(sorted(plans, key=lambda plan: plan.rank))
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedRanks:
+    """What ranks with equal stages do, recorded of the first: the passes of each, and what is estimated."""
+
+    ranks: Sequence[int]
+    trace: Trace
+    passes: Sequence[Mapping[Action, Pass]]
+    added: Mapping[Action, tuple[Call, ...]]
+    gradients: Mapping[Action, tuple[Gradient, ...]]
+    hidden: TensorSpec | None
+    group: Value  # of the pipeline
+    parameters: int
+    parameter_bytes: int
+    derived: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def plan_ranks(
+        self,
+        rank_model: RankModel,
+        options: PlanOptions,
+        orders: Sequence[tuple[Action, ...]],
+        settings: Mapping[str, Any],
+    ) -> Iterator[RankPlan]:
+        """Yield the plan of each rank."""
+        settings = {**settings, **settings_of_trace(self.trace, settings)}
+        for rank, order, own_passes in zip(self.ranks, orders, self.passes, strict=True):
+            trace = shift_groups(self.trace, rank - self.ranks[0])
+            by_action = {
+                action: replace(
+                    own_passes[local],
+                    trace=trace,
+                    added=self.added.get(local, ()),
+                    gradients=self.gradients.get(local, ()),
+                )
+                for action, local in zip(order, _number_locally(order, rank_model.stages_of(rank)), strict=True)
+            }
+            schedule = options.placement[0] if options.is_pipelined else ""
+            coordinates, links = options.coordinates(rank), rank_model.links(rank, self.hidden)
+            step = RankStep(coordinates, order, share_equal(by_action), links, schedule)
+            transfers = (
+                send_recv(links.values(), coordinates["pp"], self.group, options.microbatches) if schedule else []
             )
-            for plan in of_equal
-        )
-    return sorted(plans, key=lambda plan: plan.rank)
+            yield RankPlan(
+                mesh=options.axes,
+                rank=rank,
+                parameters=self.parameters,
+                parameter_bytes=self.parameter_bytes,
+                model_parameters=rank_model.parameters,
+                trace=total_of(trace, step, transfers),
+                recorded=trace,
+                step=step,
+                derived=(*([_TRANSFERS] if transfers else []), *self.derived),
+                left_out=self.left_out,
+                table=options.table,
+                settings=settings,
+                offload=tuple(options.offload),
+            )
 
 
-def _plan_equal_ranks(
+def _record(
     rank_model: RankModel,
-    layout: Layout,
-    recipe: Recipe,
+    options: PlanOptions,
     orders: Sequence[tuple[Action, ...]],
     ranks: Sequence[int],
     *,
     shortened: bool,
-) -> list[RankPlan]:
-    """Return the plans of ranks with equal stages, of which the first is run.
-
-    If `shortened`, few of its equal layers run; [] if these did not run equally.
-    """
-    with deferred(), torch_warnings_ignored(), fake_process_group(layout.world, ranks[0]), model_runs():
-        device_mesh = make_device_mesh(layout.mesh)
+) -> _RecordedRanks | None:
+    """Run the first of some ranks with equal stages; if `shortened`, few equal layers, or None if these differ."""
+    with deferred(), torch_warnings_ignored(), fake_process_group(options.world, ranks[0]), model_runs():
+        device_mesh = make_device_mesh(options.dense)
         hidden = rank_model.find_hidden(device_mesh)
-        stages = rank_model.make_stages(ranks[0], device_mesh, hidden, recipe, shortened=shortened)
-        around_forward = rank_model.around_forward(device_mesh)
-        recipe = replace(
-            recipe,
-            around_forward=around_forward,
-            checkpoint_options={"context_fn": make_contexts(recipe.checkpoint, around_forward)},
-        )
+        stages = rank_model.make_stages(ranks[0], device_mesh, hidden, shortened=shortened)
         tensors = [parameter for stage in stages for parameter in stage.parameters()]
         local = [local_part(parameter) for parameter in tensors]
         is_unpacked = rank_model.is_packed and not any(has_packed(stage.module) for stage in stages)
         packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
-        own_orders = [orders[layout.coordinates(rank).get("pp", 0)] for rank in ranks]
-        numbers = [rank_model.stages_of(rank) for rank in ranks]
-        recording = record_actions(stages, list(map(_number_locally, own_orders, numbers)), recipe)
+        local_orders = [
+            _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
+        ]
+        recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh))
         if recording is None:
-            return []
-        recorded = recording.trace
-        added, gradients, derived = _estimate_reductions(recorded, stages, layout, device_mesh)
-        tied = _estimate_tied(rank_model, layout, recorded, stages, ranks[0])
-        routed = [describe_routing(layout.routing)] if any(stage.experts is not None for stage in stages) else []
-        group = describe(device_mesh.get_group("pp")) if layout.size("pp") > 1 else None
-    plans = []
-    for rank, order, stage_numbers, own_passes in zip(ranks, own_orders, numbers, recording.passes, strict=True):
-        trace = shift_groups(recorded, rank - ranks[0])
-        coordinates = layout.coordinates(rank)
-        by_action = {
-            action: replace(
-                own_passes[local],
-                trace=trace,
-                added=added.get(local) or tied.get(local, ()),
-                gradients=gradients.get(local, ()),
-            )
-            for action, local in zip(order, _number_locally(order, stage_numbers), strict=True)
-        }
-        step = RankStep(
-            coordinates,
-            order,
-            share_equal(by_action),
-            rank_model.links(rank, hidden),
-            layout.schedule if recipe.pipelined else "",
-        )
-        transfers = (
-            [] if group is None else send_recv(step.links.values(), coordinates["pp"], group, recipe.microbatches)
-        )
-        plans.append(
-            RankPlan(
-                mesh=layout.axes,
-                rank=rank,
-                coordinates=coordinates,
-                parameters=int(
-                    sum(part.numel() * packed.get(id(tensor), 1) for tensor, part in zip(tensors, local, strict=True))
-                ),
-                parameter_bytes=sum(map(stored_bytes, local)),
-                model_parameters=rank_model.parameters,
-                trace=total_of(trace, step, transfers),
-                recorded=trace,
-                estimated_memory=estimate_memory(step),
-                step=step,
-                derived=(*([_TRANSFERS] if transfers else []), *derived, *([_TIED] if tied else []), *routed),
-                left_out=(
-                    *(() if recipe.optimizer is not None else _list_excluded(layout, rank_model.has_router_gradients)),
-                    *([_PACKING] if is_unpacked else []),
-                ),
-            )
-        )
-    return plans
+            return None
+        device = recording.trace.info.device
+        added, gradients, derived = _estimate_reductions(device, stages, options, device_mesh)
+        tied = _estimate_tied(device, stages, options, rank_model, ranks[0])
+        routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
+        group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
+    excluded = () if options.optimizer is not None else _list_excluded(options, rank_model.has_router_gradients)
+    return _RecordedRanks(
+        ranks=ranks,
+        trace=recording.trace,
+        passes=recording.passes,
+        added={**tied, **added},
+        gradients=gradients,
+        hidden=hidden,
+        group=group,
+        parameters=int(
+            sum(part.numel() * packed.get(id(tensor), 1) for tensor, part in zip(tensors, local, strict=True))
+        ),
+        parameter_bytes=sum(map(stored_bytes, local)),
+        derived=(*derived, *([_TIED] if tied else []), *routed),
+        left_out=(*excluded, *([_PACKING] if is_unpacked else [])),
+    )
 
 
 _TRANSFERS = "pipeline sends and receives over pp, once per microbatch"
@@ -481,40 +424,38 @@ def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Act
 
 
 def _estimate_tied(
-    rank_model: RankModel, layout: Layout, recorded: Trace, stages: Sequence[StageModule], rank: int
+    device: str, stages: Sequence[StageModule], options: PlanOptions, rank_model: RankModel, rank: int
 ) -> dict[Action, tuple[Call, ...]]:
     """Return the all-reduces of the gradients that the first and the last stage share, as in Megatron-LM."""
     numbers = rank_model.stages_of(rank)
-    ends = {0, layout.stages - 1} & set(numbers)
+    schedule, ranks, stages_per_rank = options.placement
+    last = ranks * stages_per_rank - 1
+    ends = {0, last} & set(numbers)
     if len(ends) != 1 or not rank_model.tied:
         return {}
     (stage,) = ends
     index = numbers.index(stage)
     names = [names[stage != 0] for names in rank_model.tied]
     specs = [local_spec(stages[index].module.get_parameter(name)) for name in names]
-    pair = (rank_of_stage(layout.schedule, end, layout.size("pp")) for end in (0, layout.stages - 1))
-    first, last = sorted(layout.pipeline_rank(rank, end) for end in pair)
-    group = ProcessGroupSpec("first and last stage", 2, "pp", first, last - first).symbol()
-    return {Action("tied_allreduce", index): tuple(allreduce(spec, recorded.info.device, group) for spec in specs)}
+    first, other = sorted(options.pipeline_rank(rank, rank_of_stage(schedule, end, ranks)) for end in (0, last))
+    group = ProcessGroupSpec("first and last stage", 2, "pp", first, other - first).symbol()
+    return {Action("tied_allreduce", index): tuple(allreduce(spec, device, group) for spec in specs)}
 
 
 def _estimate_reductions(
-    recorded: Trace, stages: Sequence[StageModule], layout: Layout, device_mesh: Any
+    device: str, stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any
 ) -> tuple[dict[Action, tuple[Call, ...]], dict[Action, tuple[Gradient, ...]], tuple[str, ...]]:
     """Return the calls of DistributedDataParallel for each stage, the gradients that it averages, and a description."""
-    replicas = None if layout.is_fully_sharded else join_axes(device_mesh, layout.mesh, "dp", "cp")
+    replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
     if replicas is None:
         return {}, {}, ()
-    group, device = describe(replicas.get_group()), recorded.info.device
+    group = describe(replicas.get_group())
     added, gradients = {}, {}
     for index, stage in enumerate(stages):
         action = Action("allreduce", index)
         prefix = f"stage{index}." if len(stages) > 1 else ""
         gradients[action] = tuple(_list_averaged(stage, prefix, device, group, replicas.size()))
-        added[action] = (
-            *broadcast_buffers(stage.buffers(), device, group),
-            *average_gradients(gradients[action]),
-        )
+        added[action] = (*broadcast_buffers(stage.buffers(), device, group), *average_gradients(gradients[action]))
     description = (
         f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
         "regardless of bucketing)"
@@ -537,19 +478,11 @@ def _list_averaged(stage: StageModule, prefix: str, device: str, group: Value, r
             yield Gradient(f"{prefix}{name}", replace(local_spec(parameter), device=device), *averaged)
 
 
-def sum_of_result(result: Any) -> torch.Tensor:
-    """Return the sum of the first differentiable tensor in a model's result, as its loss."""
-    for tensor in tensors_of(result):
-        if tensor.requires_grad:
-            return tensor.sum()
-    raise PlanError(f"the model returns {type(result).__name__} without a tensor that requires a gradient: pass loss=")
-
-
-def _list_excluded(layout: Layout, has_router_gradients: bool) -> tuple[str, ...]:
+def _list_excluded(options: PlanOptions, has_router_gradients: bool) -> tuple[str, ...]:
     step = "the optimizer step"
     reduced = [
-        name for name, partial in (("norms", layout.sequence_parallel), ("routers", has_router_gradients)) if partial
+        name for name, partial in (("norms", options.sequence_parallel), ("routers", has_router_gradients)) if partial
     ]
-    if reduced and layout.size("tp") > 1 and not layout.is_fully_sharded:
+    if reduced and options.size("tp") > 1 and not options.is_fully_sharded:
         step += f", in which DTensor reduces the gradients of the {' and '.join(reduced)} over tp"
     return (step,)

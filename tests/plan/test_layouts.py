@@ -13,9 +13,10 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, plan_rank, plan_step
 from fvflops.plan.communication import read_communication
-from fvflops.plan.layout import PlanError, torch_warnings_ignored
+from fvflops.plan.fake_process_group import torch_warnings_ignored
 from fvflops.plan.pipeline_schedules import ScheduleError
 from fvflops.plan.pipeline_stages import PipelineStages
+from fvflops.plan.plan_options import PlanError
 from fvflops.plan.rank_step import Action
 from fvflops.plan.sharding.tensor_parallel import ShardingError
 from fvflops.trace import Trace

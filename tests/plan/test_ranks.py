@@ -14,9 +14,11 @@ from torch import nn
 from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.cli import main
 from fvflops.plan.communication import Volume, read_communication
+from fvflops.plan.fake_process_group import fake_process_group
 from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES
+from fvflops.plan.plan_options import PlanError
 from fvflops.plan.plan_report import plan_report
-from fvflops.plan.rank_plan import PlanError, fake_process_group, plan_rank
+from fvflops.plan.rank_plan import plan_rank
 from fvflops.plan.sharding.tensor_parallel import ShardingError
 from fvflops.plan.trace_ranks import Ranks, gather
 from fvflops.reports.formats import FORMATS, write_document

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fvflops.plan.added_optimizers import MasterWeights
-from fvflops.plan.layout import Layout, order_step
+from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_plan import plan_step
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
@@ -56,8 +56,10 @@ def prepare(run: TrainingRun, known: dict[Hashable, StepProgram]) -> PreparedRun
         known[key] = _plan(_recorded(run))
     step = known[key]
     virtual = _virtual_stages(run)
-    layout = Layout(dict(run.mesh), schedule="interleaved" if virtual > 1 else "1f1b", stages_per_rank=virtual)
-    orders = order_step(layout, run.microbatches, has_optimizer=True, has_tied=_has_tied(step))
+    options = PlanOptions(
+        mesh=dict(run.mesh), microbatches=run.microbatches, stages_per_rank=virtual, optimizer=torch.optim.AdamW
+    )
+    orders = order_step(options, has_tied=_has_tied(step))
     tp = run.mesh.get("tp", 1)
     replicas = run.mesh.get("dp", 1)
     step = step.with_orders(orders).with_groups(

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -22,13 +23,12 @@ from fvflops.cli.arguments import (
     add_repeat,
     add_report,
     find_group,
-    layout_options,
     model_options,
 )
 from fvflops.cli.draws import describe_draws, repeat_memory
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import find_accelerator, find_capacity, kernels_emulated, kernels_of
-from fvflops.cli.planning.mesh_options import check_mesh_options
+from fvflops.cli.planning.mesh_options import check_mesh_options, read_plan_options
 from fvflops.cli.planning.step_options import (
     NO_OPTIMIZER,
     add_step,
@@ -57,8 +57,9 @@ from fvflops.plan.memory.offload import check_offload, describe_offload
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.plan.memory.saving_records import MemorySavings
 from fvflops.plan.memory.storage_lifetimes import HOST_DEVICE, MemoryTimeline, read_memory
-from fvflops.plan.plan_savings import plan_savings
-from fvflops.plan.rank_plan import plan_rank
+from fvflops.plan.plan_options import PlanOptions
+from fvflops.plan.plan_savings import savings_of_rank
+from fvflops.plan.rank_plan import plan_ranks
 from fvflops.plan.sharding.fully_sharded import find_precision
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.reports.formats import DATA_FORMATS
@@ -125,8 +126,10 @@ def run(arguments: argparse.Namespace) -> int:
     accelerator = find_accelerator(arguments.device) if capacity is None else None
     mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     _check(arguments)
+    planned = None
     if mesh is not None:
         check_mesh_options(arguments, mesh)
+        planned = read_plan_options(arguments, mesh, table)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     if arguments.inference:
@@ -146,18 +149,18 @@ def run(arguments: argparse.Namespace) -> int:
         "optimizer": make_optimizer(arguments, "AdamW", subject.model),
         "checkpoint": choose(subject, arguments.checkpoint),
         "device": "cuda" if capacity is not None else kernels_of(accelerator, arguments.device),
-        "assume": read_assumptions(arguments),
-        "table": table,
     }
+    of_one_device = {"assume": read_assumptions(arguments), "table": table}
     explained = chunked_loss_explained(arguments)
     with activity(f"predicting the memory of {arguments.model}"), kernels_emulated(accelerator), explained:
         if arguments.inference:
-            predicted = _predict_forward(subject, step, arguments)
-        elif mesh is None:
+            predicted = _predict_forward(subject, {**of_one_device, "device": step["device"]}, arguments)
+        elif planned is None:
             autocast = None if precision is None or precision.is_uniform else precision.compute
-            predicted = _predict_step(subject, {**step, "autocast": autocast}, arguments)
+            predicted = _predict_step(subject, {**step, **of_one_device, "autocast": autocast}, arguments)
         else:
-            predicted = _predict_rank(subject, step, mesh, arguments)
+            options = replace(planned, precision=arguments.precision, **step)
+            predicted = _predict_rank(subject, options, first_step=arguments.first_step)
     timeline, find, notes = predicted
     typed = {} if arguments.inference else typed_settings(arguments, loss)
     timeline = replace(timeline, settings={**timeline.settings, **typed})
@@ -248,10 +251,9 @@ def _describe_reserved(timeline: MemoryTimeline, reserved: int) -> str:
     )
 
 
-def _predict_forward(subject: LoadedModel, step: Mapping[str, Any], arguments: argparse.Namespace) -> Predicted:
-    options: dict[str, Any] = {name: step[name] for name in ("device", "assume", "table")}
+def _predict_forward(subject: LoadedModel, step: dict[str, Any], arguments: argparse.Namespace) -> Predicted:
     forward = FlopCountAnalysis(
-        subject.model, subject.inputs, kwargs=subject.kwargs, execution="shapes", warn=False, **options
+        subject.model, subject.inputs, kwargs=subject.kwargs, execution="shapes", warn=False, **step
     )
     timeline = with_input_hint(subject, lambda: predict_memory(forward))
     return timeline, lambda: None, _repeat(forward, arguments)
@@ -280,24 +282,13 @@ def _repeat(analysis: FlopCountAnalysis, arguments: argparse.Namespace) -> list[
     return [f"Peak memory of {describe_draws(peaks, 'bytes')}."]
 
 
-def _predict_rank(
-    subject: LoadedModel, step: Mapping[str, Any], mesh: Mapping[str, int], arguments: argparse.Namespace
-) -> Predicted:
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        **layout_options(arguments),
-        **step,
-        "offload": arguments.offload,
-    }
-    plan = with_input_hint(subject, lambda: plan_rank(subject.model, subject.inputs, subject.kwargs, **options))
+def _predict_rank(subject: LoadedModel, options: PlanOptions, *, first_step: bool) -> Predicted:
+    args, kwargs = subject.inputs, subject.kwargs
+    (plan,) = with_input_hint(subject, lambda: plan_ranks(subject.model, args, kwargs, options))
     notes = [
         *(f"Estimated: {part}." for part in plan.estimated_memory.describe()),
         *(f"Not included: {part}." for part in plan.left_out),
         *(f"{text}." for text in plan.describe_offload()),
     ]
-    first_step = arguments.first_step
-    return (
-        plan.memory(first_step=first_step),
-        lambda: plan_savings(subject.model, subject.inputs, subject.kwargs, first_step=first_step, **options),
-        notes,
-    )
+    find = partial(savings_of_rank, subject.model, args, kwargs, options, first_step=first_step)
+    return plan.memory(first_step=first_step), find, notes

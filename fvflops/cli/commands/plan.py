@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
 
 from fvflops import paths
 from fvflops.cli.activity import activity
@@ -17,7 +16,6 @@ from fvflops.cli.arguments import (
     add_model,
     add_report,
     find_group,
-    layout_options,
     model_options,
 )
 from fvflops.cli.outputs import write, write_report
@@ -28,7 +26,7 @@ from fvflops.cli.planning.accelerator import (
     kernels_emulated,
     kernels_of,
 )
-from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options
+from fvflops.cli.planning.mesh_options import check_mesh_options, check_replica_options, read_plan_options
 from fvflops.cli.planning.search_options import add_search, check_search, describe_command, run_search
 from fvflops.cli.planning.step_options import (
     add_step,
@@ -40,7 +38,6 @@ from fvflops.cli.planning.step_options import (
     find_policy,
     make_optimizer,
     prepare_training,
-    read_assumptions,
     repeat_command,
     typed_settings,
 )
@@ -48,8 +45,9 @@ from fvflops.cli.process import report_stream
 from fvflops.cli.terminal_detection import find_width
 from fvflops.devices.devices import Device
 from fvflops.formulas import FormulaTable, load_table
+from fvflops.plan.plan_options import PlanOptions
 from fvflops.plan.plan_report import plan_report
-from fvflops.plan.rank_plan import plan_rank, plan_step
+from fvflops.plan.rank_plan import plan_ranks
 from fvflops.plan.search.search_report import search_report
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import load_networks
@@ -88,6 +86,11 @@ RARE = (
 )
 _OPTIMIZER = "AdamW"  # default
 _OF_TIME = ("tokens", "price", "watts", "trace", "depth", "step_time")
+# Options of a plan that all layouts of a search have.
+_OF_ALL_LAYOUTS = (
+    *("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table"),
+    *("optimizer", "precision", "loss"),
+)
 _NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", *_OF_TIME)
 
 
@@ -157,36 +160,31 @@ def run(arguments: argparse.Namespace) -> int:
     check_search(arguments, accelerator)
     if arguments.bucket_cap_mb is not None:
         check_bucket_cap(arguments.bucket_cap_mb, name="--bucket-cap-mb")
+    mesh = {} if arguments.search else parse_mesh(arguments.mesh)
     if not arguments.search:
-        mesh = parse_mesh(arguments.mesh)
         check_mesh_options(arguments, mesh)
         check_replica_options(arguments, mesh)
     table = load_table(arguments.table)
     check_optimizer(arguments, _OPTIMIZER)
-    if not arguments.search:
-        layout_options(arguments)  # a mistake in them is found before the model is loaded
+    options = read_plan_options(arguments, mesh, table)
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     prepare_training(subject)
     choose_precision(arguments, subject.model, has_bf16=accelerator is not None and "bf16" in accelerator.matrix)
-    options: dict[str, Any] = {
-        **layout_options(arguments),
-        "assume": read_assumptions(arguments),
-        "offload": arguments.offload,
-        "table": table,
-    }
-    loss = choose_loss(arguments, subject.model)
-    options["optimizer"] = make_optimizer(arguments, _OPTIMIZER, subject.model)
-    options["loss"] = loss
+    options = replace(
+        options,
+        precision=arguments.precision,
+        loss=choose_loss(arguments, subject.model),
+        optimizer=make_optimizer(arguments, _OPTIMIZER, subject.model),
+        checkpoint=find_policy(subject, arguments.checkpoint),
+        device=kernels_of(accelerator, arguments.device),
+    )
     with kernels_emulated(accelerator), chunked_loss_explained(arguments):
         if arguments.search:
             assert accelerator is not None  # checked
             _report_search(subject, arguments, accelerator, options)
-            return 0
-        options["mesh"] = parse_mesh(arguments.mesh)
-        options["checkpoint"] = find_policy(subject, arguments.checkpoint)
-        if accelerator is None:
-            _report_rank(subject, arguments, table, {**options, "device": arguments.device})
+        elif accelerator is None:
+            _report_rank(subject, arguments, table, options)
         else:
             _report_step(subject, arguments, accelerator, options)
     return 0
@@ -207,30 +205,29 @@ def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
 
 
 def _report_rank(
-    subject: LoadedModel, arguments: argparse.Namespace, table: FormulaTable, options: dict[str, Any]
+    subject: LoadedModel, arguments: argparse.Namespace, table: FormulaTable, options: PlanOptions
 ) -> None:
     with activity(f"planning rank {arguments.rank} of {arguments.model}"):
-        plan = with_input_hint(subject, lambda: plan_rank(subject.model, subject.inputs, subject.kwargs, **options))
-    plan = replace(plan, settings={**plan.settings, **typed_settings(arguments, options["loss"])})
+        (plan,) = with_input_hint(subject, lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options))
+    plan = replace(plan, settings={**plan.settings, **typed_settings(arguments, options.loss)})
     write_report(
         plan_report(plan, table, name=arguments.model, command=repeat_command(arguments, _OPTIMIZER)), arguments
     )
 
 
 def _report_step(
-    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: dict[str, Any]
+    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: PlanOptions
 ) -> None:
-    kernels = kernels_of(accelerator, arguments.device)
     network, efficiency = choose_network(arguments.network), choose_efficiency(arguments.efficiency, accelerator)
     with activity(f"planning a step of {arguments.model}"):
-        step = with_input_hint(
+        plans = with_input_hint(
             subject,
-            lambda: plan_step(subject.model, subject.inputs, subject.kwargs, device=kernels, **options),
+            lambda: plan_ranks(subject.model, subject.inputs, subject.kwargs, options, whole_pipeline=True),
         )
     with activity(f"simulating a step of {arguments.model}"):
         fused = _find_classes(subject, arguments.fused)
         estimate = estimate_step(
-            step,
+            plans,
             device=accelerator,
             network=network,
             efficiency=efficiency,
@@ -238,7 +235,7 @@ def _report_step(
             bucket_cap_mb=arguments.bucket_cap_mb,
         )
     first, *others = estimate.plans
-    first = replace(first, settings={**first.settings, **typed_settings(arguments, options["loss"])})
+    first = replace(first, settings={**first.settings, **typed_settings(arguments, options.loss)})
     estimate = replace(estimate, plans=(first, *others))
     if arguments.trace is not None:
         paths.write_text(arguments.trace, write_step_trace(estimate))
@@ -246,11 +243,9 @@ def _report_step(
 
 
 def _report_search(
-    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: dict[str, Any]
+    subject: LoadedModel, arguments: argparse.Namespace, accelerator: Device, options: PlanOptions
 ) -> None:
-    kept = {
-        name: options[name] for name in ("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table")
-    }
+    kept = {name: getattr(options, name) for name in _OF_ALL_LAYOUTS}
     search = with_input_hint(
         subject,
         lambda: run_search(
@@ -261,16 +256,13 @@ def _report_search(
             device=accelerator,
             network=choose_network(arguments.network),
             efficiency=choose_efficiency(arguments.efficiency, accelerator),
-            kernels=kernels_of(accelerator, arguments.device),
+            kernels=options.device,
             fused=_find_classes(subject, arguments.fused),
             bucket_cap_mb=arguments.bucket_cap_mb,
-            optimizer=options["optimizer"],
-            precision=options["precision"],
-            loss=options["loss"],
             **kept,
         ),
     )
-    search = replace(search, settings={**search.settings, "loss": typed_settings(arguments, options["loss"])["loss"]})
+    search = replace(search, settings={**search.settings, "loss": typed_settings(arguments, options.loss)["loss"]})
     commands = [describe_command(arguments, result.candidate) for result in search.best(1)]
     report = search_report(search, name=arguments.model, command="".join(commands))
     report = report.ranked(sort=arguments.sort, top=arguments.top)

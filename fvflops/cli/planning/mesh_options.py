@@ -5,18 +5,35 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from fvflops.plan.layout import AXES
+from fvflops.cli.argument_values import parse_layers, parse_routing
+from fvflops.cli.planning.step_options import read_assumptions
+from fvflops.formulas import FormulaTable
+from fvflops.plan.parallel_axes import AXES
+from fvflops.plan.plan_options import PlanOptions
+from fvflops.sources.imports import load_function
 
 # Option → the axis without which it has no effect.
-AXIS_OF: Mapping[str, str] = {
-    "shard": "tp",
-    "sequence_parallel": "tp",
-    "schedule": "pp",
-    "stages_per_rank": "pp",
-    "stage_layers": "pp",
-    "reshard_after_forward": "fsdp",
-    "reduce_each_microbatch": "fsdp",
-}
+AXIS_OF: Mapping[str, str] = {option: name for name, axis in AXES.items() for option in axis.options}
+
+
+def read_plan_options(arguments: argparse.Namespace, mesh: Mapping[str, int], table: FormulaTable) -> PlanOptions:
+    """Return the options of a plan on a mesh that do not depend on the model."""
+    return PlanOptions(
+        mesh=mesh,
+        rank=arguments.rank,
+        shard_by=None if arguments.shard is None else load_function(arguments.shard, "--shard"),
+        sequence_parallel=arguments.sequence_parallel,
+        microbatches=arguments.microbatches,
+        schedule=arguments.schedule,
+        stages_per_rank=arguments.stages_per_rank,
+        stage_layers=None if arguments.stage_layers is None else parse_layers(arguments.stage_layers),
+        reshard_after_forward=arguments.reshard_after_forward,
+        reduce_each_microbatch=arguments.reduce_each_microbatch is not False,
+        routing=None if arguments.routing is None else parse_routing(arguments.routing),
+        offload=arguments.offload,
+        assume=read_assumptions(arguments),
+        table=table,
+    )
 
 
 def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:

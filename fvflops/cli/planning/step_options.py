@@ -30,7 +30,7 @@ from fvflops.plan.checkpointing import Checkpoint, find_checkpointed, is_policy
 from fvflops.plan.memory.chunked_loss import CHUNKED, compute_loss_in_chunks, find_head
 from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES
 from fvflops.plan.memory.offload import OFFLOADS
-from fvflops.plan.rank_plan import unsharded_class
+from fvflops.plan.sharding.fully_sharded import unsharded_class
 from fvflops.sources.imports import import_library, load_function
 from fvflops.sources.loaded_model import LoadedModel
 from fvflops.text import suggest
@@ -197,7 +197,7 @@ def repeat_command(arguments: argparse.Namespace, optimizer: str | None = None) 
     return shlex.join(words)
 
 
-def typed_settings(arguments: argparse.Namespace, loss: Loss) -> dict[str, str]:
+def typed_settings(arguments: argparse.Namespace, loss: Loss | None) -> dict[str, str]:
     """Return the settings as they are typed, in place of names of functions and classes."""
     chunked = "cross entropy in chunks of tokens"
     typed = {"loss": chunked if arguments.loss == CHUNKED else arguments.loss or str(loss)}

@@ -12,6 +12,7 @@ from torch import nn
 
 from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.capture.shapes.metadata import dtype_name
 from fvflops.plan.memory.fit import Verdict
 from fvflops.reports.escaping import plain_name
 from fvflops.trace import Trace
@@ -78,12 +79,12 @@ def settings_of_model(model: nn.Module, compute: torch.dtype | None = None) -> d
     """Return the data types of a model's weights and of its compute, and what is trained if not all of it is."""
     sizes: Counter[str] = Counter()
     for parameter in model.parameters():
-        sizes[_short(parameter.dtype)] += parameter.numel()
+        sizes[dtype_name(parameter.dtype)] += parameter.numel()
     weights = ", ".join(dtype for dtype, _ in sizes.most_common()) or "none"
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return given(
         weights=f"{weights} (packed)" if has_packed(model) else weights,
-        compute=weights if compute is None else _short(compute),
+        compute=weights if compute is None else dtype_name(compute),
         trained_parameters=None if trained == sizes.total() else format_parameters(trained),
     )
 
@@ -157,7 +158,3 @@ def _find_attention(ops: Iterable[str]) -> str | None:
     if not kinds and any(name.startswith(_SOFTMAX) for name in names):
         return "not fused"
     return ", ".join(kinds) or None
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

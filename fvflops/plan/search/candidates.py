@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from fvflops.plan.layout import PlanError
 from fvflops.plan.pipeline_schedules import choose_schedule, find_schedule
+from fvflops.plan.plan_options import PlanError
 from fvflops.text import record_repr, suggest
 
 _PIPELINE_RANKS = (1, 2, 4, 8, 16)

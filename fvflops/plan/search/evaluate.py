@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from fvflops.capture.run import Loss
-from fvflops.capture.training_step import OptimizerMaker
 from fvflops.devices.devices import Device
-from fvflops.plan.layout import PlanError
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
-from fvflops.plan.rank_plan import StepPlan, plan_step
+from fvflops.plan.plan_options import PlanError, PlanOptions
+from fvflops.plan.rank_plan import StepPlan, plan_ranks
 from fvflops.plan.search.candidates import Candidate
 from fvflops.plan.search.found_layouts import LayoutResult
 from fvflops.plan.search.layout_bounds import MicrobatchCost, Sharding, measure_microbatch
@@ -79,26 +77,22 @@ def _resize_tensor(tensor: torch.Tensor, batch: int, ranks: int) -> torch.Tensor
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step of which layouts are planned: the model, its inputs, and the options of `plan_step`."""
+    """A training step of which layouts are planned: the model, its inputs, and what all layouts have in common."""
 
     model: nn.Module
     inputs: Inputs
+    options: PlanOptions
     device: Device
     network: Network | None
     efficiency: Efficiency
-    loss: Loss | None = None
-    optimizer: OptimizerMaker | None = None
-    precision: str | None = None
-    kernels: str | None = None
     fused: tuple[str, ...] = ()
     bucket_cap_mb: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> PipelineStages | str:
         """How the model is split into pipeline stages, or why that is not known."""
         try:
-            return self.options.get("split_by") or find_stages(self.model)
+            return self.options.split_by or find_stages(self.model)
         except ShardingError as error:
             return str(error)
 
@@ -117,14 +111,14 @@ class Workload:
     def sharding(self) -> object:
         """How tp splits the layers, or why that is not known."""
         try:
-            return self.options.get("shard_by") or find_sharding(self.model)
+            return self.options.shard_by or find_sharding(self.model)
         except ShardingError as error:
             return str(error)
 
     @property
     def sequence_parallel(self) -> bool:
         """Whether tp can divide the sequence between the layers: if such a plan is known, and without `shard_by`."""
-        if self.options.get("shard_by") is not None:
+        if self.options.shard_by is not None:
             return False
         try:
             find_sharding(self.model, sequence=True)
@@ -135,17 +129,8 @@ class Workload:
     def plan(self, candidate: Candidate) -> StepPlan:
         """Plan a step of all pipeline ranks in a layout; the errors are those of `plan_step`."""
         args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
-        return plan_step(
-            self.model,
-            args,
-            kwargs,
-            loss=self.loss,
-            optimizer=self.optimizer,
-            precision=self.precision,
-            device=self.kernels,
-            **self.options,
-            **candidate.plan_options(),
-        )
+        options = replace(self.options, **candidate.plan_options())
+        return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True))
 
     def measure(self, sharding: Sharding, gpus: int) -> MicrobatchCost:
         """Return what a microbatch costs in a sharding of the layers, with as many shards as some GPUs can have."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from fvflops.devices.devices import Device
 from fvflops.plan.memory.step_settings import NO_CHECKPOINTING
+from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.search.candidates import Candidate
 from fvflops.plan.step_time.efficiency import Efficiency
 from fvflops.plan.step_time.network import Network
@@ -77,7 +78,7 @@ class LayoutSearch(Displayed):
             settings["checkpointing"] = candidate.checkpoint
         if "sequence" in settings:
             settings["sequence"] //= candidate.size("cp")
-        if all(candidate.size(axis) == 1 for axis in ("dp", "fsdp", "cp")):
+        if count_shares(candidate.mesh, "tokens") == 1:
             settings.pop("gradient_reduction", None)
         return settings
 

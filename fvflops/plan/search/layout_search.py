@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import time
 import warnings
@@ -20,8 +19,9 @@ from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.capture.run import ExecutionError, Loss
 from fvflops.capture.training_step import OptimizerMaker
 from fvflops.devices.devices import Device, resolve_device
-from fvflops.plan.layout import PlanError
 from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
+from fvflops.plan.parallel_axes import count_ranks
+from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.search.candidates import Candidate, Space
 from fvflops.plan.search.evaluate import Workload, describe_lack
 from fvflops.plan.search.found_layouts import LayoutResult, LayoutSearch, in_order
@@ -161,16 +161,12 @@ def search_layouts(
     workload = Workload(
         model,
         bind_inputs(model, args, kwargs),
+        PlanOptions(mesh={}, loss=loss, optimizer=optimizer, precision=precision, device=kernels, **options),
         device,
         network,
         find_efficiency(device.name) if efficiency is None else efficiency,
-        loss,
-        optimizer,
-        precision,
-        kernels,
         tuple(fused),
         bucket_cap_mb,
-        options,
     )
     node = _ONE_NODE if network is None else network.gpus_per_node
     not_tried = {}
@@ -220,7 +216,7 @@ class _Search:
         self._workload = workload
         self._candidates = candidates
         self._best = best
-        self._gpus = math.prod(size for axis, size in candidates[0].mesh.items() if axis != "ep")
+        self._gpus = count_ranks(candidates[0].mesh)
         self._progress = progress
         self._results: dict[int, LayoutResult] = {}
         self._bounds: dict[int, tuple[float, int]] = {}

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fvflops.plan.parallel_axes import count_shares, dense_axes
 from fvflops.plan.sharding.routing import RoutedTokens, Routing, check_routing
 from fvflops.plan.sharding.tensor_parallel import EXPERT_DIMENSIONS, Sharding, ShardingError, check_width, list_divisors
 from fvflops.plan.sharding.token_dispatch import (
@@ -32,8 +33,6 @@ from fvflops.plan.sharding.token_dispatch import (
 from fvflops.plan.sharding.transformers_plans import divide_experts, expand_plan, find_styles, matches
 from fvflops.plan.sharding.transformers_plans import knowing_counts as knowing_transformers_counts
 
-# Expert parallelism, and tensor parallelism of each expert: another view of the ranks of the other axes.
-EXPERT_AXES = ("ep", "etp")
 # transformers' style of a module whose tokens are sent to the ranks of their experts.
 _DISPATCHED = "ep_dispatch_experts"
 
@@ -76,15 +75,6 @@ class DividedExperts:
     def replicas(self) -> int:
         """The number of ranks with the same experts, without fsdp."""
         return self.mesh["edp"].size() if self.mesh is not None and "edp" in self.mesh.mesh_dim_names else 1
-
-
-def dense_axes(mesh: Mapping[str, int]) -> dict[str, int]:
-    """Return the axes that multiply to the number of ranks, without those of the experts.
-
-    >>> dense_axes({"fsdp": 8, "tp": 2, "ep": 4})
-    {'fsdp': 8, 'tp': 2}
-    """
-    return {axis: size for axis, size in mesh.items() if axis not in EXPERT_AXES}
 
 
 def check_expert_axes(mesh: Mapping[str, int]) -> None:
@@ -169,7 +159,7 @@ def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank:
         return None
     library, experts = found
     numbers = {name: _number_of_experts(module) for name, module in experts.items()}
-    data_ranks = math.prod(mesh.get(axis, 1) for axis in ("dp", "fsdp", "cp"))
+    data_ranks = count_shares(mesh, "tokens")
     if ep == 1:
         return DividedExperts(tuple(experts.values()), numbers, None, data_ranks)
     for name, number in numbers.items():

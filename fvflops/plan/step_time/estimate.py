@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.devices.model_flops import model_flops
 from fvflops.devices.utilisation import hfu, mfu
+from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.plan.rank_step import Action
-from fvflops.plan.sharding.expert_parallel import dense_axes
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.calibration import assume_network, find_efficiency, find_network
 from fvflops.plan.step_time.efficiency import PEAK, Efficiency, KernelTimer
@@ -23,9 +22,6 @@ from fvflops.plan.step_time.step_estimate import StepEstimate
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace import TensorSpec
 
-# Axes along which ranks process the same samples, and the same tokens.
-_SAME_SAMPLES = ("pp", "tp", "cp")
-_SAME_TOKENS = ("pp", "tp")
 # The module that is a rank's first stage: a rank with several stages has one for each.
 _ROOTS = (("module", ""), ("module", "stage0"))
 
@@ -179,13 +175,10 @@ def _count_samples(plans: Sequence[RankPlan]) -> tuple[int, int | None]:
     first = next(plan for plan in plans if 0 in plan.step.stages)
     inputs = _read_inputs(first)
     microbatches = sum(action.kind == "forward" and action.stage == 0 for action in first.step.actions)
-
-    def times(same: Collection[str]) -> int:
-        return microbatches * math.prod(size for axis, size in dense_axes(first.mesh).items() if axis not in same)
-
     ids = next((spec for spec in inputs if spec.dtype in ("int64", "int32") and len(spec.shape) == 2), None)
-    samples = next((spec.shape[0] for spec in inputs if spec.shape), 1)
-    return samples * times(_SAME_SAMPLES), None if ids is None else ids.numel * times(_SAME_TOKENS)
+    samples = next((spec.shape[0] for spec in inputs if spec.shape), 1) * count_shares(first.mesh, "samples")
+    tokens = None if ids is None else ids.numel * count_shares(first.mesh, "tokens")
+    return microbatches * samples, None if tokens is None else microbatches * tokens
 
 
 def _read_inputs(plan: RankPlan) -> list[TensorSpec]:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fvflops import estimate_step, find_device, plan_step
-from fvflops.plan.layout import PlanError
 from fvflops.plan.memory.cuda_allocator import reserved_memory
+from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.search import layout_search
 from fvflops.plan.search.candidates import Space
 from fvflops.plan.search.evaluate import Workload, resize_inputs
@@ -216,5 +216,5 @@ def test_inputs_without_a_common_batch_are_an_error():
 
 
 def test_a_model_without_known_stages_has_no_pipeline():
-    workload = Workload(nn.Linear(4, 4), ((), {}), H100, None, None)
+    workload = Workload(nn.Linear(4, 4), ((), {}), PlanOptions(mesh={}), H100, None, None)
     assert (workload.blocks, workload.layers) == ("", 0)

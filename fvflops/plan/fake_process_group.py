@@ -1,0 +1,92 @@
+"""A fake process group, in which one process plans a rank of many, and its device mesh."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from fvflops.plan.plan_options import PlanError
+from fvflops.torch_internals import default_process_group, refusal
+
+
+@contextmanager
+def torch_warnings_ignored() -> Iterator[None]:
+    """Ignore the warnings of torch's own modules: a plan has no values, and cannot do what they advise."""
+    from fvflops.torch_internals import redistribution_logger
+
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", module=r"torch\b")
+        if redistribution_logger is not None:
+            stack.callback(redistribution_logger.setLevel, redistribution_logger.level)
+            redistribution_logger.setLevel(logging.ERROR)
+        yield
+
+
+@contextmanager
+def fake_process_group(size: int, rank: int) -> Iterator[None]:
+    """Run as one rank of a fake process group, in which nothing is sent."""
+    if not dist.is_available():
+        raise PlanError("this torch is built without torch.distributed, which a plan needs")
+    if message := refusal("plan and sharded memory"):
+        raise PlanError(message)
+    if dist.is_initialized():
+        raise PlanError(
+            "this program has a process group, and a plan needs a fake one: "
+            "plan in another program, or after torch.distributed.destroy_process_group()"
+        )
+    from fvflops.torch_internals import FakeStore
+
+    _clear_sharding_cache()
+    show_exception = sys.excepthook
+    try:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        sys.excepthook = show_exception  # torch's writes the rank before each line
+        _clear_sharding_cache()
+
+
+def _clear_sharding_cache() -> None:
+    """Clear DTensor's sharding caches: their entries name process groups, which are destroyed with the fake one."""
+    from fvflops.torch_internals import clear_native_shardings, find_redistribution, propagate_sharding
+
+    propagate_sharding.cache_clear()
+    find_redistribution.cache_clear()  # torch 2.10 takes the mask of a sharded embedding from an equal plan
+    clear_native_shardings()
+
+
+def make_device_mesh(mesh: Mapping[str, int]) -> Any:
+    """Return torch's DeviceMesh, in a process group of as many ranks."""
+    parallel = [axis for axis, size in mesh.items() if size > 1]
+    if len(parallel) == 1:
+        _name_default_group(parallel[0])
+    return dist.device_mesh.init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+
+
+def _name_default_group(axis: str) -> None:
+    """Name the group of all ranks after the only axis that needs it; torch reports none for it."""
+    default_process_group()._set_group_desc(f"mesh_{axis}")
+
+
+def join_axes(device_mesh: Any, mesh: Mapping[str, int], *axes: str) -> Any:
+    """Return some axes flattened, in the mesh's order, to a mesh of one dimension, or None if none has two ranks."""
+    parallel = tuple(axis for axis, size in mesh.items() if axis in axes and size > 1)
+    if not parallel:
+        return None
+    if len(parallel) == 1:
+        return device_mesh[parallel[0]]
+    name = "+".join(parallel)
+    flattened = device_mesh[parallel]._flatten(name)
+    if flattened.size() == math.prod(mesh.values()):
+        _name_default_group(name)
+    return flattened
