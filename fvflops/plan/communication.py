@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from fvflops.reports.display import Displayed
+from fvflops.reports.document import Document, Part, Table, number_column, text_column
+from fvflops.reports.escaping import list_ops, printable_short
+from fvflops.reports.formats import write_document
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import Signature, TensorSpec, Trace, Value, tensors_in
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.process_group import ProcessGroupSpec
-from fvflops.units import format_bytes, format_quantity
+from fvflops.units import format_bytes, format_quantity, format_thousands
 
 Key = TypeVar("Key")
 
@@ -75,7 +78,7 @@ class Communication(Displayed):
     {CollectiveKey(collective='all_reduce', axis='0', size=2, dtype='float32'): Volume(calls=2, payload=16, wire=16)}
     """
 
-    _report = "fvflops.plan.communication_report:communication_report"
+    _report = "fvflops.plan.communication:communication_report"
 
     transfers: tuple[Transfer, ...]
     unsupported: Mapping[str, int] = field(default_factory=Counter)
@@ -283,3 +286,40 @@ def collective_of(signature: Signature) -> CollectiveCall | None:
 
 def _dtypes(tensors: list[TensorSpec]) -> str:
     return ", ".join(sorted({tensor.dtype for tensor in tensors}))
+
+
+COLUMNS = (
+    text_column("collective", form=printable_short),
+    text_column("axis", form=printable_short),
+    number_column("ranks", form=format_thousands),
+    text_column("dtype", form=printable_short),
+    number_column("calls", form=format_thousands),
+    number_column("payload", "payload (B)", form=format_thousands),
+    number_column("wire", "on the wire (B)", form=format_thousands, missing="?"),
+)
+
+
+def render(communication: Communication) -> str:
+    """Return the communication as text.
+
+    >>> print(render(Communication((), {"symm_mem::fused": 2})))
+    Unsupported, so not in the bytes: symm_mem::fused (2 calls).
+    >>> print(render(Communication(())))
+    No communication.
+    """
+    return write_document(communication_report(communication))
+
+
+def communication_parts(communication: Communication) -> list[Part]:
+    """Return the table of collectives, and a note on unsupported ops."""
+    rows = [(*key, *volume) for key, volume in communication.by_collective_and_group().items()]
+    total = ("total", None, None, None, *communication.total())
+    parts: list[Part] = [Table("communication", COLUMNS, rows, total=total, noun="collective")]
+    if communication.unsupported:
+        parts.append(f"Unsupported, so not in the bytes: {list_ops(communication.unsupported)}.")
+    return parts if rows or communication.unsupported else [*parts, "No communication."]
+
+
+def communication_report(communication: Communication) -> Document:
+    """Return the report of one rank's communication."""
+    return Document("communication", parts=communication_parts(communication))

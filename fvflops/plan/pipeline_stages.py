@@ -11,7 +11,7 @@ from torch import nn
 
 from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.run import record_call
-from fvflops.plan.sharding.tensor_parallel import ShardingError
+from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.trace import TensorSpec, tensors_in
 
 # A model's arguments, positional and by keyword.

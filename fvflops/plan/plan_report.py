@@ -7,9 +7,8 @@ from typing import Any
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.plan.communication_report import communication_parts
-from fvflops.plan.memory.fit import Verdict
-from fvflops.plan.memory.step_settings import encode_lead, lead
+from fvflops.plan.communication import communication_parts
+from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name

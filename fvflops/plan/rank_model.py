@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model_index import has_packed, read_modules
@@ -35,7 +36,6 @@ from fvflops.plan.pipeline_stages import (
 )
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_step import StageLinks
-from fvflops.plan.sharding.context_parallel import ShardedSequence
 from fvflops.plan.sharding.expert_parallel import (
     DividedExperts,
     divide,
@@ -46,6 +46,7 @@ from fvflops.plan.sharding.expert_parallel import (
 )
 from fvflops.plan.sharding.fully_sharded import autocast, materialise, shard_fully
 from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
+from fvflops.torch_internals import all_gather_with_gradient, scaled_dot_product_attention
 from fvflops.trace import TensorSpec
 
 
@@ -286,3 +287,32 @@ def _make_hidden(spec: TensorSpec | None) -> torch.Tensor:
     """Return a hidden state without values."""
     assert spec is not None
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+
+
+class ShardedSequence(TorchFunctionMode):
+    """Gather keys and values of all ranks of a process group in every attention, as a context manager.
+
+    As in Llama 3's training (Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2). All
+    ranks have parts of equal length. The backward pass reduce-scatters the gradients of keys and values. A causal mask
+    is wrong for the gathered keys, so the costs are right and the values are not.
+    """
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self._group = group
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = {} if kwargs is None else dict(kwargs)
+        # Not the attribute of F, which a recording replaces.
+        if func is scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+            args = ()
+            for name in ("key", "value"):
+                kwargs[name] = self._gather(kwargs[name])
+        return func(*args, **kwargs)
+
+    def _gather(self, tensor: Any) -> Any:
+        return all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)

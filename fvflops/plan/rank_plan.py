@@ -24,19 +24,10 @@ from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
 from fvflops.plan.checkpointing import Checkpoint
 from fvflops.plan.communication import Communication, read_communication
-from fvflops.plan.estimated_calls import (
-    allreduce,
-    average_gradients,
-    broadcast_buffers,
-    local_spec,
-    send_recv,
-    total_of,
-)
 from fvflops.plan.fake_process_group import fake_process_group, join_axes, make_device_mesh, torch_warnings_ignored
-from fvflops.plan.memory.estimated_memory import EstimatedMemory, estimate_memory
 from fvflops.plan.memory.memory_report import MemoryPrediction, printed
 from fvflops.plan.memory.offload import describe_offload, offloaded
-from fvflops.plan.memory.step_memory import ActionMemory, StepMemory, walk_step
+from fvflops.plan.memory.step_memory import ActionMemory, EstimatedMemory, StepMemory, estimate_memory, walk_step
 from fvflops.plan.memory.step_settings import settings_of_trace
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.parallel_axes import count_ranks
@@ -47,7 +38,15 @@ from fvflops.plan.rank_model import RankModel
 from fvflops.plan.rank_step import Action, Call, Gradient, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing
 from fvflops.plan.sharding.routing import Routing
-from fvflops.plan.trace_changes import shift_groups
+from fvflops.plan.trace_changes import (
+    allreduce,
+    average_gradients,
+    broadcast_buffers,
+    local_spec,
+    send_recv,
+    shift_groups,
+    total_of,
+)
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
 from fvflops.trace import TensorSpec, Trace, Value
@@ -304,7 +303,7 @@ def plan_ranks(
         recorded = _record(rank_model, options, own_orders, ranks, shortened=True)
         recorded = recorded or _record(rank_model, options, own_orders, ranks, shortened=False)
         assert recorded is not None
-        plans += recorded.plan_ranks(rank_model, options, own_orders, settings)
+        plans += recorded.make_plans(rank_model, options, own_orders, settings)
     return tuple(sorted(plans, key=lambda plan: plan.rank))
 
 
@@ -324,7 +323,7 @@ class _RecordedRanks:
     derived: tuple[str, ...]
     left_out: tuple[str, ...]
 
-    def plan_ranks(
+    def make_plans(
         self,
         rank_model: RankModel,
         options: PlanOptions,

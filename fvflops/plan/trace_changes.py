@@ -1,14 +1,17 @@
-"""Changes of a recorded Trace: another rank of the pipeline, another device, another phase."""
+"""Changes of a recorded Trace: another rank, device or phase, and op calls that are estimated, not run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from fvflops.plan.rank_step import Pass
-from fvflops.trace import TensorSpec, Trace, Value
+from fvflops.capture.recorder.tensor_specs import cached_schema, describe_tensor
+from fvflops.plan.rank_step import Call, Gradient, Pass, RankStep, StageLinks
+from fvflops.trace import Signature, TensorSpec, Trace, Value
 from fvflops.trace.process_group import ProcessGroupSpec
 
 
@@ -69,3 +72,83 @@ def _change_values(trace: Trace, change: Callable[[Value], Value]) -> Trace:
             for item in trace.region_signatures
         ),
     )
+
+
+def average_gradients(gradients: Iterable[Gradient]) -> list[Call]:
+    """Return the calls of DDP: each gradient scaled, then an all-reduce for each group and dtype."""
+    sizes = Counter[tuple[Value, str, str]]()
+    added: list[Call] = []
+    for _, spec, group, replicas in gradients:
+        scaled = _make_signature(torch.ops.aten.mul.out, spec, self=spec, other=1 / replicas, out=spec)
+        added.append((scaled, "backward", 1))
+        sizes[group, spec.dtype, spec.device] += spec.numel
+    for (group, dtype, device), size in sizes.items():
+        added.append(allreduce(TensorSpec((size,), dtype, device), device, group))
+    return added
+
+
+def broadcast_buffers(buffers: Iterable[torch.Tensor], device: str, group: Value) -> list[Call]:
+    """Return the broadcasts of buffers before the forward pass, which DDP does by default (broadcast_buffers=True)."""
+    sizes = Counter[str]()
+    for buffer in buffers:
+        sizes[describe_tensor(buffer).dtype] += buffer.numel()
+    broadcast = torch.ops.c10d.broadcast_.default
+    specs = [TensorSpec((size,), dtype, device) for dtype, size in sizes.items()]
+    return [
+        (_make_signature(broadcast, tensors=(spec,), process_group=group, root_rank=0), "forward", 1) for spec in specs
+    ]
+
+
+def allreduce(gradient: TensorSpec, device: str, group: Value) -> Call:
+    """Return the all-reduce of a gradient."""
+    tensors = (replace(gradient, device=device),)
+    return _make_signature(torch.ops.c10d.allreduce_.default, tensors=tensors, process_group=group), "backward", 1
+
+
+def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches: int) -> list[Call]:
+    """Return the sends and receives of a pipeline rank's stages: hidden states forward, their gradients backward."""
+    c10d = torch.ops.c10d
+    added: list[Call] = []
+    for link in links:
+        if link.received is not None and link.source != rank:
+            receive = _make_signature(c10d.recv_.default, tensors=(link.received,), process_group=group)
+            send = _make_signature(c10d.send.default, tensors=(link.received,), process_group=group)
+            added += [(receive, "forward", microbatches), (send, "backward", microbatches)]
+        if link.sent is not None and link.destination != rank:
+            send = _make_signature(c10d.send.default, tensors=(link.sent,), process_group=group)
+            receive = _make_signature(c10d.recv_.default, tensors=(link.sent,), process_group=group)
+            added += [(send, "forward", microbatches), (receive, "backward", microbatches)]
+    return added
+
+
+def total_of(recorded: Trace, step: RankStep, added: Sequence[Call]) -> Trace:
+    """Return the Trace of a whole step: each pass as often as it occurs, with calls that were not run, at the root.
+
+    It has ordered events only where it is what was recorded.
+    """
+    calls = step.count("op")
+    added = [*step.added(), *added]
+    if not added and calls == recorded.calls:
+        return recorded
+    signatures = list(recorded.signatures)
+    indices = {signature: index for index, signature in enumerate(signatures)}
+    for signature, phase, times in added:
+        if signature not in indices:
+            indices[signature] = len(signatures)
+            signatures.append(signature)
+        calls[indices[signature], 0, phase] += times
+    total = replace(recorded.aggregate(), signatures=tuple(signatures), calls=dict(calls))
+    return replace(total, region_calls=dict(step.count("exit")))
+
+
+def _make_signature(op: Any, *outputs: Value, **inputs: Value) -> Signature:
+    schema = cached_schema(op)
+    values = [inputs.get(name, default) for name, default in zip(schema.names, schema.defaults, strict=True)]
+    return Signature(schema.name, schema.names, tuple(values), outputs, schema.text)
+
+
+def local_spec(tensor: torch.Tensor) -> TensorSpec:
+    """Return the spec of a tensor, of a DTensor's local shard."""
+    from torch.distributed.tensor import DTensor
+
+    return describe_tensor(tensor.to_local() if isinstance(tensor, DTensor) else tensor)

@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.formulas import FormulaTable
-from fvflops.plan.communication import Communication, read_communication
+from fvflops.plan.communication import COLUMNS, Communication, read_communication
 from fvflops.reports.display import Displayed
+from fvflops.reports.document import Document, Table, number_column
 from fvflops.text import short_repr
 from fvflops.trace import Trace
 from fvflops.units import format_quantity
@@ -56,7 +57,7 @@ class Ranks(Displayed):
     (ByRank(by_rank={0: 6, 1: 6}), True)
     """
 
-    _report = "fvflops.plan.communication_report:ranks_report"
+    _report = "fvflops.plan.trace_ranks:ranks_report"
 
     traces: Mapping[int, Trace]
 
@@ -127,3 +128,17 @@ def _decode(members: Sequence[int], texts: Sequence[str]) -> Ranks:
 
 def _analyse(trace: Trace, table: str | FormulaTable) -> FlopCountAnalysis:
     return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
+
+
+def ranks_report(ranks: Ranks) -> Document:
+    """Return a row for each rank: its FLOPs, its MACs and what it sends."""
+    columns = (
+        number_column("rank", form=str),
+        number_column("flops", "FLOPs"),
+        number_column("macs", "MACs"),
+        *COLUMNS[-3:],
+    )
+    flops, macs, sent = ranks.flops().by_rank, ranks.macs().by_rank, ranks.communication()
+    rows = [(rank, flops[rank], macs[rank], *sent[rank].total()) for rank in ranks.traces]
+    note = "Convention: default (1 FLOP per multiply-add)."
+    return Document("ranks", parts=[Table("ranks", columns, rows, noun="rank", notes=[note])])

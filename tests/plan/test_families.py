@@ -8,7 +8,7 @@ import torch
 from fvflops import FlopCountAnalysis, plan_rank, plan_step
 from fvflops.plan.communication import read_communication
 from fvflops.plan.parallel_axes import dense_axes
-from fvflops.plan.sharding.tensor_parallel import ShardingError
+from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.trace import Trace
 from tests.support.models.small_transformers import NAMES, build_small
 from tests.support.processes.family_worker import (

@@ -18,7 +18,7 @@ from fvflops.plan.pipeline_schedules import ScheduleError
 from fvflops.plan.pipeline_stages import PipelineStages
 from fvflops.plan.plan_options import PlanError
 from fvflops.plan.rank_step import Action
-from fvflops.plan.sharding.tensor_parallel import ShardingError
+from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.trace import Trace
 from fvflops.zoo.llama import Llama
 from tests.support.checkout import ROOT

@@ -19,7 +19,7 @@ from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES
 from fvflops.plan.plan_options import PlanError
 from fvflops.plan.plan_report import plan_report
 from fvflops.plan.rank_plan import plan_rank
-from fvflops.plan.sharding.tensor_parallel import ShardingError
+from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.plan.trace_ranks import Ranks, gather
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import Signature, Symbol, TensorSpec, Trace

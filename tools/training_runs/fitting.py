@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from fvflops.plan.step_time.calibration import find_efficiency, find_network
-from fvflops.plan.step_time.efficiency import Efficiency, KernelTimer
-from fvflops.plan.step_time.network import Link, Network
+from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Link, Network, find_efficiency, find_network
 from training_runs.batch import Batch, device_of
 from training_runs.prepared import PreparedRun
 from training_runs.time_tables import Point

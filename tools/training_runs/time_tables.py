@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fvflops.devices.devices import Device
-from fvflops.plan.step_time.efficiency import Efficiency, KernelTimer
+from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
 from fvflops.plan.step_time.kernel_times import Kernel
-from fvflops.plan.step_time.network import Network
 from fvflops.plan.step_time.pass_program import Collective, Program, Run, StreamRun
-from fvflops.plan.step_time.replay import FORWARD_PHASES, time_collective
+from fvflops.plan.step_time.schedule_simulation import FORWARD_PHASES, time_collective
 from fvflops.plan.step_time.step_program import Message
 from fvflops.trace.process_group import ProcessGroupSpec
 

@@ -9,9 +9,7 @@ from functools import partial
 
 from fvflops.capture.shapes.cuda.cuda_kernels import gpu_emulated
 from fvflops.devices.devices import CUDA_VENDORS, NAME_DIGITS, Device, load_peaks
-from fvflops.plan.step_time.calibration import find_efficiency, find_network
-from fvflops.plan.step_time.efficiency import Efficiency
-from fvflops.plan.step_time.network import Network
+from fvflops.plan.step_time.calibration import Efficiency, Network, find_efficiency, find_network
 from fvflops.units import parse_size
 
 # Kinds of torch devices; other values of --device name an accelerator.

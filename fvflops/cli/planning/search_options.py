@@ -16,8 +16,7 @@ from fvflops.cli.arguments import find_group
 from fvflops.cli.planning.mesh_options import AXIS_OF
 from fvflops.cli.progress import Progress
 from fvflops.devices.devices import Device
-from fvflops.plan.search.candidates import CHOICES, Candidate
-from fvflops.plan.search.found_layouts import LayoutSearch
+from fvflops.plan.search.candidates import CHOICES, Candidate, LayoutSearch
 from fvflops.plan.search.layout_search import search_layouts
 
 # Options of one layout, which a search chooses or does not show, with their defaults.

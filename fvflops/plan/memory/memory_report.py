@@ -10,9 +10,8 @@ from dataclasses import fields, replace
 from itertools import groupby
 
 from fvflops import paths
-from fvflops.plan.memory.fit import Verdict
 from fvflops.plan.memory.saving_records import MemorySaving, MemorySavings
-from fvflops.plan.memory.step_settings import encode_lead, lead
+from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
 from fvflops.plan.memory.storage_lifetimes import KINDS, Block, MemoryMoment, MemoryTimeline, read_memory
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import (

@@ -1,10 +1,11 @@
-"""What a prediction of a training step assumes: one mapping of settings, which reports and JSON both show."""
+"""What a report of a prediction begins with: whether it fits, and what it assumes, as text and as data."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,69 @@ from torch import nn
 from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.shapes.metadata import dtype_name
-from fvflops.plan.memory.fit import Verdict
 from fvflops.reports.escaping import plain_name
 from fvflops.trace import Trace
-from fvflops.units import format_parameters
+from fvflops.units import format_bytes, format_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether `needed` bytes fit a device's `memory`, as torch reports it, less a `reserve`; None if it is not known.
+
+    Of the needed bytes `tensors` are in use at the peak; the others are cached by torch's allocator.
+
+    >>> print(Verdict(92_300_000_000, "H100 SXM", 84_932_977_459, 536_870_912))
+    Does not fit: 92.3 GB of 84.9 GB. That is 7.9 GB too much for H100 SXM, where 537 MB are set aside (an allowance).
+    """
+
+    needed: int
+    device: str = ""
+    memory: float | None = None
+    reserve: int = 0
+    reserved_for: str = ""
+    advice: str = ""
+    tensors: int | None = None
+
+    @property
+    def room(self) -> float | None:
+        """The bytes that are left, negative where they are too few; None if the memory is not known."""
+        return None if self.memory is None else self.memory - self.reserve - self.needed
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the memory is enough; None if it is not known."""
+        return None if self.room is None else self.room >= 0
+
+    def __str__(self) -> str:
+        """Return the verdict, then its details."""
+        needed = format_bytes(self.needed)
+        if self.memory is None or self.room is None:
+            unknown = f"the memory of {self.device} is not known" if self.device else "no device is named"
+            return f"Needs {needed}: {unknown}. {self.advice}".rstrip()
+        aside = f"{format_bytes(self.reserve)} are set aside{self.reserved_for and f' for {self.reserved_for}'}"
+        aside = f", where {aside} (an allowance)" if self.reserve else ""
+        room, total = format_bytes(abs(self.room)), format_bytes(self.memory)
+        if self.fits:
+            return f"Fits: {needed} of {total}. {room} are left of {self.device}{aside}."
+        text = f"Does not fit: {needed} of {total}. That is {room} too much for {self.device}{aside}."
+        near = ""
+        if self.tensors is not None and self.tensors + self.reserve <= self.memory:
+            near = f"The tensors alone, {format_bytes(self.tensors)}, fit: if torch's allocator frees cached blocks in "
+            near += "time, the step runs, more slowly."
+        return " ".join(filter(None, [text, near, self.advice]))
+
+    def encode(self) -> dict[str, Any]:
+        """Return the verdict as data."""
+        return {
+            "text": str(self),
+            "fits": self.fits,
+            "needed": self.needed,
+            "device": self.device,
+            "memory": self.memory,
+            "reserve": self.reserve,
+            "reserved_for": self.reserved_for,
+        }
+
 
 _ATTENTION = re.compile(r"(?:_scaled_dot_product_)?(\w*?)_?attention(?:_forward|_math|_for_cpu)*(?:\.|$)")
 # Setting → its name in a text, where its key says too little.

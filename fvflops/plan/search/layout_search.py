@@ -22,14 +22,10 @@ from fvflops.devices.devices import Device, resolve_device
 from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.plan_options import PlanError, PlanOptions
-from fvflops.plan.search.candidates import Candidate, Space
-from fvflops.plan.search.evaluate import Workload, describe_lack
-from fvflops.plan.search.found_layouts import LayoutResult, LayoutSearch, in_order
-from fvflops.plan.search.layout_bounds import MicrobatchCost, Sharding, least_peak, least_seconds
+from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch, Space, in_order
+from fvflops.plan.search.evaluate import MicrobatchCost, Sharding, Workload, describe_lack, least_peak, least_seconds
 from fvflops.plan.step_time.buckets import check_bucket_cap
-from fvflops.plan.step_time.calibration import assume_network, find_efficiency, find_network
-from fvflops.plan.step_time.efficiency import Efficiency
-from fvflops.plan.step_time.network import Network
+from fvflops.plan.step_time.calibration import Efficiency, Network, assume_network, find_efficiency, find_network
 from fvflops.text import require_int
 from fvflops.units import format_seconds
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fvflops.plan.memory.fit import Verdict
-from fvflops.plan.memory.step_settings import encode_lead, lead
-from fvflops.plan.search.candidates import Candidate
-from fvflops.plan.search.found_layouts import LayoutResult, LayoutSearch
+from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
+from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch
 from fvflops.plan.step_time.buckets import describe_buckets
 from fvflops.plan.step_time.step_time_report import judge, list_unknown
 from fvflops.reports.document import (

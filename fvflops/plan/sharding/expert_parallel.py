@@ -22,16 +22,23 @@ import torch.distributed as dist
 from torch import nn
 
 from fvflops.plan.parallel_axes import count_shares, dense_axes
-from fvflops.plan.sharding.routing import RoutedTokens, Routing, check_routing
-from fvflops.plan.sharding.tensor_parallel import EXPERT_DIMENSIONS, Sharding, ShardingError, check_width, list_divisors
-from fvflops.plan.sharding.token_dispatch import (
+from fvflops.plan.sharding.routing import (
+    RoutedTokens,
+    Routing,
+    check_routing,
     dispatching,
-    distribute_parameters,
     knowing_counts,
     slicing_tokens,
 )
-from fvflops.plan.sharding.transformers_plans import divide_experts, expand_plan, find_styles, matches
-from fvflops.plan.sharding.transformers_plans import knowing_counts as knowing_transformers_counts
+from fvflops.plan.sharding.sharding_styles import (
+    EXPERT_DIMENSIONS,
+    ShardingError,
+    check_width,
+    distribute_parameters,
+    list_divisors,
+)
+from fvflops.plan.sharding.tensor_parallel import Sharding, divide_experts, expand_plan, find_styles, matches
+from fvflops.plan.sharding.tensor_parallel import knowing_counts as knowing_transformers_counts
 
 # transformers' style of a module whose tokens are sent to the ranks of their experts.
 _DISPATCHED = "ep_dispatch_experts"
@@ -82,7 +89,7 @@ def check_expert_axes(mesh: Mapping[str, int]) -> None:
 
     >>> check_expert_axes({"fsdp": 4, "tp": 2, "ep": 3})
     Traceback (most recent call last):
-    fvflops.plan.sharding.tensor_parallel.ShardingError: ep=3 must divide ...use ep=1, 2, 4 or 8
+    fvflops.plan.sharding.sharding_styles.ShardingError: ep=3 must divide ...use ep=1, 2, 4 or 8
     """
     experts, etp, tp, cp = (mesh.get(axis, 1) for axis in ("ep", "etp", "tp", "cp"))
     data = _data_axis(mesh)

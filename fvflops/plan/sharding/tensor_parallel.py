@@ -1,24 +1,20 @@
-"""Tensor parallelism: split a model's layers among the ranks of a group."""
+"""Tensor parallelism: how known models are split among the ranks of a group, by torch's or transformers' code."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from fvflops.plan.sharding.sharding_styles import (
-    DividedVocabulary,
-    LocalInput,
-    RegatheredColumns,
-    RepartitionedOutput,
-    ShardedElements,
-)
-from fvflops.plan.sharding.token_dispatch import distribute_parameters
-from fvflops.plan.sharding.transformers_plans import expand_plan, find_styles, matches, shard_tensors
+from fvflops.plan.sharding.sharding_styles import ShardingError, list_divisors, styles_of_zoo
+from fvflops.torch_internals import disable_dispatch_modes
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +164,6 @@ SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {
     "fvflops.zoo.mpt.MPT": _MPT_SEQUENCE,
     "fvflops.zoo.mixtral.Mixtral": _MIXTRAL_SEQUENCE,
 }
-# Parameters of `fvflops.zoo.mixtral.Experts` → the dimension that tensor parallelism divides.
-EXPERT_DIMENSIONS: Mapping[str, int] = {"gate_proj": 1, "up_proj": 1, "down_proj": 2}
-
-
-class ShardingError(ValueError):
-    """A model that cannot be split as requested."""
 
 
 def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
@@ -204,7 +194,7 @@ def shard(model: nn.Module, mesh: Any, sharding: Sharding) -> None:
 
     An unknown style, and a number of heads that is not divisible by the mesh's size, raise ShardingError.
     """
-    styles = find_styles("tensor") if sharding.library == "transformers" else _styles()
+    styles = find_styles("tensor") if sharding.library == "transformers" else styles_of_zoo()
     for pattern, style in sharding.styles.items():
         if style not in styles:
             raise ShardingError(
@@ -237,123 +227,6 @@ def _apply_styles(
                 styles[style]()._apply(module, mesh)
 
 
-def _styles() -> Mapping[str, Callable[[], Any]]:
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor import parallel as tp
-
-    return {
-        "colwise": tp.ColwiseParallel,
-        "rowwise": tp.RowwiseParallel,
-        "colwise_gather_output": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
-        "colwise_rep": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
-        "rowwise_split_input": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
-        "rowwise_rep": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
-        "embedding_rowwise": lambda: tp.RowwiseParallel(input_layouts=Replicate()),
-        "embedding_colwise": lambda: tp.ColwiseParallel(output_layouts=Replicate()),
-        "sequence_parallel": lambda: tp.SequenceParallel(use_local_output=True),
-        # transformers' name for the norms of queries and keys, (batch, sequence, heads, width of a head).
-        "replicated_with_grad_allreduce": lambda: tp.SequenceParallel(sequence_dim=2, use_local_output=True),
-        "replicated_input": lambda: _FirstInput(Replicate()),
-        "sequence_input": lambda: _FirstInput(Shard(1)),
-        "mixture": lambda: _MixtureBoundary(Replicate()),
-        "mixture_of_sequence": lambda: _MixtureBoundary(Shard(1)),
-        "partial_gradient": _PartialGradient,
-        "grouped_experts": _GroupedExperts,
-        "embedding_rowwise_to_sequence": lambda: tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "rowwise_to_sequence": lambda: tp.RowwiseParallel(output_layouts=Shard(1)),
-        "colwise_of_sequence_gather_output": lambda: tp.ColwiseParallel(
-            input_layouts=Shard(1), output_layouts=Replicate()
-        ),
-        "colwise_of_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(1)),
-        "colwise_bias": lambda: ShardedElements(Shard(-1), Shard(0)),
-        "colwise_loss": DividedVocabulary,
-        # With the sequence as the first dimension, as in Megatron-LM.
-        "first_parallel": lambda: tp.SequenceParallel(sequence_dim=0, use_local_output=True),
-        "first_parallel_bias": lambda: ShardedElements(Shard(0), Replicate()),
-        "local_input": LocalInput,
-        "colwise_of_first": RegatheredColumns,
-        "rowwise_to_first": lambda: tp.RowwiseParallel(output_layouts=Shard(0)),
-        "replicated_to_first": lambda: RepartitionedOutput(Replicate(), Shard(0)),
-    }
-
-
-class _FirstInput:
-    """torch's PrepareModuleInput for modules with any number of arguments: replicates the first."""
-
-    def __init__(self, layout: Any) -> None:
-        self._layout = layout
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor, Replicate
-
-        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            first = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
-            return (first.redistribute(mesh, (Replicate(),)), *args[1:])
-
-        module.register_forward_pre_hook(prepare)
-        return module
-
-
-class _MixtureBoundary:
-    """Replicate a mixture's input, and sum the ranks' parts of its result to the layout of the input."""
-
-    def __init__(self, layout: Any) -> None:
-        self._layout = layout
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor, Partial, Replicate
-
-        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            x = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
-            return (x.redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),)), *args[1:])
-
-        def finish(_: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
-            x = DTensor.from_local(result, mesh, (Partial(),), run_check=False)
-            return x.redistribute(mesh, (self._layout,)).to_local()
-
-        module.register_forward_pre_hook(prepare)
-        module.register_forward_hook(finish)
-        return module
-
-
-class _PartialGradient:
-    """A replicated linear layer whose results get a part of their gradient on each rank, as torchtitan's NoParallel."""
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
-
-        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (DTensor.from_local(args[0], mesh, (Replicate(),), run_check=False, grad_placements=(Partial(),)),)
-
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                replicated = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
-                module._parameters[name] = nn.Parameter(replicated, parameter.requires_grad)
-        module.register_forward_pre_hook(prepare)
-        module.register_forward_hook(lambda _, args, result: result.to_local(grad_placements=(Partial(),)))
-        return module
-
-
-class _GroupedExperts:
-    """Each expert's columns, then rows, divided among the ranks."""
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import Shard
-
-        check_width(module, "tp", mesh.size())
-        distribute_parameters(module, mesh, lambda name: [Shard(EXPERT_DIMENSIONS[name])])
-        return module
-
-
-def check_width(experts: nn.Module, axis: str, ranks: int) -> None:
-    """Raise ShardingError where a number of ranks does not divide the experts' width."""
-    width = next(
-        parameter.shape[EXPERT_DIMENSIONS[name]] for name, parameter in experts.named_parameters(recurse=False)
-    )
-    if width % ranks:
-        raise ShardingError(f"{axis}={ranks} must divide the experts' width {width}: use {axis}={list_divisors(width)}")
-
-
 def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
     """Raise ShardingError where a column-wise split would cut an attention head."""
     heads = {}
@@ -376,12 +249,6 @@ def _check_heads(model: nn.Module, sharding: Sharding, ranks: int) -> None:
             )
 
 
-def list_divisors(number: int) -> str:
-    """Return the divisors of a number, such as "1, 2 or 4"."""
-    *others, last = (str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 def _divide(name: str, module: nn.Module, pattern: str, ranks: int) -> None:
     path, _, attribute = pattern.rpartition(".")
     if not matches(name, path):
@@ -402,3 +269,86 @@ def _find_ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
             if parameter is not None:
                 owners.setdefault(parameter, []).append((module, key))
     return [modules for modules in owners.values() if len(modules) > 1]
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a dotted name matches a pattern, part by part.
+
+    >>> matches("layers.3.mlp", "layers.*.mlp"), matches("layers.3.mlp.down_proj", "layers.*.mlp")
+    (True, False)
+    """
+    parts, pattern_parts = name.split("."), pattern.split(".")
+    return len(parts) == len(pattern_parts) and all(map(fnmatch, parts, pattern_parts))
+
+
+def find_styles(kind: str) -> Mapping[str, Any]:
+    """Return name → style of transformers' `tensor` or `expert` parallelism, {} of a transformers without that code."""
+    try:
+        import_module(f"transformers.distributed.{kind}_parallel")
+        return dict(import_module("transformers.distributed.parallel_utils").ALL_PARALLEL_STYLES.items())
+    except ImportError:
+        return {}
+
+
+def expand_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Return name → style for the modules and parameters that a plan's patterns match.
+
+    As in transformers, a module's parameters precede it and have its style unless the plan names them. Identities, the
+    modules of other pipeline stages, are left out.
+    """
+    return dict(_expand(model, plan))
+
+
+def _expand(model: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Identity):
+            continue
+        style = _style_of(name, plan)
+        for key, _ in module.named_parameters(recurse=False):
+            path = f"{name}.{key}"
+            own = _style_of(path, plan) or style
+            if own is not None:
+                yield path, own
+        if style is not None:
+            yield name, style
+
+
+def _style_of(name: str, plan: Mapping[str, str]) -> str | None:
+    return next((style for pattern, style in plan.items() if matches(name, pattern)), None)
+
+
+def shard_tensors(model: nn.Module, mesh: Any, plan: Mapping[str, str]) -> None:
+    """Split a model, in place, over the mesh of tp by transformers' own code and an expanded plan."""
+    import_module("transformers.distributed.tensor_parallel").apply_tensor_parallelism(model, mesh, dict(plan))
+
+
+def divide_experts(model: nn.Module, expert_mesh: Any, batch_mesh: Any, plan: Mapping[str, str]) -> None:
+    """Divide a model's experts, in place, over the mesh of ep by transformers' own code and an expanded plan.
+
+    The ranks of `batch_mesh` have the same tokens.
+    """
+    module = import_module("transformers.distributed.expert_parallel")
+    module.apply_expert_parallelism(model, expert_mesh, batch_mesh, dict(plan), ep_implementation="all_to_all")
+
+
+@contextmanager
+def knowing_counts(received: Callable[[], torch.Tensor]) -> Iterator[None]:
+    """Let transformers' dispatch take the numbers of tokens that this rank's experts get as received.
+
+    The collective runs on a tensor of the same size, so that the one with the numbers keeps them.
+    """
+    module: Any = import_module("transformers.distributed.expert_parallel")
+    exchange = module.all_to_all_single
+
+    def replace(output: torch.Tensor, input: torch.Tensor, **options: Any) -> Any:
+        with disable_dispatch_modes():
+            unused = torch.empty_like(output)
+        exchange(unused, input, **options)
+        with disable_dispatch_modes():
+            output.copy_(received())
+
+    module.all_to_all_single = replace
+    try:
+        yield
+    finally:
+        module.all_to_all_single = exchange

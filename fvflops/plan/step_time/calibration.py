@@ -5,15 +5,209 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fvflops import paths
-from fvflops.devices.devices import Device
+from fvflops.devices.devices import Device, short_dtype
 from fvflops.formulas.yaml_document import Node, read_document
-from fvflops.plan.step_time.efficiency import Efficiency
-from fvflops.plan.step_time.network import Link, Network
-from fvflops.text import suggest, truncate
+from fvflops.plan.step_time.kernel_times import Kernel
+from fvflops.text import record_repr, suggest, truncate
+from fvflops.trace.process_group import ProcessGroupSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One GPU's link in one direction: bytes/s that a collective reaches, and seconds for each step of it."""
+
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bandwidth < math.inf or not 0 <= self.latency < math.inf:
+            raise ValueError(f"a link needs a bandwidth above 0 and a latency of at least 0; got {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Network:
+    """Nodes of `gpus_per_node` GPUs, linked by `inside` within a node and by `between` among nodes.
+
+    `between` is the share of one GPU: the bandwidth of all of a node's adapters divided by its GPUs. A group with few
+    ranks in a node has only their shares, since the ranks of other groups use the rest at the same time.
+    """
+
+    name: str
+    gpus_per_node: int
+    inside: Link
+    between: Link
+    source: str = ""
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+    def seconds(self, collective: str, nbytes: int, group: ProcessGroupSpec) -> float:
+        """Return the time of a collective with a payload of `nbytes`, as nccl-tests define it.
+
+        Ring algorithms; an all-reduce uses two trees, each for half of the payload, where they are faster. Source:
+        NVIDIA nccl-tests, PERFORMANCE.md; Thakur et al., "Optimization of collective communication operations in
+        MPICH" (2005); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
+        (2009), as in NCCL.
+
+        >>> fast = Network(name="", gpus_per_node=8, inside=Link(200e9, 0), between=Link(20e9, 0))
+        >>> ranks = ProcessGroupSpec("", 8, "tp", 0, 1)
+        >>> fast.seconds("all_reduce", 10**9, ranks), fast.seconds("all_gather", 10**9, ranks)
+        (0.00875, 0.004375)
+        """
+        size = group.size
+        if size < 2 or collective == "barrier":
+            return 0.0
+        nodes, members = self.span(group)
+        bandwidth = self.bandwidth(nodes, members)
+        if collective in ("send", "receive"):
+            link = self.inside if nodes == 1 else self.between
+            return link.latency + nbytes / link.bandwidth
+        if collective == "all_to_all":
+            outside = nbytes * (size - members) / size
+            inside = nbytes * (members - 1) / size
+            sending = max(outside / self.between.bandwidth, inside / self.inside.bandwidth)
+            return self._ring(size - 1, nodes, size) + sending
+        moved = nbytes * (size - 1) / size
+        if collective == "all_reduce":
+            ring = self._ring(2 * (size - 1), nodes, size) + 2 * moved / bandwidth
+            return min(ring, self._two_trees(nbytes, nodes, members))
+        return self._ring(size - 1, nodes, size) + moved / bandwidth
+
+    def span(self, group: ProcessGroupSpec) -> tuple[int, int]:
+        """Return how many nodes a group's ranks are in, and how many of them are in one node.
+
+        Ranks that are not evenly spaced count as one in each node.
+        """
+        if group.step is None:
+            return group.size, 1
+        last = group.first + group.step * (group.size - 1)
+        nodes = last // self.gpus_per_node - group.first // self.gpus_per_node + 1
+        nodes = min(nodes, group.size)
+        return nodes, math.ceil(group.size / nodes)
+
+    def bandwidth(self, nodes: int, members: int) -> float:
+        """Return the bytes/s of a ring over `nodes` nodes with `members` ranks in each, which share its adapters."""
+        if nodes == 1:
+            return self.inside.bandwidth
+        return min(self.inside.bandwidth, members * self.between.bandwidth)
+
+    def _ring(self, steps: int, nodes: int, size: int) -> float:
+        """Return the latency of a ring's steps, with one hop between nodes for each node."""
+        if nodes == 1:
+            return steps * self.inside.latency
+        return steps / size * (nodes * self.between.latency + (size - nodes) * self.inside.latency)
+
+    def _two_trees(self, nbytes: int, nodes: int, members: int) -> float:
+        """Return the time of an all-reduce by a double binary tree over nodes, with chains inside a node.
+
+        A node sends the payload twice in all, up and down, but of two nodes once: each is the root of one tree, to
+        which it sends nothing up, and a leaf of the other, in which it sends nothing down.
+        """
+        latency = 2 * (members - 1) * self.inside.latency + 2 * math.ceil(math.log2(nodes)) * self.between.latency
+        inside = 2 * nbytes / self.inside.bandwidth
+        if nodes == 1:
+            return latency + inside
+        return latency + max(inside, (1 if nodes == 2 else 2) * nbytes / (members * self.between.bandwidth))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Efficiency:
+    """How close a device comes to its peaks, and what each kernel costs besides.
+
+    `matmul` is the fraction of the matrix peak that a product with an infinite inner dimension reaches, `inner` the
+    inner dimension at which it reaches half of that. Products are computed in whole tiles of `tile` rows and columns.
+    `attention` and `attention_backward` are fractions of the matrix peak for fused attention, `bandwidth` of the memory
+    bandwidth. `kernel` is the shortest time of a kernel on the device, in seconds. `launch`, `launch_backward` and
+    `launch_collective` are the time that the host needs to launch an op in the forward and the backward pass, and a
+    collective; a device whose kernels are shorter waits for the host. `step` is the time between steps, such as that
+    of the data loader and of logging. `source` says where the figures are from.
+    """
+
+    matmul: float = 1.0
+    inner: float = 0.0
+    tile: tuple[int, int] = (1, 1)
+    attention: float = 1.0
+    attention_backward: float = 1.0
+    bandwidth: float = 1.0
+    kernel: float = 0.0
+    launch: float = 0.0
+    launch_backward: float = 0.0
+    launch_collective: float = 0.0
+    step: float = 0.0
+    source: str = "peaks of the device, without launch overhead: a bound"
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+    def __post_init__(self) -> None:
+        for name in ("matmul", "attention", "attention_backward", "bandwidth"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a fraction of a peak, above 0 and at most 1; got {getattr(self, name)}")
+        for name in ("inner", "kernel", "launch", "launch_backward", "launch_collective", "step"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number of at least 0; got {getattr(self, name)}")
+
+
+# A bound: no device is faster.
+PEAK = Efficiency()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimer:
+    """Times of kernels on a device with an efficiency, in seconds.
+
+    >>> from fvflops.devices.devices import find_device
+    >>> timer = KernelTimer(find_device("A100"), PEAK)
+    >>> f"{timer.seconds(Kernel('matmul', 8192**3, 3 * 2 * 8192**2, 'bfloat16', 1, 8192, 8192, 8192)):.5f}"
+    '0.00352'
+    """
+
+    device: Device
+    efficiency: Efficiency
+    _peaks: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[Kernel, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def seconds(self, kernel: Kernel) -> float:
+        """Return the longer of computing and moving, besides the shortest kernel's time."""
+        known = self._known.get(kernel)
+        if known is None:
+            moving = kernel.nbytes / (self._bandwidth() * self.efficiency.bandwidth)
+            known = self._known[kernel] = self.efficiency.kernel + max(moving, self._computing(kernel))
+        return known
+
+    def _computing(self, kernel: Kernel) -> float:
+        efficiency = self.efficiency
+        if kernel.kind == "memory" or not kernel.macs:
+            return 0.0
+        seconds = 2 * kernel.macs / self._peak(kernel.dtype)
+        if kernel.kind == "attention":
+            return seconds / efficiency.attention
+        if kernel.kind == "attention backward":
+            return seconds / efficiency.attention_backward
+        return seconds * self._padding(kernel) * (1 + efficiency.inner / (kernel.inner or math.inf)) / efficiency.matmul
+
+    def _padding(self, kernel: Kernel) -> float:
+        """Return the size of a product's tiles over its exact size."""
+        if not kernel.rows:
+            return 1.0
+        height, width = self.efficiency.tile
+        tiles = math.ceil(kernel.rows / height) * math.ceil(kernel.columns / width)
+        return tiles * height * width / (kernel.rows * kernel.columns)
+
+    def _peak(self, dtype: str) -> float:
+        if dtype not in self._peaks:
+            self._peaks[dtype] = self.device.peak(short_dtype(dtype))
+        return self._peaks[dtype]
+
+    def _bandwidth(self) -> float:
+        if self.device.bandwidth is None:
+            raise ValueError(f"{self.device.name} has no bandwidth, which a time needs: add one in bytes/s")
+        return self.device.bandwidth
+
 
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"

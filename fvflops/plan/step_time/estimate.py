@@ -13,11 +13,17 @@ from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.buckets import describe_buckets
-from fvflops.plan.step_time.calibration import assume_network, find_efficiency, find_network
-from fvflops.plan.step_time.efficiency import PEAK, Efficiency, KernelTimer
-from fvflops.plan.step_time.network import Network
+from fvflops.plan.step_time.calibration import (
+    PEAK,
+    Efficiency,
+    KernelTimer,
+    Network,
+    assume_network,
+    find_efficiency,
+    find_network,
+)
 from fvflops.plan.step_time.pass_program import Run
-from fvflops.plan.step_time.replay import Clocks
+from fvflops.plan.step_time.schedule_simulation import Clocks
 from fvflops.plan.step_time.step_estimate import StepEstimate
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace import TensorSpec

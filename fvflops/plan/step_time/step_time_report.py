@@ -10,15 +10,12 @@ from typing import Any
 from fvflops.devices.devices import Device
 from fvflops.plan.communication import Communication
 from fvflops.plan.memory.cuda_allocator import reserved_memory
-from fvflops.plan.memory.fit import Verdict
 from fvflops.plan.memory.memory_report import memory_chart
-from fvflops.plan.memory.step_settings import encode_lead, lead
-from fvflops.plan.step_time.network import Network
+from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
+from fvflops.plan.step_time.calibration import Network
 from fvflops.plan.step_time.pipeline_picture import name_of, pipeline_picture
-from fvflops.plan.step_time.step_data import encode
-from fvflops.plan.step_time.step_estimate import StepEstimate
-from fvflops.plan.step_time.step_tables import RankMemory, module_table, read_memories
-from fvflops.plan.step_time.training_cost import TrainingCost
+from fvflops.plan.step_time.step_estimate import StepEstimate, TrainingCost
+from fvflops.plan.step_time.step_tables import RankMemory, encode, module_table, read_memories
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES, Status

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fvflops import TrainingStepAnalysis, plan_rank, predict_memory, search_layouts
 from fvflops.cli import main
-from fvflops.plan.memory.fit import Verdict
+from fvflops.plan.memory.step_settings import Verdict
 
 GB = 10**9
 

@@ -6,7 +6,7 @@ import pytest
 
 from fvflops.cli import main
 from fvflops.plan.rank_plan import plan_rank, plan_step
-from fvflops.plan.sharding.tensor_parallel import ShardingError
+from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.zoo import build
 from tests.support.models import small_transformers as sizes
 from tests.support.models.small_transformers import build_small

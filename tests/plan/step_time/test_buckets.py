@@ -13,8 +13,7 @@ from fvflops import Efficiency, estimate_step, plan_step
 from fvflops.devices.devices import Device
 from fvflops.plan.communication import collective_of
 from fvflops.plan.step_time.buckets import overlap_buckets
-from fvflops.plan.step_time.efficiency import PEAK, KernelTimer
-from fvflops.plan.step_time.network import Link, Network
+from fvflops.plan.step_time.calibration import PEAK, KernelTimer, Link, Network
 from fvflops.plan.step_time.pass_program import Collective, Run, Wait
 from fvflops.plan.step_time.step_program import read_step
 from fvflops.zoo import build, llama

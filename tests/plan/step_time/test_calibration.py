@@ -7,8 +7,7 @@ import pytest
 
 from fvflops import Efficiency, find_device, find_efficiency, find_network
 from fvflops.formulas import TableError, shipped_tables
-from fvflops.plan.step_time.calibration import assume_network, load_efficiencies, load_networks
-from fvflops.plan.step_time.efficiency import KernelTimer
+from fvflops.plan.step_time.calibration import KernelTimer, assume_network, load_efficiencies, load_networks
 from fvflops.plan.step_time.kernel_times import Kernel
 
 EFFICIENCIES = """description: mine

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fvflops import Efficiency, MasterWeights, estimate_step, find_device, model_flops, plan_rank, plan_step
-from fvflops.plan.step_time.efficiency import PEAK
+from fvflops.plan.step_time.calibration import PEAK
 from fvflops.trace import PHASES
 from fvflops.zoo import build
 

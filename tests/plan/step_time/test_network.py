@@ -2,7 +2,7 @@
 
 import pytest
 
-from fvflops.plan.step_time.network import Link, Network
+from fvflops.plan.step_time.calibration import Link, Network
 from fvflops.trace.process_group import ProcessGroupSpec
 
 INSIDE, BETWEEN = 100e9, 10e9

@@ -10,7 +10,7 @@ from torch import nn
 
 from fvflops import MasterWeights, find_device, find_efficiency, plan_rank, record_call
 from fvflops.plan.rank_step import Action
-from fvflops.plan.step_time.efficiency import KernelTimer
+from fvflops.plan.step_time.calibration import KernelTimer
 from fvflops.plan.step_time.kernel_times import kernel_of
 from fvflops.plan.step_time.pass_program import Collective, Run, StreamRun, Wait, read_program
 from fvflops.trace import TraceError

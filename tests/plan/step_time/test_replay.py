@@ -6,11 +6,10 @@ import pytest
 
 from fvflops.devices.devices import Device
 from fvflops.plan.communication import CollectiveCall
-from fvflops.plan.step_time.efficiency import PEAK, KernelTimer
+from fvflops.plan.step_time.calibration import PEAK, KernelTimer, Link, Network
 from fvflops.plan.step_time.kernel_times import Kernel
-from fvflops.plan.step_time.network import Link, Network
 from fvflops.plan.step_time.pass_program import Collective, Launch, Program, Run, Wait
-from fvflops.plan.step_time.replay import Clocks, time_program
+from fvflops.plan.step_time.schedule_simulation import Clocks, time_program
 from fvflops.trace.process_group import ProcessGroupSpec
 
 DEVICE = Device("unit", matrix={"bf16": 1.0}, bandwidth=1.0)

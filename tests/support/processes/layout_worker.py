@@ -18,8 +18,8 @@ from fvflops import record
 from fvflops.plan.parallel_axes import dense_axes
 from fvflops.plan.pipeline_schedules import SCHEDULES, stages_of_rank
 from fvflops.plan.pipeline_stages import divide_layers
-from fvflops.plan.sharding.expert_parallel import make_expert_mesh, shard_experts_fully, without_experts
 from fvflops.plan.sharding.expert_parallel import divide as divide_experts
+from fvflops.plan.sharding.expert_parallel import make_expert_mesh, shard_experts_fully, without_experts
 from fvflops.plan.sharding.fully_sharded import find_blocks
 from fvflops.plan.sharding.tensor_parallel import find_sharding, shard
 from fvflops.zoo.llama import Llama, LlamaConfig
