@@ -6,7 +6,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Signature, signature
@@ -65,6 +65,34 @@ def truncate(text: str, limit: int = 60) -> str:
     ('aten::mm', 61)
     """
     return text if len(text) <= limit else text[:limit] + "…"
+
+
+def record_data(record: Any, *names: str) -> dict[str, Any]:
+    """Return attributes of a record as data for JSON; a name "KEY=PATH" is the key of a dotted attribute.
+
+    Mappings, dataclasses and NamedTuples are dicts, sequences lists; an attribute of None is None.
+
+    >>> record_data(range(2, 9), "start", "end=stop")
+    {'start': 2, 'end': 9}
+    """
+    data = {}
+    for name in names:
+        key, _, path = name.partition("=")
+        value = record
+        for part in (path or key).split("."):
+            value = None if value is None else getattr(value, part)
+        data[key] = _as_data(value)
+    return data
+
+
+def _as_data(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _as_data(item) for key, item in value.items()}
+    return [*map(_as_data, value)] if isinstance(value, (list, tuple)) else value
 
 
 def short_repr(value: object, subject: str = "", *facts: str) -> str:

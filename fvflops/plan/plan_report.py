@@ -12,6 +12,7 @@ from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
+from fvflops.text import record_data
 from fvflops.trace import Status
 from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_thousands
@@ -99,14 +100,8 @@ def _list_unsupported(flops: FlopCountAnalysis) -> list[str]:
 def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, Any]:
     communication = plan.communication()
     return {
-        "mesh": dict(plan.mesh),
-        "world": plan.world,
-        "rank": plan.rank,
-        "coordinates": dict(plan.coordinates),
-        "inputs": plan.trace.about["inputs"],
-        "parameters": plan.parameters,
-        "parameter_bytes": plan.parameter_bytes,
-        "model_parameters": plan.model_parameters,
+        **record_data(plan, "mesh", "world", "rank", "coordinates", "inputs=trace.info.inputs"),
+        **record_data(plan, "parameters", "parameter_bytes", "model_parameters"),
         "table": table,
         "macs": flops.macs(),
         "flops": flops.total(),
@@ -118,8 +113,7 @@ def _encode(plan: RankPlan, flops: FlopCountAnalysis, table: str) -> dict[str, A
         "communication_by_phase": {phase: volume._asdict() for phase, volume in communication.by_phase().items()},
         "unsupported_communication": dict(communication.unsupported),
         **reads_of(plan.trace.info),
-        "derived": list(plan.derived),
-        "left_out": list(plan.left_out),
+        **record_data(plan, "derived", "left_out"),
     }
 
 

@@ -15,6 +15,7 @@ from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.shapes.metadata import dtype_name
 from fvflops.reports.escaping import plain_name
+from fvflops.text import record_data
 from fvflops.trace import Trace
 from fvflops.units import format_bytes, format_parameters
 
@@ -67,15 +68,8 @@ class Verdict:
 
     def encode(self) -> dict[str, Any]:
         """Return the verdict as data."""
-        return {
-            "text": str(self),
-            "fits": self.fits,
-            "needed": self.needed,
-            "device": self.device,
-            "memory": self.memory,
-            "reserve": self.reserve,
-            "reserved_for": self.reserved_for,
-        }
+        names = ("fits", "needed", "device", "memory", "reserve", "reserved_for")
+        return {"text": str(self), **record_data(self, *names)}
 
 
 _ATTENTION = re.compile(r"(?:_scaled_dot_product_)?(\w*?)_?attention(?:_forward|_math|_for_cpu)*(?:\.|$)")

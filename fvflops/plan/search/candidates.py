@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -63,6 +63,17 @@ class Candidate:
     def stages_per_rank(self) -> int:
         """The pipeline stages of each rank."""
         return choose_schedule(self.schedule, None)[1] if self.schedule else 1
+
+    def measured_on(self, gpus: int) -> Candidate:
+        """Return the layout from whose recording a microbatch is bounded: without stages, with the most shards.
+
+        >>> Candidate({"pp": 4, "fsdp": 8, "tp": 2}, 1, 16, "1f1b", "full").measured_on(64).command()
+        '--mesh fsdp=32,tp=2 --batch 1 --microbatches 1 --no-reshard-after-forward --checkpoint full'
+        """
+        axes = {axis: self.size(axis) for axis in ("cp", "tp", "ep") if self.size(axis) > 1}
+        mesh = {"fsdp": max(2, gpus // (self.size("cp") * self.size("tp"))), **axes}
+        # Without resharding there are the fewest kernels.
+        return replace(self, mesh=mesh, microbatches=1, schedule="", reshard=False)
 
     def settings(self) -> dict[str, Any]:
         """Return what a plan of the candidate assumes, as its settings name it.

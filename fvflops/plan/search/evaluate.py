@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from torch import nn
 from fvflops.devices.devices import Device
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
 from fvflops.plan.plan_options import PlanError, PlanOptions
-from fvflops.plan.rank_plan import RankPlan, StepPlan, plan_ranks
+from fvflops.plan.rank_plan import StepPlan, plan_ranks
 from fvflops.plan.rank_step import Action
 from fvflops.plan.search.candidates import Candidate, LayoutResult
 from fvflops.plan.sharding.sharding_styles import ShardingError
@@ -28,6 +27,14 @@ from fvflops.plan.step_time.step_tables import read_memories
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_bytes
+
+# Kinds of memory that a rank has as many bytes of, divided by the number of ranks that share them.
+_STATES = ("parameter", "gradient", "optimizer state")
+# What a layout has of its StepEstimate.
+_FIGURES = (
+    *("seconds", "tokens_per_second", "samples_per_second", "mfu", "hfu", "bubble_share", "exposed_share"),
+    *("unknown", "bytes_only"),
+)
 
 
 def resize_inputs(inputs: Any, *, batch: int, ranks: int = 1) -> Any:
@@ -135,12 +142,33 @@ class Workload:
         options = replace(self.options, **candidate.plan_options())
         return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True))
 
-    def measure(self, sharding: Sharding, gpus: int) -> MicrobatchCost:
-        """Return what a microbatch costs in a sharding of the layers, with as many shards as some GPUs can have."""
-        (plan,) = self.plan(sharding.candidate(gpus)).ranks
-        timer = KernelTimer(self.device, self.efficiency)
-        in_layers = _is_below(self.blocks) if self.blocks else _never
-        return measure_microbatch(plan, timer, self.network, in_layers, self.layers, self.fused)
+    def measure(self, layout: Candidate) -> MicrobatchCost:
+        """Return what a microbatch costs, from the plan of a layout of `Candidate.measured_on`."""
+        (plan,) = self.plan(layout).ranks
+        program = read_step([plan], fused=self.fused)
+        axis = next(axis for axis in map(_axis_of, _list_collectives(program)) if "fsdp" in axis.split("+"))
+        ranks = tuple(tuple(item for item in actions if item[0].kind != "optimizer") for actions in program.ranks)
+        alone = replace(program, ranks=ranks).with_groups({axis: ProcessGroupSpec("", 1, axis, 0, 1)}, program.places)
+        timeline = plan.memory(granularity=1)
+        forward = plan.step.pass_of(Action("forward", 0, 0))
+        length = forward.end - forward.begin  # the step's first events
+        at_end = timeline.at(len(timeline.trace.events or ()) - 1).by_kind
+        kept = sum(
+            block.nbytes
+            for block in timeline.blocks
+            if block.kind == "activation"
+            and block.module.startswith(f"{self.blocks}.")
+            and 0 <= block.begin < length
+            and (block.end is None or block.end >= length)
+        )
+        return MicrobatchCost(
+            seconds=alone.simulate(KernelTimer(self.device, self.efficiency), self.network).seconds,
+            gathered=_payload(program, "all_gather", axis),
+            reduced=_payload(program, "reduce_scatter", axis),
+            states=sum(at_end[kind] for kind in _STATES) * layout.size("fsdp") * layout.size("cp"),
+            kept=kept / self.layers if self.layers else 0.0,
+            settings=plan.settings,
+        )
 
     def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
         """Plan a layout and return its time and memory; only its time if that is above a limit in seconds."""
@@ -162,20 +190,8 @@ class Workload:
             fused=self.fused,
             bucket_cap_mb=self.bucket_cap_mb,
         )
-        return LayoutResult(
-            candidate=candidate,
-            status="fits",
-            seconds=estimate.seconds,
-            peak=peak,
-            tokens_per_second=estimate.tokens_per_second,
-            samples_per_second=estimate.samples_per_second,
-            mfu=estimate.mfu,
-            hfu=estimate.hfu,
-            bubble_share=estimate.bubble_share,
-            exposed_share=estimate.exposed_share,
-            unknown=estimate.unknown,
-            bytes_only=estimate.bytes_only,
-        )
+        figures = {name: getattr(estimate, name) for name in _FIGURES}
+        return LayoutResult(candidate=candidate, status="fits", peak=peak, **figures)
 
 
 def describe_lack(nbytes: int, device: Device, ranks: int, *, at_least: bool = False) -> str:
@@ -188,50 +204,6 @@ def describe_lack(nbytes: int, device: Device, ranks: int, *, at_least: bool = F
     if device.memory is None or judge(nbytes, device, ranks).fits:
         return ""
     return f"{'at least ' if at_least else ''}{format_bytes(nbytes)} of {format_bytes(device.memory)}"
-
-
-def _is_below(blocks: str) -> Callable[[str], bool]:
-    return lambda name: name.startswith(f"{blocks}.")
-
-
-def _never(name: str) -> bool:
-    return False
-
-
-# Kinds of memory that a rank has as many bytes of, divided by the number of ranks that share them.
-_STATES = ("parameter", "gradient", "optimizer state")
-
-
-class Sharding(NamedTuple):
-    """What decides how a rank computes a microbatch: layouts with equal ones share a recording."""
-
-    tp: int
-    cp: int
-    ep: int
-    micro_batch: int
-    checkpoint: str
-    sequence_parallel: bool = False
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> Sharding:
-        """Return the sharding of a layout.
-
-        >>> Sharding.of(Candidate({"pp": 4, "fsdp": 8, "tp": 2}, 1, 16, "1f1b", "full"))
-        Sharding(tp=2, cp=1, ep=1, micro_batch=1, checkpoint='full', sequence_parallel=False)
-        """
-        tp, cp, ep = (candidate.size(axis) for axis in ("tp", "cp", "ep"))
-        return cls(tp, cp, ep, candidate.micro_batch, candidate.checkpoint, candidate.sequence_parallel)
-
-    def candidate(self, gpus: int) -> Candidate:
-        """Return a layout with this sharding without pipeline stages, with as many shards as some GPUs can have."""
-        shards = max(2, gpus // (self.tp * self.cp))
-        axes = {"fsdp": shards, "cp": self.cp, "tp": self.tp, "ep": self.ep}
-        return Candidate(
-            *({axis: size for axis, size in axes.items() if size > 1}, self.micro_batch, 1),
-            checkpoint=self.checkpoint,
-            reshard=False,  # the fewest kernels
-            sequence_parallel=self.sequence_parallel,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,73 +224,24 @@ class MicrobatchCost:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def measure_microbatch(
-    plan: RankPlan,
-    timer: KernelTimer,
-    network: Network | None,
-    in_layers: Callable[[str], bool],
-    layers: int,
-    fused: Collection[str] = (),
-) -> MicrobatchCost:
-    """Return what a microbatch costs, from the plan of a layout of `Sharding.candidate`.
-
-    `in_layers` says of a module's name whether it is in one of the `layers`; 0 of them keep nothing that is known.
-    `fused` is that of `estimate_step`.
-    """
-    shared = plan.mesh.get("fsdp", 1) * plan.mesh.get("cp", 1)
-    program = read_step([plan], fused=fused)
-    axis = next(name for name in _axes_of(program) if "fsdp" in name.split("+"))
-    alone = _without_optimizer(program).with_groups({axis: ProcessGroupSpec("", 1, axis, 0, 1)}, program.places)
-    payloads = _payloads(program, axis)
-    timeline = plan.memory(granularity=1)
-    forward = plan.step.pass_of(Action("forward", 0, 0))
-    length = forward.end - forward.begin  # the step's first events
-    at_end = timeline.at(len(timeline.trace.events or ()) - 1).by_kind
-    states = sum(at_end[kind] for kind in _STATES)
-    kept = 0
-    if layers:
-        kept = sum(
-            block.nbytes
-            for block in timeline.blocks
-            if block.kind == "activation"
-            and in_layers(block.module)
-            and 0 <= block.begin < length
-            and (block.end is None or block.end >= length)
-        )
-    return MicrobatchCost(
-        alone.simulate(timer, network).seconds,
-        payloads["all_gather"],
-        payloads["reduce_scatter"],
-        states * shared,
-        kept / layers if layers else 0.0,
-        plan.settings,
-    )
-
-
-def _axes_of(program: StepProgram) -> list[str]:
-    return [item.call.group.axis for item in _collectives(program) if item.call.group is not None]
-
-
-def _collectives(program: StepProgram) -> list[Collective]:
+def _list_collectives(program: StepProgram) -> list[Collective]:
     return [item for part in program.programs for item in part.items if isinstance(item, Collective)]
 
 
-def _payloads(program: StepProgram, axis: str) -> Counter[str]:
-    """Return collective → its bytes along an axis, of distinct payloads: FSDP2 may gather parameters twice."""
-    payloads: Counter[str] = Counter()
-    for part in program.programs:
-        once: Counter[str] = Counter()
-        for item in part.items:
-            if isinstance(item, Collective) and item.call.group is not None and item.call.group.axis == axis:
-                once[item.call.collective] += item.call.payload
-        for name, payload in once.items():
-            payloads[name] = max(payloads[name], payload)
-    return payloads
+def _axis_of(item: Collective) -> str:
+    return "" if item.call.group is None else item.call.group.axis
 
 
-def _without_optimizer(program: StepProgram) -> StepProgram:
-    ranks = tuple(tuple(item for item in actions if item[0].kind != "optimizer") for actions in program.ranks)
-    return StepProgram(ranks, program.programs, program.places, program.sent)
+def _payload(program: StepProgram, collective: str, axis: str) -> int:
+    """Return the bytes of a collective along an axis in one pass, the most of all: FSDP2 may gather twice."""
+    return max(
+        sum(
+            item.call.payload
+            for item in part.items
+            if isinstance(item, Collective) and (item.call.collective, _axis_of(item)) == (collective, axis)
+        )
+        for part in program.programs
+    )
 
 
 def least_seconds(candidate: Candidate, cost: MicrobatchCost, network: Network | None) -> float:

@@ -23,7 +23,7 @@ from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch, Space, in_order
-from fvflops.plan.search.evaluate import MicrobatchCost, Sharding, Workload, describe_lack, least_peak, least_seconds
+from fvflops.plan.search.evaluate import MicrobatchCost, Workload, describe_lack, least_peak, least_seconds
 from fvflops.plan.step_time.buckets import check_bucket_cap
 from fvflops.plan.step_time.calibration import Efficiency, Network, assume_network, find_efficiency, find_network
 from fvflops.text import require_int
@@ -221,34 +221,37 @@ class _Search:
     def run(self, jobs: int) -> list[LayoutResult]:
         """Return the result of each layout, in their order."""
         with workers(self._run, jobs) as pool:
-            shardings = list(dict.fromkeys(map(Sharding.of, self._candidates)))
-            costs: dict[Sharding, MicrobatchCost | _Failure] = {}
-            for number, cost in pool.run(enumerate(shardings)):
-                costs[shardings[number]] = cost
+            measured = list({repr(item): item for item in map(self._measured, self._candidates)}.values())
+            costs: dict[str, MicrobatchCost | _Failure] = {}
+            for number, cost in pool.run(enumerate(measured)):
+                costs[repr(measured[number])] = cost
                 if not isinstance(cost, _Failure):
-                    self.settings = self.settings or _settings_of_all(cost.settings, shardings[number])
+                    self.settings = self.settings or _settings_of_all(cost.settings, measured[number])
                     if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
                         self.settings["checkpointing"] = OWN_CHECKPOINTING
-                self._progress("recording", len(shardings) - len(costs))
+                self._progress("recording", len(measured) - len(costs))
             self._bound(costs)
             for number, result in pool.run(self._list_pending()):
                 self._add(number, result)
         return [self._results[number] for number in range(len(self._candidates))]
 
-    def _run(self, item: Sharding | tuple[Candidate, float | None]) -> Any:
+    def _measured(self, candidate: Candidate) -> Candidate:
+        return candidate.measured_on(self._gpus)
+
+    def _run(self, item: Candidate | tuple[Candidate, float | None]) -> Any:
         """Measure or evaluate; a layout that does not suit the model is a result, not an error of the search."""
         try:
-            if isinstance(item, Sharding):
-                return self._workload.measure(item, self._gpus)
+            if isinstance(item, Candidate):
+                return self._workload.measure(item)
             return self._workload.evaluate(*item)
         except (ValueError, TypeError, RuntimeError, ExecutionError) as error:
             return _Failure(str(error).partition("\n")[0] or type(error).__name__)
 
-    def _bound(self, costs: Mapping[Sharding, MicrobatchCost | _Failure]) -> None:
-        """Bound each layout, and settle those whose sharding failed or cannot fit."""
+    def _bound(self, costs: Mapping[str, MicrobatchCost | _Failure]) -> None:
+        """Bound each layout, and settle those whose recording failed or cannot fit."""
         workload = self._workload
         for number, candidate in enumerate(self._candidates):
-            cost = costs[Sharding.of(candidate)]
+            cost = costs[repr(self._measured(candidate))]
             if isinstance(cost, _Failure):
                 self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost.reason)
                 continue
@@ -305,11 +308,11 @@ class _Search:
                 self._settle(number, "does not fit", reason)
 
 
-def _settings_of_all(settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+def _settings_of_all(settings: Mapping[str, Any], layout: Candidate) -> dict[str, Any]:
     """Return the settings of all layouts, with the whole sequence, of those of one."""
     own = {"schedule", "stages_per_rank", *Candidate({"fsdp": 2, "tp": 2}, 1, 1).settings()}
     kept = {key: value for key, value in settings.items() if key not in own}
-    return kept | ({"sequence": kept["sequence"] * sharding.cp} if "sequence" in kept else {})
+    return kept | ({"sequence": kept["sequence"] * layout.size("cp")} if "sequence" in kept else {})
 
 
 def needs_more(candidate: Candidate, smaller: Candidate) -> bool:

@@ -23,6 +23,7 @@ from fvflops.reports.document import (
     text_column,
 )
 from fvflops.reports.escaping import plain_name
+from fvflops.text import record_data
 from fvflops.units import (
     format_bytes,
     format_quantity,
@@ -34,6 +35,15 @@ from fvflops.units import (
 
 _IN_ROWS = (
     "Layouts differ in mesh, batch, microbatches, schedule, resharding and checkpointing; this memory is the fastest's."
+)
+# Figures of a layout in JSON.
+_OF_CANDIDATES = (
+    *("mesh", "micro_batch", "microbatches", "schedule", "checkpoint"),
+    "reshard_after_forward=reshard",
+)
+_OF_RESULTS = (
+    *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
+    *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
 )
 _AXES = {"pp": "pipeline", "tp": "tensor parallelism"}
 _SHOWN = 10  # layouts that do not fit, of those that were planned or come closest
@@ -259,37 +269,17 @@ def _list_assumptions(search: LayoutSearch) -> Iterator[str]:
 
 def _encode(search: LayoutSearch) -> dict[str, Any]:
     front = {id(result) for result in search.pareto_front()}
-    return {
-        "gpus": search.gpus,
-        "global_batch": search.global_batch,
-        "device": search.device.name,
-        "network": None if search.network is None else search.network.name,
-        "seconds": search.seconds,
-        "layouts": [
-            {**_encode_result(result, id(result) in front), "settings": search.settings_of(result.candidate)}
-            for result in search.results
-        ],
-    }
-
-
-def _encode_result(result: LayoutResult, on_front: bool) -> dict[str, Any]:
-    candidate = result.candidate
-    return {
-        "mesh": dict(candidate.mesh),
-        "micro_batch": candidate.micro_batch,
-        "microbatches": candidate.microbatches,
-        "schedule": candidate.schedule,
-        "checkpoint": candidate.checkpoint,
-        "reshard_after_forward": candidate.reshard,
-        "options": candidate.command(),
-        "status": result.status,
-        "reason": result.reason,
-        "on_pareto_front": on_front,
-        **{
-            name: getattr(result, name)
-            for name in (
-                *("seconds", "peak", "tokens_per_second", "samples_per_second", "mfu", "hfu"),
-                *("bubble_share", "exposed_share", "least_seconds", "least_peak"),
-            )
-        },
-    }
+    layouts = [
+        {
+            **record_data(result.candidate, *_OF_CANDIDATES),
+            "options": result.candidate.command(),
+            "status": result.status,
+            "reason": result.reason,
+            "on_pareto_front": id(result) in front,
+            **record_data(result, *_OF_RESULTS),
+            "settings": search.settings_of(result.candidate),
+        }
+        for result in search.results
+    ]
+    names = ("gpus", "global_batch", "device=device.name", "network=network.name", "seconds")
+    return {**record_data(search, *names), "layouts": layouts}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+# Changes a tensor, given the mesh.
+Change = Callable[[Any, Any], Any]
 # Parameters of `fvflops.zoo.mixtral.Experts` → the dimension that tensor parallelism divides.
 EXPERT_DIMENSIONS: Mapping[str, int] = {"gate_proj": 1, "up_proj": 1, "down_proj": 2}
 
@@ -16,30 +19,46 @@ class ShardingError(ValueError):
     """A model that cannot be split as requested."""
 
 
-class ShardedElements:
-    """Elementwise modules whose first input is a shard by one placement, and whose parameters are so by another."""
+class ModuleStyle:
+    """What becomes of a module's first input and its result, each with the mesh, and how its parameters are placed."""
 
-    def __init__(self, placement: Any, parameters: Any) -> None:
-        self._placement = (placement,)
-        self._parameters = (parameters,)
+    def __init__(self, first: Change | None = None, result: Change | None = None, parameters: Any = None) -> None:
+        self._first, self._result, self._parameters = first, result, parameters
 
     def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        for name, parameter in module.named_parameters(recurse=False):
-            sharded = distribute_tensor(parameter, mesh, self._parameters)
-            module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
-
-        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return DTensor.from_local(args[0], mesh, self._placement, run_check=False), *args[1:]
-
-        def localise(_: nn.Module, args: tuple[Any, ...], result: Any) -> torch.Tensor:
-            local: torch.Tensor = result.to_local() if isinstance(result, DTensor) else result
-            return local
-
-        module.register_forward_pre_hook(prepare)
-        module.register_forward_hook(localise)
+        first, result = self._first, self._result
+        if self._parameters is not None:
+            _distribute(module, mesh, lambda name: [self._parameters])
+        if first is not None:
+            module.register_forward_pre_hook(lambda _, args: (first(args[0], mesh), *args[1:]))
+        if result is not None:
+            module.register_forward_hook(lambda _, args, value: result(value, mesh))
         return module
+
+
+def _placed(tensor: torch.Tensor, mesh: Any, placement: Any, **options: Any) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(tensor, mesh, (placement,), run_check=False, **options)
+
+
+def sharded_elements(placement: Any, parameters: Any) -> ModuleStyle:
+    """Return the style of elementwise modules with a first input and parameters placed so, and local results."""
+    return ModuleStyle(
+        lambda x, mesh: _placed(x, mesh, placement),
+        lambda x, mesh: x.to_local() if hasattr(x, "to_local") else x,
+        parameters,
+    )
+
+
+def mixture_boundary(layout: Any) -> ModuleStyle:
+    """Return the style that replicates a mixture's input, and sums the ranks' parts of its result to the layout."""
+    from torch.distributed.tensor import Partial, Replicate
+
+    def replicate(x: torch.Tensor, mesh: Any) -> Any:
+        return _placed(x, mesh, layout).redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),))
+
+    return ModuleStyle(replicate, lambda x, mesh: _placed(x, mesh, Partial()).redistribute(mesh, (layout,)).to_local())
 
 
 class RegatheredColumns:
@@ -50,11 +69,9 @@ class RegatheredColumns:
     """
 
     def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import Shard, distribute_tensor
+        from torch.distributed.tensor import Shard
 
-        for name, parameter in module.named_parameters(recurse=False):
-            sharded = distribute_tensor(parameter, mesh, (Shard(0),))
-            module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+        _distribute(module, mesh, lambda name: [Shard(0)])
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             parameters: tuple[Any, Any] = module.weight, module.bias
@@ -71,62 +88,29 @@ class GatheredLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, mesh):  # type: ignore[no-untyped-def]
+        from torch.distributed.tensor import Replicate, Shard
+
         ctx.save_for_backward(x, weight)
         ctx.mesh, ctx.has_bias = mesh, bias is not None
-        return nn.functional.linear(_gather(x, mesh), weight, bias)
+        return nn.functional.linear(_redistribute(x, mesh, Shard(0), Replicate()), weight, bias)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):  # type: ignore[no-untyped-def]
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
         x, weight = ctx.saved_tensors
         # In Megatron-LM's order: each matrix product overlaps a collective, whose result is waited for behind it.
-        gathered = _gather(x, ctx.mesh)
-        of_input = _reduce_scatter(gradient @ weight, ctx.mesh)
+        gathered = _redistribute(x, ctx.mesh, Shard(0), Replicate())
+        of_input = _redistribute(gradient @ weight, ctx.mesh, Partial(), Shard(0))
         flat = gradient.flatten(0, -2)
         of_weight = flat.T @ gathered.flatten(0, -2)
         of_bias = flat.sum(0) if ctx.has_bias else None
         return of_input.wait() if hasattr(of_input, "wait") else of_input, of_weight, of_bias, None
 
 
-def _gather(x: torch.Tensor, mesh: Any) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    part = DTensor.from_local(x, mesh, (Shard(0),), run_check=False)
-    whole: torch.Tensor = part.redistribute(mesh, (Replicate(),), async_op=True).to_local()
-    return whole
-
-
-def _reduce_scatter(x: torch.Tensor, mesh: Any) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor, Partial, Shard
-
-    whole = DTensor.from_local(x, mesh, (Partial(),), run_check=False)
-    part: torch.Tensor = whole.redistribute(mesh, (Shard(0),), async_op=True).to_local()
-    return part
-
-
-class LocalInput:
-    """Modules inside of `ShardedElements` that work on each rank's shard, as dropout with the rank's random numbers."""
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        module.register_forward_pre_hook(lambda _, args: (args[0].to_local(), *args[1:]))
-        return module
-
-
-class RepartitionedOutput:
-    """Modules whose result has one placement and is passed on by another."""
-
-    def __init__(self, placement: Any, desired: Any) -> None:
-        self._placement = (placement,)
-        self._desired = (desired,)
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor
-
-        def repartition(_: nn.Module, args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor:
-            sharded = DTensor.from_local(result, mesh, self._placement, run_check=False)
-            return sharded.redistribute(mesh, self._desired).to_local()
-
-        module.register_forward_hook(repartition)
-        return module
+def _redistribute(x: torch.Tensor, mesh: Any, placement: Any, desired: Any) -> torch.Tensor:
+    changed: torch.Tensor = _placed(x, mesh, placement).redistribute(mesh, (desired,), async_op=True).to_local()
+    return changed
 
 
 class DividedVocabulary:
@@ -139,9 +123,24 @@ class DividedVocabulary:
         return loss
 
 
+class GroupedExperts:
+    """Each expert's columns, then rows, divided among the ranks."""
+
+    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+        from torch.distributed.tensor import Shard
+
+        check_width(module, "tp", mesh.size())
+        distribute_parameters(module, mesh, lambda name: [Shard(EXPERT_DIMENSIONS[name])])
+        return module
+
+
 def styles_of_zoo() -> Mapping[str, Callable[[], Any]]:
-    from torch.distributed.tensor import Replicate, Shard
+    """Return name → what makes the style, as of torch.distributed.tensor.parallel."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor import parallel as tp
+
+    def replicated(x: torch.Tensor, mesh: Any, layout: Any) -> Any:
+        return _placed(x, mesh, layout).redistribute(mesh, (Replicate(),))
 
     return {
         "colwise": tp.ColwiseParallel,
@@ -155,107 +154,51 @@ def styles_of_zoo() -> Mapping[str, Callable[[], Any]]:
         "sequence_parallel": lambda: tp.SequenceParallel(use_local_output=True),
         # transformers' name for the norms of queries and keys, (batch, sequence, heads, width of a head).
         "replicated_with_grad_allreduce": lambda: tp.SequenceParallel(sequence_dim=2, use_local_output=True),
-        "replicated_input": lambda: _FirstInput(Replicate()),
-        "sequence_input": lambda: _FirstInput(Shard(1)),
-        "mixture": lambda: _MixtureBoundary(Replicate()),
-        "mixture_of_sequence": lambda: _MixtureBoundary(Shard(1)),
-        "partial_gradient": _PartialGradient,
-        "grouped_experts": _GroupedExperts,
+        # As torch's PrepareModuleInput, for modules with any number of arguments.
+        "replicated_input": lambda: ModuleStyle(partial(replicated, layout=Replicate())),
+        "sequence_input": lambda: ModuleStyle(partial(replicated, layout=Shard(1))),
+        "mixture": lambda: mixture_boundary(Replicate()),
+        "mixture_of_sequence": lambda: mixture_boundary(Shard(1)),
+        # Results of a replicated layer get a part of their gradient on each rank, as torchtitan's NoParallel.
+        "partial_gradient": lambda: ModuleStyle(
+            lambda x, mesh: _placed(x, mesh, Replicate(), grad_placements=(Partial(),)),
+            lambda x, mesh: x.to_local(grad_placements=(Partial(),)),
+            Replicate(),
+        ),
+        "grouped_experts": GroupedExperts,
         "embedding_rowwise_to_sequence": lambda: tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "rowwise_to_sequence": lambda: tp.RowwiseParallel(output_layouts=Shard(1)),
         "colwise_of_sequence_gather_output": lambda: tp.ColwiseParallel(
             input_layouts=Shard(1), output_layouts=Replicate()
         ),
         "colwise_of_sequence": lambda: tp.ColwiseParallel(input_layouts=Shard(1)),
-        "colwise_bias": lambda: ShardedElements(Shard(-1), Shard(0)),
+        "colwise_bias": lambda: sharded_elements(Shard(-1), Shard(0)),
         "colwise_loss": DividedVocabulary,
         # With the sequence as the first dimension, as in Megatron-LM.
         "first_parallel": lambda: tp.SequenceParallel(sequence_dim=0, use_local_output=True),
-        "first_parallel_bias": lambda: ShardedElements(Shard(0), Replicate()),
-        "local_input": LocalInput,
+        "first_parallel_bias": lambda: sharded_elements(Shard(0), Replicate()),
+        # Inside of first_parallel_bias, on each rank's shard: dropout with the rank's random numbers.
+        "local_input": lambda: ModuleStyle(lambda x, mesh: x.to_local()),
         "colwise_of_first": RegatheredColumns,
         "rowwise_to_first": lambda: tp.RowwiseParallel(output_layouts=Shard(0)),
-        "replicated_to_first": lambda: RepartitionedOutput(Replicate(), Shard(0)),
+        "replicated_to_first": lambda: ModuleStyle(
+            result=lambda x, mesh: _placed(x, mesh, Replicate()).redistribute(mesh, (Shard(0),)).to_local()
+        ),
     }
-
-
-class _FirstInput:
-    """torch's PrepareModuleInput for modules with any number of arguments: replicates the first."""
-
-    def __init__(self, layout: Any) -> None:
-        self._layout = layout
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor, Replicate
-
-        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            first = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
-            return (first.redistribute(mesh, (Replicate(),)), *args[1:])
-
-        module.register_forward_pre_hook(prepare)
-        return module
-
-
-class _MixtureBoundary:
-    """Replicate a mixture's input, and sum the ranks' parts of its result to the layout of the input."""
-
-    def __init__(self, layout: Any) -> None:
-        self._layout = layout
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor, Partial, Replicate
-
-        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            x = DTensor.from_local(args[0], mesh, (self._layout,), run_check=False)
-            return (x.redistribute(mesh, (Replicate(),)).to_local(grad_placements=(Partial(),)), *args[1:])
-
-        def finish(_: nn.Module, args: tuple[Any, ...], result: Any) -> Any:
-            x = DTensor.from_local(result, mesh, (Partial(),), run_check=False)
-            return x.redistribute(mesh, (self._layout,)).to_local()
-
-        module.register_forward_pre_hook(prepare)
-        module.register_forward_hook(finish)
-        return module
-
-
-class _PartialGradient:
-    """A replicated linear layer whose results get a part of their gradient on each rank, as torchtitan's NoParallel."""
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
-
-        def prepare(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (DTensor.from_local(args[0], mesh, (Replicate(),), run_check=False, grad_placements=(Partial(),)),)
-
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                replicated = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
-                module._parameters[name] = nn.Parameter(replicated, parameter.requires_grad)
-        module.register_forward_pre_hook(prepare)
-        module.register_forward_hook(lambda _, args, result: result.to_local(grad_placements=(Partial(),)))
-        return module
-
-
-class _GroupedExperts:
-    """Each expert's columns, then rows, divided among the ranks."""
-
-    def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
-        from torch.distributed.tensor import Shard
-
-        check_width(module, "tp", mesh.size())
-        distribute_parameters(module, mesh, lambda name: [Shard(EXPERT_DIMENSIONS[name])])
-        return module
 
 
 def distribute_parameters(module: nn.Module, mesh: Any, placements: Callable[[str], list[Any]]) -> None:
     """Shard each parameter of a module, and let its forward compute with the local shards."""
+    _distribute(module, mesh, placements)
+    module.forward = _with_local_parameters(module, module.forward)
+
+
+def _distribute(module: nn.Module, mesh: Any, placements: Callable[[str], list[Any]]) -> None:
     from torch.distributed.tensor import distribute_tensor
 
-    for name, parameter in list(module._parameters.items()):
-        if parameter is not None:
-            sharded = distribute_tensor(parameter, mesh, placements(name), src_data_rank=None)
-            module._parameters[name] = nn.Parameter(sharded, parameter.requires_grad)
-    module.forward = _with_local_parameters(module, module.forward)
+    for name, parameter in module.named_parameters(recurse=False):
+        sharded = distribute_tensor(parameter, mesh, placements(name), src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(sharded, parameter.requires_grad))
 
 
 def _with_local_parameters(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:

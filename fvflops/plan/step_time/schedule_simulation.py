@@ -6,20 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fvflops.plan.rank_step import Action
 from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
-from fvflops.plan.step_time.pass_program import Collective, Program, Run, StreamRun
+from fvflops.plan.step_time.pass_program import Collective, Item, Program, Run, StreamRun, Wait
 
 FORWARD = ("forward",)
 BACKWARD = ("backward", "input_backward")
-
-
-class TimedAction(NamedTuple):
-    """An action of a rank, with its program; `stage` and `microbatch` are those of planning's Action."""
-
-    kind: str
-    stage: int
-    microbatch: int
-    program: TimedProgram
 
 
 class Span(NamedTuple):
@@ -54,7 +46,7 @@ class ScheduleError(ValueError):
 
 
 def simulate(
-    ranks: Sequence[Sequence[TimedAction]],
+    ranks: Sequence[Sequence[tuple[Action, TimedProgram]]],
     transfer: Callable[[int, int], float],
     *,
     stages: int,
@@ -78,17 +70,17 @@ def simulate(
         progress = False
         for rank, actions in enumerate(ranks):
             while done[rank] < len(actions):
-                action = actions[done[rank]]
+                action, program = actions[done[rank]]
                 arrival = _arrival_of(action, arrivals, stages)
                 if arrival is None:
                     break
-                spans[rank].append(_run(action, clocks[rank], arrival, host_waits))
+                spans[rank].append(_run(action, program, clocks[rank], arrival, host_waits))
                 _send(action, clocks[rank], arrivals, transfer, stages)
                 done[rank] += 1
                 progress = True
     for rank, actions in enumerate(ranks):
         if done[rank] < len(actions):
-            action = actions[done[rank]]
+            action, _ = actions[done[rank]]
             raise ScheduleError(
                 f"pipeline rank {rank} waits forever for the input of {action.kind} of stage {action.stage}, "
                 f"microbatch {action.microbatch}: the schedule's orders of the ranks do not fit together"
@@ -96,7 +88,7 @@ def simulate(
     return Simulation(tuple(map(tuple, spans)), tuple(clocks))
 
 
-def _arrival_of(action: TimedAction, arrivals: dict[tuple[str, int, int], float], stages: int) -> float | None:
+def _arrival_of(action: Action, arrivals: dict[tuple[str, int, int], float], stages: int) -> float | None:
     """Return when the input of an action is there, None if it is not known yet."""
     if action.kind in FORWARD and action.stage > 0:
         return arrivals.get(("forward", action.stage - 1, action.microbatch))
@@ -105,19 +97,19 @@ def _arrival_of(action: TimedAction, arrivals: dict[tuple[str, int, int], float]
     return 0.0
 
 
-def _run(action: TimedAction, clocks: Clocks, arrival: float, host_waits: bool) -> Span:
+def _run(action: Action, program: TimedProgram, clocks: Clocks, arrival: float, host_waits: bool) -> Span:
     clocks.wait(arrival)
     if action.kind == "optimizer":
         clocks.finish_collectives()
     if host_waits:
         clocks.host = max(clocks.host, clocks.compute)
     start, starved = clocks.compute, clocks.starved
-    action.program.replay(clocks)
-    return Span(action.kind, action.stage, action.microbatch, start, clocks.compute, clocks.starved - starved)
+    program.replay(clocks)
+    return Span(*action, start, clocks.compute, clocks.starved - starved)
 
 
 def _send(
-    action: TimedAction,
+    action: Action,
     clocks: Clocks,
     arrivals: dict[tuple[str, int, int], float],
     transfer: Callable[[int, int], float],
@@ -170,75 +162,46 @@ class Clocks:
         self.compute = max(self.compute, until)
 
 
-class _TimedRun(NamedTuple):
-    """A run of kernels: the time that they take, that from the host's start to their end, and the host's time."""
-
-    device: float
-    with_host: float
-    host: float
-
-
-class _TimedCollective(NamedTuple):
-    number: int
-    stream: str
-    seconds: float
-    gate: int | None
-    after: int | None
-
-
-class _TimedStreamRun(NamedTuple):
-    number: int
-    stream: str
-    seconds: float
-    host: float
-
-
-class _TimedWait(NamedTuple):
-    number: int
-    stream: str
-
-
-_TimedItem = _TimedRun | _TimedCollective | _TimedStreamRun | _TimedWait
-
-
 @dataclass(frozen=True, slots=True)
 class TimedProgram:
-    """A program with the times of its kernels and collectives; `launch` is the host's time for a collective."""
+    """A program with its times: each item's stream, its seconds, of kernels also those with the host, and the host's.
 
-    items: tuple[_TimedItem, ...]
-    launch: float
+    Those with the host are from its start to the end of the kernels.
+    """
+
+    items: tuple[tuple[Item, str, float, float, float], ...]
 
     def replay(self, clocks: Clocks) -> None:
         """Advance the clocks by one execution of the program."""
         ends: dict[int, float] = {}
         waited: dict[int, float] = {}
-        for item in self.items:
-            if isinstance(item, _TimedRun):
-                free = clocks.compute + item.device
-                launched = clocks.host + item.with_host
+        for item, stream, seconds, with_host, host in self.items:
+            if isinstance(item, Run):
+                free = clocks.compute + seconds
+                launched = clocks.host + with_host
                 clocks.starved += max(0.0, launched - free)
                 clocks.compute = max(free, launched)
-                clocks.host += item.host
-            elif isinstance(item, _TimedCollective):
-                clocks.host += self.launch
-                if item.after is not None:
-                    ready = ends[item.after]
-                else:
-                    ready = clocks.compute if item.gate is None else waited.get(item.gate, 0.0)
-                begin = max(ready, clocks.host, clocks.streams.get(item.stream, 0.0))
-                clocks.streams[item.stream] = ends[item.number] = begin + item.seconds
-                clocks.busy[item.stream] = clocks.busy.get(item.stream, 0.0) + item.seconds
-                if clocks.log is not None:
-                    clocks.log.append((item.stream, begin, begin + item.seconds))
-            elif isinstance(item, _TimedStreamRun):
-                clocks.host += item.host
-                begin = max(ends[item.number], clocks.host, clocks.streams[item.stream])
-                clocks.streams[item.stream] = ends[item.number] = begin + item.seconds
-            else:
+                clocks.host += host
+                continue
+            if isinstance(item, Wait):
                 delay = max(0.0, ends[item.number] - clocks.compute)
-                clocks.exposed[item.stream] = clocks.exposed.get(item.stream, 0.0) + delay
+                clocks.exposed[stream] = clocks.exposed.get(stream, 0.0) + delay
                 clocks.compute += delay
                 waited[item.number] = clocks.compute
+                continue
+            clocks.host += host
+            if not isinstance(item, Collective):
+                ready = ends[item.number]
+            elif item.after is not None:
+                ready = ends[item.after]
+            else:
+                ready = clocks.compute if item.gate is None else waited.get(item.gate, 0.0)
+            begin = max(ready, clocks.host, clocks.streams.get(stream, 0.0))
+            clocks.streams[stream] = ends[item.number] = begin + seconds
+            if isinstance(item, Collective):
+                clocks.busy[stream] = clocks.busy.get(stream, 0.0) + seconds
+                if clocks.log is not None:
+                    clocks.log.append((stream, begin, begin + seconds))
 
 
 def time_program(program: Program, timer: KernelTimer, network: Network | None) -> TimedProgram:
@@ -249,39 +212,33 @@ def time_program(program: Program, timer: KernelTimer, network: Network | None) 
         efficiency.launch if launch.phase in FORWARD_PHASES else efficiency.launch_backward
         for launch in program.launches
     ]
-    runs: dict[tuple[int, ...], _TimedRun] = {}
+    runs: dict[tuple[int, ...], tuple[float, float, float]] = {}
     streams: dict[int, str] = {}
-    items: list[_TimedItem] = []
+    items: list[tuple[Item, str, float, float, float]] = []
     for item in program.items:
         if isinstance(item, Run):
-            timed = runs.get(item.items)
-            if timed is None:
-                timed = runs[item.items] = _time_run(item.items, seconds, hosts)
-            items.append(timed)
+            if item.items not in runs:
+                runs[item.items] = _time_run(item.items, seconds, hosts)
+            items.append((item, "", *runs[item.items]))
         elif isinstance(item, Collective):
             streams[item.number] = str(item.call.group)
-            items.append(
-                _TimedCollective(
-                    *(item.number, streams[item.number], time_collective(item, efficiency, network)),
-                    *(item.gate, item.after),
-                )
-            )
+            taken = time_collective(item, efficiency, network)
+            items.append((item, streams[item.number], taken, 0.0, efficiency.launch_collective))
         elif isinstance(item, StreamRun):
-            stream = streams[item.number]
-            items.append(_TimedStreamRun(item.number, stream, seconds[item.item], hosts[item.item]))
+            items.append((item, streams[item.number], seconds[item.item], 0.0, hosts[item.item]))
         else:
-            items.append(_TimedWait(item.number, streams[item.number]))
-    return TimedProgram(tuple(items), efficiency.launch_collective)
+            items.append((item, streams[item.number], 0.0, 0.0, 0.0))
+    return TimedProgram(tuple(items))
 
 
-def _time_run(items: tuple[int, ...], seconds: list[float], hosts: list[float]) -> _TimedRun:
+def _time_run(items: tuple[int, ...], seconds: list[float], hosts: list[float]) -> tuple[float, float, float]:
     host = device = with_host = 0.0
     for item in items:
         host += hosts[item]
         # The kernel starts when it is launched and the one before it has ended.
         with_host = max(with_host, host) + seconds[item]
         device += seconds[item]
-    return _TimedRun(device, with_host, host)
+    return device, with_host, host
 
 
 def time_collective(item: Collective, efficiency: Efficiency, network: Network | None) -> float:

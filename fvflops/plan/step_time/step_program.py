@@ -12,7 +12,7 @@ from fvflops.plan.rank_step import Action, Gradient, RankStep
 from fvflops.plan.step_time.buckets import check_bucket_cap, overlap_buckets
 from fvflops.plan.step_time.calibration import KernelTimer, Network
 from fvflops.plan.step_time.pass_program import Collective, Item, Program, read_program
-from fvflops.plan.step_time.schedule_simulation import Simulation, TimedAction, simulate, time_program
+from fvflops.plan.step_time.schedule_simulation import Simulation, simulate, time_program
 from fvflops.plan.trace_changes import average_gradients
 from fvflops.trace.process_group import ProcessGroupSpec
 
@@ -41,7 +41,7 @@ class StepProgram:
     ) -> Simulation:
         """Return when each rank runs its actions; ranks that communicate without a network raise ValueError."""
         timed = [time_program(program, timer, network) for program in self.programs]
-        ranks = [[TimedAction(*action, timed[index]) for action, index in actions] for actions in self.ranks]
+        ranks = [[(action, timed[index]) for action, index in actions] for actions in self.ranks]
 
         def transfer(sender: int, receiver: int) -> float:
             return self._transfer(network, sender, receiver)

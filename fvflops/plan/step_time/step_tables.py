@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from fvflops.plan.step_time.pipeline_picture import name_of
 from fvflops.plan.step_time.step_estimate import StepEstimate, TrainingCost
 from fvflops.reports.document import Table, module_column, number_column
 from fvflops.reports.terminal.collapse import collapse, collapse_note
+from fvflops.text import record_data
 from fvflops.trace import Summary
 from fvflops.trace.module_tree import modules_above
 from fvflops.trace.run_notes import reads_of
@@ -24,6 +24,21 @@ from fvflops.views.summary_rows import depth_of
 
 _DEPTH = 3  # levels below the root that are shown by default
 _LEAST = 0.01  # share of the kernels' time
+# Figures in JSON.
+_OF_STEP = (
+    *("device=device.name", "device_memory=device.memory", "efficiency", "network", "seconds", "bound_seconds=bound"),
+    *("samples", "tokens", "tokens_per_second", "samples_per_second", "model_flops_per_gpu=model_flops"),
+    *("model_flops_per_second_per_gpu=model_flops_per_second", "mfu", "hfu"),
+    *("bubble_share", "exposed_share", "host_bound_share"),
+)
+_OF_SLOWEST = (
+    *("kernels", "kernels_by_phase=by_phase", "kernels_by_module=by_module", "exposed", "communication"),
+    *("launching", "sending", "bubble", "between"),
+)
+_OF_TRAINING = (
+    *("tokens", "steps", "seconds", "days", "gpu_hours", "price_per_gpu_hour=price", "cost"),
+    *("watts_per_gpu=watts", "energy_kwh=energy"),
+)
 _SCALE = 10**12  # counts of a Summary are integers: picoseconds
 
 
@@ -108,75 +123,24 @@ def encode(estimate: StepEstimate, memories: Sequence[RankMemory], cost: Trainin
     """Return all figures of an estimated step, times in seconds."""
     first = estimate.plans[0]
     fullest = max(range(len(memories)), key=lambda index: memories[index].reserved)
-    network = estimate.network
+    ranks = [
+        {
+            **record_data(memory.plan, "rank", "coordinates", "stages=step.stages", "parameters"),
+            "actions": sum(span.end - span.start for span in spans),
+            **record_data(memory, "peak_memory=peak", "reserved_memory=reserved", "memory_by_kind=by_kind"),
+        }
+        for memory, spans in zip(memories, estimate.simulation.spans, strict=True)
+    ]
     return {
-        "mesh": dict(first.mesh),
-        "gpus": estimate.gpus,
-        "inputs": first.trace.info.inputs,
-        "schedule": first.step.schedule,
-        "device": estimate.device.name,
-        "device_memory": estimate.device.memory,
-        "efficiency": dataclasses.asdict(estimate.efficiency),
-        "network": None if network is None else dataclasses.asdict(network),
-        "seconds": estimate.seconds,
-        "bound_seconds": estimate.bound,
-        "samples": estimate.samples,
-        "tokens": estimate.tokens,
-        "tokens_per_second": estimate.tokens_per_second,
-        "samples_per_second": estimate.samples_per_second,
-        "model_flops_per_gpu": estimate.model_flops,
-        "model_flops_per_second_per_gpu": estimate.model_flops_per_second,
-        "mfu": estimate.mfu,
-        "hfu": estimate.hfu,
-        "bubble_share": estimate.bubble_share,
-        "exposed_share": estimate.exposed_share,
-        "host_bound_share": estimate.host_bound_share,
+        **record_data(first, "mesh", "gpus=world", "inputs=trace.info.inputs", "schedule=step.schedule"),
+        **record_data(estimate, *_OF_STEP),
         "model_parameters": first.model_parameters,
         "slowest": estimate.slowest,
         "fullest": fullest,
-        "slowest_rank": {
-            "kernels": estimate.kernels,
-            "kernels_by_phase": dict(estimate.by_phase),
-            "kernels_by_module": dict(estimate.by_module),
-            "exposed": dict(estimate.exposed),
-            "communication": dict(estimate.communication),
-            "launching": estimate.launching,
-            "sending": estimate.sending,
-            "bubble": estimate.bubble,
-            "between": estimate.between,
-        },
-        "ranks": [
-            {
-                "rank": memory.plan.rank,
-                "coordinates": dict(memory.plan.coordinates),
-                "stages": list(memory.plan.step.stages),
-                "parameters": memory.plan.parameters,
-                "actions": sum(span.end - span.start for span in spans),
-                "peak_memory": memory.peak,
-                "reserved_memory": memory.reserved,
-                "memory_by_kind": memory.by_kind,
-            }
-            for memory, spans in zip(memories, estimate.simulation.spans, strict=True)
-        ],
-        "training": None if cost is None else _encode_cost(cost),
-        "estimated": list(first.derived),
-        "left_out": list(first.left_out),
-        "unknown_time": dict(estimate.unknown),
-        "time_of_bytes_only": dict(estimate.bytes_only),
-        "assumptions": list(estimate.assumptions),
+        "slowest_rank": record_data(estimate, *_OF_SLOWEST),
+        "ranks": ranks,
+        "training": None if cost is None else record_data(cost, *_OF_TRAINING),
+        **record_data(first, "estimated=derived", "left_out"),
+        **record_data(estimate, "unknown_time=unknown", "time_of_bytes_only=bytes_only", "assumptions"),
         **reads_of(first.trace.info),
-    }
-
-
-def _encode_cost(cost: TrainingCost) -> dict[str, Any]:
-    return {
-        "tokens": cost.tokens,
-        "steps": cost.steps,
-        "seconds": cost.seconds,
-        "days": cost.days,
-        "gpu_hours": cost.gpu_hours,
-        "price_per_gpu_hour": cost.price,
-        "cost": cost.cost,
-        "watts_per_gpu": cost.watts,
-        "energy_kwh": cost.energy,
     }
