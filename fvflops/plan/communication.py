@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, printable_short
-from fvflops.reports.formats import write_document
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import Signature, TensorSpec, Trace, Value, tensors_in
 from fvflops.trace.module_tree import innermost, modules_above
@@ -299,19 +298,12 @@ COLUMNS = (
 )
 
 
-def render(communication: Communication) -> str:
-    """Return the communication as text.
-
-    >>> print(render(Communication((), {"symm_mem::fused": 2})))
-    Unsupported, so not in the bytes: symm_mem::fused (2 calls).
-    >>> print(render(Communication(())))
-    No communication.
-    """
-    return write_document(communication_report(communication))
-
-
 def communication_parts(communication: Communication) -> list[Part]:
-    """Return the table of collectives, and a note on unsupported ops."""
+    """Return the table of collectives, and a note on unsupported ops.
+
+    >>> communication_parts(Communication((), {"symm_mem::fused": 2}))[1:]
+    ['Unsupported, so not in the bytes: symm_mem::fused (2 calls).']
+    """
     rows = [(*key, *volume) for key, volume in communication.by_collective_and_group().items()]
     total = ("total", None, None, None, *communication.total())
     parts: list[Part] = [Table("communication", COLUMNS, rows, total=total, noun="collective")]

@@ -67,8 +67,7 @@ def savings_of_rank(
     return find_savings(
         predict,
         model,
-        args,
-        kwargs or {},
+        (args, dict(kwargs or {})),
         optimizers=() if options.optimizer is None else (options.optimizer,),
         checkpointed=find_checkpointed(model, options.checkpoint),
         in_autocast=precision is not None and not precision.is_uniform,

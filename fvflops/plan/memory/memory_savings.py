@@ -26,6 +26,7 @@ from fvflops.formulas import FormulaTable
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.plan.memory.saving_records import MemorySaving, MemorySavings
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
+from fvflops.plan.pipeline_stages import Inputs
 from fvflops.trace import ModuleTree, Trace, TraceError
 from fvflops.trace.module_tree import modules_above
 
@@ -72,7 +73,6 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     model = None if run is None else run.model
     if run is None or not isinstance(model, nn.Module):
         raise TraceError("memory savings need a model: pass a TrainingStepAnalysis of one")
-    args, kwargs = run.arguments()
     table = step.table
     device = choose_device(run.device, [parameter.device for parameter in model.parameters()])
 
@@ -84,8 +84,7 @@ def memory_savings(step: TrainingStepAnalysis, **options: Any) -> MemorySavings:
     return find_savings(
         predict,
         model,
-        args,
-        kwargs,
+        run.arguments(),
         optimizers=step.optimizers,
         checkpointed=checkpointed_modules(model, step.checkpoint),
         in_autocast=step.options["autocast"] is not None,
@@ -105,8 +104,7 @@ def _count(step: TrainingStepAnalysis, trace: Trace, table: FormulaTable) -> int
 def find_savings(
     predict: Callable[..., PredictedStep],
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    inputs: Inputs,
     *,
     optimizers: Sequence[OptimizerMaker],
     checkpointed: Sequence[nn.Module] = (),
@@ -128,7 +126,7 @@ def find_savings(
         for name, names in classes[:CLASSES]
         if set(names) != present
     ]
-    attempts += _other_dtypes(predict, model, (args, kwargs), optimizers, in_autocast)
+    attempts += _other_dtypes(predict, model, inputs, optimizers, in_autocast)
     attempts += _other_optimizers(predict, optimizers, assume)
     tried, failed = [], {}
     for attempt in attempts:
@@ -191,7 +189,7 @@ def _rank_by_activations(
 def _other_dtypes(
     predict: Callable[..., PredictedStep],
     model: nn.Module,
-    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+    inputs: Inputs,
     optimizers: Sequence[OptimizerMaker],
     in_autocast: bool,
 ) -> Iterator[_Attempt]:

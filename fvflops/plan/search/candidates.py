@@ -158,16 +158,21 @@ class Space:
         --mesh fsdp=2,tp=4 --batch 1 --microbatches 4 --no-reshard-after-forward --checkpoint full
         --mesh dp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
         """
-        candidates = [
-            candidate
+        candidates = {
+            repr(candidate): candidate
             for mesh in self._list_meshes()
             for micro_batch, checkpoint in product(
                 self._values("micro-batch", _powers_of_two(self.global_batch)),
                 self._values("checkpoint", _CHECKPOINTS),
             )
             for candidate in self._with_policies(mesh, micro_batch, checkpoint)
-        ]
-        return list({repr(candidate): candidate for candidate in candidates}.values())
+        }
+        if not candidates:
+            raise PlanError(
+                f"no layout has a global batch of {self.global_batch:,} on {self.gpus:,} GPUs: the replicas (dp and "
+                "fsdp) times a microbatch must divide it"
+            )
+        return list(candidates.values())
 
     def _values(self, name: str, default: Iterable[Any]) -> Sequence[Any]:
         return self.choices.get(name, tuple(default))

@@ -18,14 +18,14 @@ from torch import nn
 from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.capture.run import ExecutionError, Loss
 from fvflops.capture.training_step import OptimizerMaker
-from fvflops.devices.devices import Device, resolve_device
+from fvflops.devices.devices import Device
 from fvflops.plan.memory.step_settings import OWN_CHECKPOINTING
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.search.candidates import Candidate, LayoutResult, LayoutSearch, Space, in_order
 from fvflops.plan.search.evaluate import MicrobatchCost, Workload, describe_lack, least_peak, least_seconds
 from fvflops.plan.step_time.buckets import check_bucket_cap
-from fvflops.plan.step_time.calibration import Efficiency, Network, assume_network, find_efficiency, find_network
+from fvflops.plan.step_time.calibration import Efficiency, Network, resolve_hardware
 from fvflops.text import require_int
 from fvflops.units import format_seconds
 
@@ -150,38 +150,17 @@ def search_layouts(
     require_int("jobs", jobs, least=1)
     check_bucket_cap(bucket_cap_mb)
     start = time.monotonic()
-    device = resolve_device(device)
-    network = find_network(network) if isinstance(network, str) else network
-    if network is None and gpus > 1:
-        network = assume_network(device)
-    workload = Workload(
-        model,
-        bind_inputs(model, args, kwargs),
-        PlanOptions(mesh={}, loss=loss, optimizer=optimizer, precision=precision, device=kernels, **options),
-        device,
-        network,
-        find_efficiency(device.name) if efficiency is None else efficiency,
-        tuple(fused),
-        bucket_cap_mb,
-    )
+    device, network, efficiency = resolve_hardware(device, network, efficiency, gpus)
+    shared = PlanOptions(mesh={}, loss=loss, optimizer=optimizer, precision=precision, device=kernels, **options)
+    inputs = bind_inputs(model, args, kwargs)
+    workload = Workload(model, inputs, shared, device, network, efficiency, tuple(fused), bucket_cap_mb)
+    not_tried = _find_unknown_axes(workload, choices or {})
     node = _ONE_NODE if network is None else network.gpus_per_node
-    not_tried = {}
-    for axis, found in (("pp", workload.stages), ("tp", workload.sharding)):
-        ranks = list((choices or {}).get(axis, ()))
-        if isinstance(found, str) and ranks != [1]:
-            if ranks and 1 not in ranks:
-                raise PlanError(f"{axis}={ranks[0]}: {found}")
-            not_tried[axis] = found
     space = Space(
         *(gpus, min(node, gpus), global_batch, workload.layers, workload.sequence_parallel),
         choices={**(choices or {}), **dict.fromkeys(not_tried, (1,))},
     )
     candidates = space.list_candidates()
-    if not candidates:
-        raise PlanError(
-            f"no layout has a global batch of {global_batch:,} on {gpus:,} GPUs: the replicas (dp and fsdp) times a "
-            "microbatch must divide it"
-        )
     search = _Search(workload, candidates, best, on_progress or _say_nothing)
     results = search.run(jobs)
     if all(result.status == "failed" for result in results):
@@ -193,12 +172,24 @@ def search_layouts(
         wanted=best,
         device=device,
         network=network,
-        efficiency=workload.efficiency,
+        efficiency=efficiency,
         bucket_cap_mb=bucket_cap_mb,
         seconds=time.monotonic() - start,
         not_tried=not_tried,
         settings=search.settings,
     )
+
+
+def _find_unknown_axes(workload: Workload, choices: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Return axis → why the model cannot be divided along it; PlanError if nothing else is to be tried."""
+    unknown = {}
+    for axis, found in (("pp", workload.stages), ("tp", workload.sharding)):
+        ranks = list(choices.get(axis, ()))
+        if isinstance(found, str) and ranks != [1]:
+            if ranks and 1 not in ranks:
+                raise PlanError(f"{axis}={ranks[0]}: {found}")
+            unknown[axis] = found
+    return unknown
 
 
 class _Failure(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fvflops import paths
-from fvflops.devices.devices import Device, short_dtype
+from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas.yaml_document import Node, read_document
 from fvflops.plan.step_time.kernel_times import Kernel
 from fvflops.text import record_repr, suggest, truncate
@@ -347,3 +347,14 @@ def assume_network(device: Device) -> Network | None:
         return None
     network = find_network(name)
     return replace(network, source=f"assumed for {device.name}, since none is given: {network.source}")
+
+
+def resolve_hardware(
+    device: str | Device, network: str | Network | None, efficiency: Efficiency | None, ranks: int
+) -> tuple[Device, Network | None, Efficiency]:
+    """Return the device, the network of some ranks and the efficiency, each found by name or assumed."""
+    device = resolve_device(device)
+    network = find_network(network) if isinstance(network, str) else network
+    if network is None and ranks > 1:
+        network = assume_network(device)
+    return device, network, find_efficiency(device.name) if efficiency is None else efficiency

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fvflops.devices.devices import Device, resolve_device
+from fvflops.devices.devices import Device
 from fvflops.devices.model_flops import model_flops
 from fvflops.devices.utilisation import hfu, mfu
 from fvflops.plan.parallel_axes import count_shares
@@ -18,12 +18,10 @@ from fvflops.plan.step_time.calibration import (
     Efficiency,
     KernelTimer,
     Network,
-    assume_network,
-    find_efficiency,
-    find_network,
+    resolve_hardware,
 )
 from fvflops.plan.step_time.pass_program import Run
-from fvflops.plan.step_time.schedule_simulation import Clocks
+from fvflops.plan.step_time.schedule_simulation import Clocks, Simulation
 from fvflops.plan.step_time.step_estimate import StepEstimate
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace import TensorSpec
@@ -65,44 +63,23 @@ def estimate_step(
     (4, 128, True)
     """
     plans = _plans_of(ranks)
-    device = resolve_device(device)
-    network = find_network(network) if isinstance(network, str) else network
-    if network is None and plans[0].world > 1:
-        network = assume_network(device)
-    efficiency = find_efficiency(device.name) if efficiency is None else efficiency
+    device, network, efficiency = resolve_hardware(device, network, efficiency, plans[0].world)
     step = read_step(plans, fused=fused, bucket_cap_mb=bucket_cap_mb)
     timer = KernelTimer(device, efficiency)
     simulation = step.simulate(timer, network, host_waits=host_waits, log=True)
-    bound = step.simulate(KernelTimer(device, PEAK), network)
     seconds = simulation.seconds + efficiency.step
-    slowest = max(range(len(plans)), key=lambda rank: simulation.clocks[rank].end() - simulation.clocks[rank].idle)
-    clocks = simulation.clocks[slowest]
-    by_phase, by_module = _divide(step, slowest, timer)
-    kernels = sum(by_phase.values())
-    exposed = _find_exposed(clocks)
-    bubble = clocks.idle + simulation.seconds - clocks.end()
     samples, tokens = _count_samples(plans)
     flops = [plan.flops() for plan in plans]
     return StepEstimate(
         plans=plans,
         seconds=seconds,
-        bound=bound.seconds,
+        bound=step.simulate(KernelTimer(device, PEAK), network).seconds,
         samples=samples,
         tokens=tokens,
-        model_flops=_mean(model_flops(item) for item in flops),
+        model_flops=_mean(map(model_flops, flops)),
         mfu=_mean(mfu(item, seconds, device=device) for item in flops),
         hfu=_mean(hfu(item, seconds, device=device) for item in flops),
         mfu_of_unmasked=_mean(mfu(item, seconds, device=device, attention="causal") for item in flops),
-        slowest=slowest,
-        kernels=kernels,
-        bubble=bubble,
-        exposed=exposed,
-        communication=_by_axis(clocks.busy),
-        launching=clocks.starved,
-        # What else the compute stream does is to send.
-        sending=max(simulation.seconds - kernels - sum(exposed.values()) - clocks.starved - bubble, 0.0),
-        by_phase=by_phase,
-        by_module=by_module,
         device=device,
         efficiency=efficiency,
         network=network,
@@ -111,7 +88,30 @@ def estimate_step(
         unknown=step.unknown(),
         bytes_only=step.bytes_only(),
         simulation=simulation,
+        **_divide_slowest(step, simulation, timer),
     )
+
+
+def _divide_slowest(step: StepProgram, simulation: Simulation, timer: KernelTimer) -> dict[str, Any]:
+    """Return the fields of a StepEstimate that divide the time of the slowest rank."""
+    ends = [clocks.end() for clocks in simulation.clocks]
+    slowest = max(range(len(ends)), key=lambda rank: ends[rank] - simulation.clocks[rank].idle)
+    clocks = simulation.clocks[slowest]
+    by_phase, by_module = _divide(step, slowest, timer)
+    kernels, exposed = sum(by_phase.values()), _find_exposed(clocks)
+    bubble = clocks.idle + simulation.seconds - ends[slowest]
+    return {
+        "slowest": slowest,
+        "kernels": kernels,
+        "by_phase": by_phase,
+        "by_module": by_module,
+        "bubble": bubble,
+        "exposed": exposed,
+        "communication": _by_axis(clocks.busy),
+        "launching": clocks.starved,
+        # What else the compute stream does is to send.
+        "sending": max(simulation.seconds - kernels - sum(exposed.values()) - clocks.starved - bubble, 0.0),
+    }
 
 
 def _plans_of(ranks: StepPlan | RankPlan | Sequence[RankPlan]) -> tuple[RankPlan, ...]:
@@ -129,7 +129,7 @@ def _plans_of(ranks: StepPlan | RankPlan | Sequence[RankPlan]) -> tuple[RankPlan
     return plans
 
 
-def _mean(values: Iterator[float]) -> float:
+def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed)
 

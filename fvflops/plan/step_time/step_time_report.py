@@ -44,16 +44,14 @@ def estimate_report(
     measured: float | None = None,
     command: str = "",
     finder: str = "",
-    depth: int | None = None,
-    sort: str | None = None,
-    top: int | None = None,
     pictures: bool = False,
+    **modules: Any,
 ) -> Document:
     """Return the report of an estimated step of the model `name`.
 
     `cost` is that of a training, `measured` the seconds that a real step took, `command` the command line of the
-    report, and `finder` the one that finds what lowers the peak memory. `depth`, `sort` and `top` choose the modules
-    that are shown. With `pictures` it has the pipeline of any number of ranks, and memory curves. A measured time whose
+    report, and `finder` the one that finds what lowers the peak memory. `modules` are options of
+    `module_table`. With `pictures` it has the pipeline of any number of ranks, and memory curves. A measured time whose
     MFU is above 1 raises ValueError.
     """
     memories = read_memories(estimate.plans)
@@ -75,7 +73,7 @@ def estimate_report(
     if len(estimate.plans) > 1 or pictures:
         parts.append(pipeline_picture(estimate))
     parts += [_tabulate_time(estimate), _tabulate_communication(estimate)]
-    parts.append(module_table(estimate, depth=depth, sort=sort, top=top))
+    parts.append(module_table(estimate, **modules))
     if pictures:
         parts += _draw_memory(memories, fullest)
     parts += _list_unsupported(estimate)
