@@ -399,10 +399,7 @@ def _first_differentiable(result: Any) -> torch.Tensor:
 
 
 def _base_of(output: torch.Tensor) -> torch.Tensor:
-    """Return the base that an output aliases with equal shape, such as a slice of all: torch detaches in place.
-
-    Models of transformers slice the hidden state for a head that the stage does not have.
-    """
+    """Return the base that an output aliases with equal shape, as a slice for a head: torch detaches in place."""
     base = output._base
     return output if base is None or base.shape != output.shape else base
 

@@ -44,11 +44,7 @@ _KEPT = frozenset(
 
 
 def is_policy(name: str) -> bool:
-    """Return whether a name is that of a policy.
-
-    >>> is_policy("every 3"), is_policy("Block")
-    (True, False)
-    """
+    """Return whether a name is that of a policy."""
     return name in POLICIES or _EVERY.fullmatch(name) is not None
 
 

@@ -30,11 +30,7 @@ class Volume(NamedTuple):
     wire: int | None = 0
 
     def plus(self, other: Volume) -> Volume:
-        """Return the sum of two volumes; None stays None.
-
-        >>> Volume(1, 8, 4).plus(Volume(2, 8, None))
-        Volume(calls=3, payload=16, wire=None)
-        """
+        """Return the sum of two volumes; None stays None."""
         wire = None if self.wire is None or other.wire is None else self.wire + other.wire
         return Volume(self.calls + other.calls, self.payload + other.payload, wire)
 
@@ -54,8 +50,7 @@ class Transfer(NamedTuple):
     phase: str
     volume: Volume
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 class CollectiveKey(NamedTuple):
@@ -262,11 +257,7 @@ def read_communication(trace: Trace) -> Communication:
 
 
 def is_communication(packet: str) -> bool:
-    """Return whether an op is one of torch's communication, with traffic.
-
-    >>> is_communication("c10d::allreduce_"), is_communication("_c10d_functional::wait_tensor")
-    (True, False)
-    """
+    """Return whether an op is one of torch's communication, with traffic."""
     return packet.partition("::")[0] in _NAMESPACES and packet not in _NO_TRAFFIC
 
 

@@ -75,11 +75,7 @@ class StandInStage:
 
 
 def find_schedule(name: str) -> Schedule:
-    """Return a schedule by name; another name raises ScheduleError.
-
-    >>> find_schedule("1f1b").torch_class
-    'Schedule1F1B'
-    """
+    """Return a schedule by name; another name raises ScheduleError."""
     if name not in SCHEDULES:
         raise ScheduleError(f"no schedule {name!r}{suggest(name, SCHEDULES)}: the schedules are {', '.join(SCHEDULES)}")
     return SCHEDULES[name]

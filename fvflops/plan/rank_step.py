@@ -55,8 +55,7 @@ class Action(NamedTuple):
     stage: int = 0
     microbatch: int = -1
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 @dataclass(frozen=True, slots=True, repr=False)

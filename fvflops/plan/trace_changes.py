@@ -122,10 +122,7 @@ def send_recv(links: Iterable[StageLinks], rank: int, group: Value, microbatches
 
 
 def total_of(recorded: Trace, step: RankStep, added: Sequence[Call]) -> Trace:
-    """Return the Trace of a whole step: each pass as often as it occurs, with calls that were not run, at the root.
-
-    It has ordered events only where it is what was recorded.
-    """
+    """Return the Trace of a whole step; it has ordered events only where it is what was recorded."""
     calls = step.count("op")
     added = [*step.added(), *added]
     if not added and calls == recorded.calls:

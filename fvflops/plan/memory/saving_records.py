@@ -26,8 +26,7 @@ class MemorySaving(NamedTuple):
     saved: int
     flops: int
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -37,8 +37,7 @@ class ActionMemory(NamedTuple):
     peak: int
     after: int
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +182,7 @@ def _read_passes(timeline: MemoryTimeline, ranges: Iterable[tuple[int, int]]) ->
 
 
 def _kind_of_kept(kind: str, phase: str) -> str:
-    """Return the kind of a block that is alive after the action that allocates it, whatever was recorded next.
-
-    The hidden state that a stage receives is an activation. What the first half of a backward pass leaves for the
-    second, and gradients that FSDP2 has not reduced, are gradients.
-    """
+    """Return the kind of a block alive after the action that allocates it, whatever was recorded next."""
     if kind not in ("temporary", "activation", "input"):
         return kind
     return {"forward": "activation", "backward": "gradient"}.get(phase, kind)

@@ -81,11 +81,7 @@ _SOFTMAX = ("aten::_softmax", "aten::softmax")
 
 
 def describe_settings(settings: Mapping[str, Any]) -> str:
-    """Return all settings in one line.
-
-    >>> describe_settings({"weights": "float32", "sequence_parallel": False, "batch": 1})
-    'Assumes: weights: float32; sequence parallel: no; batch: 1.'
-    """
+    """Return all settings in one line."""
     return f"Assumes: {'; '.join(f'{name_of(key)}: {show(value)}' for key, value in settings.items())}."
 
 
@@ -112,11 +108,7 @@ def name_of(key: str) -> str:
 
 
 def show(value: Any) -> str:
-    """Return the value of a setting in a text.
-
-    >>> show(True), show({"fsdp": 8, "tp": 2}), show(["a", "b"])
-    ('yes', 'fsdp=8,tp=2', 'a, b')
-    """
+    """Return the value of a setting in a text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
@@ -180,11 +172,7 @@ def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def describe_checkpointed(modules: Iterable[nn.Module]) -> str:
-    """Return the classes of checkpointed modules, with their numbers.
-
-    >>> describe_checkpointed([nn.ReLU(), nn.ReLU()]), describe_checkpointed([])
-    ('ReLU × 2', 'none')
-    """
+    """Return the classes of checkpointed modules, with their numbers."""
     counts = Counter(type(module).__name__ for module in modules)
     return ", ".join(f"{name} × {count}" for name, count in counts.items()) or NO_CHECKPOINTING
 

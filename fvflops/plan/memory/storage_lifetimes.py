@@ -54,8 +54,7 @@ class Block(NamedTuple):
     begin: int
     end: int | None
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 class MemoryMoment(NamedTuple):
@@ -74,8 +73,7 @@ class MemoryMoment(NamedTuple):
     by_kind: Counter[str]
     by_module: Counter[str]
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 @dataclass(frozen=True, slots=True, repr=False)

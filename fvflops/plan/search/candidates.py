@@ -52,8 +52,7 @@ class Candidate:
     reshard: bool = True
     sequence_parallel: bool = False
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
     def size(self, axis: str) -> int:
         """Return the number of ranks along an axis."""
@@ -159,7 +158,7 @@ class Space:
         --mesh dp=2,tp=4 --batch 1 --microbatches 4 --checkpoint full
         """
         candidates = {
-            repr(candidate): candidate
+            candidate.command(): candidate
             for mesh in self._list_meshes()
             for micro_batch, checkpoint in product(
                 self._values("micro-batch", _powers_of_two(self.global_batch)),
@@ -238,8 +237,7 @@ class LayoutResult:
     unknown: Mapping[str, int] = field(default_factory=dict)
     bytes_only: Mapping[str, int] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

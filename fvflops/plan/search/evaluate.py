@@ -195,12 +195,7 @@ class Workload:
 
 
 def describe_lack(nbytes: int, device: Device, ranks: int, *, at_least: bool = False) -> str:
-    """Return by how much bytes on each of some ranks do not fit a device, "" if they do or its memory is not known.
-
-    >>> from fvflops.devices.devices import find_device
-    >>> describe_lack(92_000_000_000, find_device("H100"), 8)
-    '92 GB of 84.9 GB'
-    """
+    """Return by how much bytes on each of some ranks do not fit a device, "" if they do or its memory is not known."""
     if device.memory is None or judge(nbytes, device, ranks).fits:
         return ""
     return f"{'at least ' if at_least else ''}{format_bytes(nbytes)} of {format_bytes(device.memory)}"

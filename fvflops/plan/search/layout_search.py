@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -192,10 +192,6 @@ def _find_unknown_axes(workload: Workload, choices: Mapping[str, Sequence[Any]])
     return unknown
 
 
-class _Failure(NamedTuple):
-    reason: str
-
-
 class _Search:
     """The layouts of a search, and what is known of each."""
 
@@ -212,11 +208,12 @@ class _Search:
     def run(self, jobs: int) -> list[LayoutResult]:
         """Return the result of each layout, in their order."""
         with workers(self._run, jobs) as pool:
-            measured = list({repr(item): item for item in map(self._measured, self._candidates)}.values())
-            costs: dict[str, MicrobatchCost | _Failure] = {}
+            layouts = [candidate.measured_on(self._gpus) for candidate in self._candidates]
+            measured = list({layout.command(): layout for layout in layouts}.values())
+            costs: dict[str, MicrobatchCost | str] = {}
             for number, cost in pool.run(enumerate(measured)):
-                costs[repr(measured[number])] = cost
-                if not isinstance(cost, _Failure):
+                costs[measured[number].command()] = cost
+                if not isinstance(cost, str):
                     self.settings = self.settings or _settings_of_all(cost.settings, measured[number])
                     if cost.settings.get("checkpointing") == OWN_CHECKPOINTING:
                         self.settings["checkpointing"] = OWN_CHECKPOINTING
@@ -226,25 +223,22 @@ class _Search:
                 self._add(number, result)
         return [self._results[number] for number in range(len(self._candidates))]
 
-    def _measured(self, candidate: Candidate) -> Candidate:
-        return candidate.measured_on(self._gpus)
-
     def _run(self, item: Candidate | tuple[Candidate, float | None]) -> Any:
-        """Measure or evaluate; a layout that does not suit the model is a result, not an error of the search."""
+        """Measure or evaluate a layout, or return why it does not suit the model: that is no error of the search."""
         try:
             if isinstance(item, Candidate):
                 return self._workload.measure(item)
             return self._workload.evaluate(*item)
         except (ValueError, TypeError, RuntimeError, ExecutionError) as error:
-            return _Failure(str(error).partition("\n")[0] or type(error).__name__)
+            return str(error).partition("\n")[0] or type(error).__name__
 
-    def _bound(self, costs: Mapping[str, MicrobatchCost | _Failure]) -> None:
+    def _bound(self, costs: Mapping[str, MicrobatchCost | str]) -> None:
         """Bound each layout, and settle those whose recording failed or cannot fit."""
         workload = self._workload
         for number, candidate in enumerate(self._candidates):
-            cost = costs[repr(self._measured(candidate))]
-            if isinstance(cost, _Failure):
-                self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost.reason)
+            cost = costs[candidate.measured_on(self._gpus).command()]
+            if isinstance(cost, str):
+                self._results[number] = LayoutResult(candidate=candidate, status="failed", reason=cost)
                 continue
             seconds = least_seconds(candidate, cost, workload.network)
             peak = least_peak(candidate, cost, workload.layers)
@@ -281,10 +275,10 @@ class _Search:
         times = sorted(item.seconds for item in self._results.values() if item.status == "fits" and item.seconds)
         return times[self._best - 1] if len(times) >= self._best else None
 
-    def _add(self, number: int, result: LayoutResult | _Failure) -> None:
+    def _add(self, number: int, result: LayoutResult | str) -> None:
         candidate = self._candidates[number]
-        if isinstance(result, _Failure):
-            self._settle(number, "failed", result.reason)
+        if isinstance(result, str):
+            self._settle(number, "failed", result)
             return
         seconds, peak = self._bounds[number]
         self._results[number] = replace(result, least_seconds=seconds, least_peak=peak)

@@ -91,20 +91,12 @@ def _judge(search: LayoutSearch) -> Verdict:
 
 
 def describe(candidate: Candidate) -> str:
-    """Return the mesh of a layout.
-
-    >>> describe(Candidate({"pp": 2, "fsdp": 4, "tp": 8}, 1, 16, "1f1b", "full"))
-    'pp2 fsdp4 tp8'
-    """
+    """Return the mesh of a layout."""
     return " ".join(f"{axis}{size}" for axis, size in candidate.mesh.items())
 
 
 def _describe_policies(candidate: Candidate) -> str:
-    """Return the schedule or how parameters are sharded, and what is checkpointed.
-
-    >>> _describe_policies(Candidate({"fsdp": 8}, 1, 1, checkpoint="full"))
-    'ZeRO-3 full'
-    """
+    """Return the schedule or how parameters are sharded, and what is checkpointed."""
     policies = [candidate.schedule] if candidate.schedule else []
     if not candidate.schedule and candidate.size("fsdp") > 1:
         policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")

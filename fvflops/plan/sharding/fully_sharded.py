@@ -40,11 +40,7 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 def find_precision(name: str | None) -> Precision | None:
-    """Return the data types by name, None for None; another name raises ValueError.
-
-    >>> find_precision("bf16-mixed").compute
-    torch.bfloat16
-    """
+    """Return the data types by name, None for None; another name raises ValueError."""
     if name is None:
         return None
     if name not in PRECISIONS:

@@ -333,10 +333,7 @@ def divide_experts(model: nn.Module, expert_mesh: Any, batch_mesh: Any, plan: Ma
 
 @contextmanager
 def knowing_counts(received: Callable[[], torch.Tensor]) -> Iterator[None]:
-    """Let transformers' dispatch take the numbers of tokens that this rank's experts get as received.
-
-    The collective runs on a tensor of the same size, so that the one with the numbers keeps them.
-    """
+    """Let transformers' dispatch take the numbers of tokens that this rank's experts get as received."""
     module: Any = import_module("transformers.distributed.expert_parallel")
     exchange = module.all_to_all_single
 

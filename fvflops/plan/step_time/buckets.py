@@ -17,12 +17,7 @@ _DEFAULT_LIMITS = (1 * _MIB, 25 * _MIB)
 
 
 def check_bucket_cap(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -> None:
-    """Raise ValueError for a size of buckets that DistributedDataParallel cannot have.
-
-    >>> check_bucket_cap(-1)
-    Traceback (most recent call last):
-    ValueError: bucket_cap_mb is the MiB of a bucket of gradients, or 0 to reduce them after the backward pass; got -1
-    """
+    """Raise ValueError for a size of buckets that DistributedDataParallel cannot have."""
     if bucket_cap_mb is None:
         return
     is_number = isinstance(bucket_cap_mb, (int, float)) and not isinstance(bucket_cap_mb, bool)
@@ -34,11 +29,7 @@ def check_bucket_cap(bucket_cap_mb: float | None, name: str = "bucket_cap_mb") -
 
 
 def describe_buckets(bucket_cap_mb: float | None) -> str:
-    """Return when DistributedDataParallel is assumed to reduce gradients.
-
-    >>> describe_buckets(40)
-    'DDP reduces buckets of 40 MiB beside the backward pass of the last microbatch'
-    """
+    """Return when DistributedDataParallel is assumed to reduce gradients."""
     if bucket_cap_mb == 0:
         return "DDP reduces gradients after the backward pass of the last microbatch, not beside it"
     size = "25 MiB (the first: 1 MiB)" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"

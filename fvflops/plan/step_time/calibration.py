@@ -42,8 +42,7 @@ class Network:
     between: Link
     source: str = ""
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
     def seconds(self, collective: str, nbytes: int, group: ProcessGroupSpec) -> float:
         """Return the time of a collective with a payload of `nbytes`, as nccl-tests define it.
@@ -140,8 +139,7 @@ class Efficiency:
     step: float = 0.0
     source: str = "peaks of the device, without launch overhead: a bound"
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
     def __post_init__(self) -> None:
         for name in ("matmul", "attention", "attention_backward", "bandwidth"):

@@ -167,12 +167,7 @@ def _by_axis(by_stream: Mapping[str, float]) -> dict[str, float]:
 
 
 def axis_of(stream: str) -> str:
-    """Return the mesh axis of a stream of collectives, which has the name of its process group.
-
-    >>> from fvflops.trace.process_group import ProcessGroupSpec
-    >>> axis_of(str(ProcessGroupSpec("5", 8, "tp", 0, 1)))
-    'tp'
-    """
+    """Return the mesh axis of a stream of collectives, which has the name of its process group, such as "tp=8"."""
     return stream.rpartition("=")[0] or stream
 
 

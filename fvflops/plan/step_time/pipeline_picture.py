@@ -47,11 +47,7 @@ def name_of(plan: RankPlan) -> str:
 
 
 def describe_span(span: Span) -> str:
-    """Return what a span is.
-
-    >>> describe_span(Span("forward", 3, 0, 0.0, 1.0)), describe_span(Span("optimizer", -1, -1, 0.0, 1.0))
-    ('forward, stage 3, microbatch 0', 'optimizer')
-    """
+    """Return what a span is, such as "forward, stage 3, microbatch 0"."""
     parts = [KINDS.get(span.kind, span.kind)]
     parts += [f"stage {span.stage}"] if span.stage >= 0 else []
     parts += [f"microbatch {span.microbatch}"] if span.microbatch >= 0 else []

@@ -192,8 +192,7 @@ class TrainingCost:
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a number above 0; got {value}")
 
-    def __repr__(self) -> str:
-        return record_repr(self)
+    __repr__ = record_repr
 
     @property
     def days(self) -> float:
