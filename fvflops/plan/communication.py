@@ -50,7 +50,8 @@ class Transfer(NamedTuple):
     phase: str
     volume: Volume
 
-    __repr__ = record_repr
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 class CollectiveKey(NamedTuple):

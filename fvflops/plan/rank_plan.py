@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from fvflops.analysis.bound_inputs import bind_inputs
@@ -17,12 +16,9 @@ from fvflops.capture.model.packed_parameters import stored_bytes
 from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import Loss
-from fvflops.capture.training_step import OptimizerMaker
 from fvflops.formulas import FormulaTable
 from fvflops.plan.action_recording import StageModule, record_actions
 from fvflops.plan.added_optimizers import local_part
-from fvflops.plan.checkpointing import Checkpoint
 from fvflops.plan.communication import Communication, read_communication
 from fvflops.plan.fake_process_group import fake_process_group, join_axes, make_device_mesh, torch_warnings_ignored
 from fvflops.plan.memory.memory_report import MemoryPrediction, printed
@@ -32,12 +28,10 @@ from fvflops.plan.memory.step_settings import settings_of_trace
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.pipeline_schedules import rank_of_stage
-from fvflops.plan.pipeline_stages import PipelineStages
-from fvflops.plan.plan_options import PlanOptions, Shard, order_step
+from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_model import RankModel
 from fvflops.plan.rank_step import Action, Call, Gradient, Pass, RankStep, share_equal
 from fvflops.plan.sharding.expert_parallel import describe_routing
-from fvflops.plan.sharding.routing import Routing
 from fvflops.plan.trace_changes import (
     allreduce,
     average_gradients,
@@ -135,6 +129,7 @@ class RankPlan(Displayed):
 
         The arguments are those of `memory`.
 
+        >>> from fvflops import plan_rank
         >>> from fvflops.zoo import build
         >>> tokens = torch.ones(1, 16, dtype=torch.int64)
         >>> plan = plan_rank(build("llama_tiny", device="meta"), tokens, mesh={"pp": 2}, microbatches=2)
@@ -172,109 +167,6 @@ class StepPlan(Displayed):
     def __repr__(self) -> str:
         mesh = ", ".join(f"{axis}={size}" for axis, size in self.ranks[0].mesh.items())
         return short_repr(self, mesh, f"{len(self.ranks):,} pipeline ranks")
-
-
-def plan_rank(
-    model: nn.Module,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    mesh: Mapping[str, int],
-    rank: int = 0,
-    shard_by: Shard | None = None,
-    sequence_parallel: bool = False,
-    microbatches: int = 1,
-    schedule: str | None = None,
-    stages_per_rank: int | None = None,
-    stage_layers: Sequence[int] | None = None,
-    split_by: PipelineStages | None = None,
-    reshard_after_forward: bool | None = None,
-    reduce_each_microbatch: bool = True,
-    precision: str | None = None,
-    loss: Loss | None = None,
-    optimizer: OptimizerMaker | None = None,
-    checkpoint: Checkpoint = (),
-    routing: Routing = None,
-    offload: Collection[str] = (),
-    device: str | torch.device | None = None,
-    assume: Mapping[str, Any] | None = None,
-    table: str | FormulaTable = "default",
-) -> RankPlan:
-    """Return one rank's work in a training step, by shape execution without weights.
-
-    `mesh` is axis → size, outermost first; ranks along the last axis are adjacent. The rank runs in torch's fake
-    process group, so that torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes
-    what is estimated instead. The axes:
-
-        dp      replicas, as DistributedDataParallel makes them (estimated); with fsdp, hybrid sharding
-        fsdp    FSDP2 of each member of the model's outermost module lists, and of the root
-        tp      tensor parallelism: zoo and transformers models by a known plan, others by `shard_by`, a function of
-                (model, DeviceMesh of tp); `sequence_parallel` shards the sequence between the layers too
-        cp      context parallelism: each rank has a part of the sequence, and attention gathers keys and values
-        pp      pipeline stages, of models with a known split; their sends and receives are estimated
-        ep      expert parallelism: the experts of a mixture, of the zoo or transformers, are divided among ranks of
-                fsdp (or dp), cp and tp, whose number does not change, and get their tokens by all-to-all; each
-                expert's parameters are sharded by FSDP2 among the ranks that remain
-        etp     with ep, tensor parallelism of each expert: 1, or the size of tp
-
-    `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
-    whose gradients are accumulated; a tensor is the only argument. The other arguments:
-
-        schedule, stages_per_rank   the pipeline's, of `SCHEDULES`: 1f1b, or interleaved with several stages
-        stage_layers                number of layers of each pipeline stage: equal
-        split_by                    PipelineStages, how a model is split: as known for zoo and transformers models
-        reshard_after_forward       whether FSDP2 gathers parameters again for the backward pass (ZeRO-3) or keeps them
-                                    (ZeRO-2): only without pp, as torchtitan
-        reduce_each_microbatch      whether FSDP2 reduces gradients in each backward pass or, as always with pp, once
-        precision                   data types, of `PRECISIONS`: the model's
-        loss                        function of the model's result: the sum of its first tensor with a gradient
-        optimizer                   creates the optimizer from the rank's parameters: no optimizer step
-        checkpoint                  a policy of `POLICIES` of checkpointing.py ("full", "every 2", "selective"), or
-                                    modules whose activations are recomputed, as in TrainingStepAnalysis: none
-        offload                     what is on the host, of OFFLOADS in memory/offload.py: nothing
-        routing                     tokens that each expert of a known mixture gets: a number for each expert, a row of
-                                    numbers for each rank of ep, or a mapping from the name of each mixture's experts
-                                    to these: all get as many
-        device, assume              kind of device whose kernels are shown, and what `record_call` assumes
-        table                       convention of `flops`, of which a plan does not decompose the composite ops
-
-    A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
-    cannot be split ShardingError, a schedule that does not fit ScheduleError. The model is not changed.
-
-    >>> from fvflops.zoo import build
-    >>> tokens = torch.ones(1, 16, dtype=torch.int64)
-    >>> plan = plan_rank(build("llama_tiny", device="meta"), tokens, mesh={"dp": 512, "tp": 2})
-    >>> plan.parameters, {axis: volume.payload for axis, volume in plan.communication().by_axis().items()}
-    (62784, {'tp': 57344, 'dp': 251136})
-    >>> dict(plan.memory().at_peak().by_kind)["parameter"]
-    251136
-    """
-    given = locals()
-    options = PlanOptions(**{option.name: given[option.name] for option in fields(PlanOptions)})
-    (plan,) = plan_ranks(model, args, kwargs, options)
-    return plan
-
-
-def plan_step(
-    model: nn.Module,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    mesh: Mapping[str, int],
-    **options: Any,
-) -> StepPlan:
-    """Return the work of `rank` and of all others along the pipeline axis, whose stages differ.
-
-    The arguments and errors are those of `plan_rank`. Ranks with equal stages are recorded once. Ranks with other
-    coordinates do the same as one of these, but for parts of uneven size.
-
-    >>> from fvflops.zoo import build
-    >>> tokens = torch.ones(1, 16, dtype=torch.int64)
-    >>> step = plan_step(build("llama_tiny", device="meta"), tokens, mesh={"pp": 2, "dp": 4}, microbatches=2)
-    >>> [(plan.rank, len(plan.step.actions)) for plan in step.ranks]
-    [(0, 5), (4, 5)]
-    """
-    return StepPlan(plan_ranks(model, args, kwargs, PlanOptions(mesh=mesh, **options), whole_pipeline=True))
 
 
 def plan_ranks(

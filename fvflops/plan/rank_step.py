@@ -55,7 +55,8 @@ class Action(NamedTuple):
     stage: int = 0
     microbatch: int = -1
 
-    __repr__ = record_repr
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

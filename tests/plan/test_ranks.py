@@ -18,7 +18,7 @@ from fvflops.plan.fake_process_group import fake_process_group
 from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES
 from fvflops.plan.plan_options import PlanError
 from fvflops.plan.plan_report import plan_report
-from fvflops.plan.rank_plan import plan_rank
+from fvflops.plan.plans import plan_rank
 from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.plan.trace_ranks import Ranks, gather
 from fvflops.reports.formats import FORMATS, write_document

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fvflops.devices.devices import find_device
 from fvflops.plan.memory.chunked_loss import compute_loss_in_chunks
 from fvflops.plan.memory.cuda_allocator import reserved_memory
-from fvflops.plan.rank_plan import plan_rank
+from fvflops.plan.plans import plan_rank
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
 from tests.support.torchvision_schemas import define_torchvision_schemas

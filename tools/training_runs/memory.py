@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.storage_lifetimes import Block, MemoryTimeline
-from fvflops.plan.rank_plan import RankPlan, plan_rank
+from fvflops.plan.plans import plan_rank
+from fvflops.plan.rank_plan import RankPlan
 from fvflops.zoo.llama import LlamaConfig
 from fvflops.zoo.megatron_gpt import CoreAttention, MegatronGPT, MegatronGPTConfig
 from training_runs.rows import TrainingRun, read_runs

@@ -11,7 +11,7 @@ import torch
 
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.plan_options import PlanOptions, order_step
-from fvflops.plan.rank_plan import plan_step
+from fvflops.plan.plans import plan_step
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.zoo import llama, megatron_gpt, mpt

@@ -50,15 +50,21 @@ from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
 from fvflops.plan.memory.chunked_loss import find_head
 from fvflops.plan.memory.cuda_allocator import reserved_memory
-from fvflops.plan.memory.memory_report import DEPTH, MemoryPrediction, draw_memory, memory_report, memory_title
+from fvflops.plan.memory.memory_report import (
+    DEPTH,
+    MemoryPrediction,
+    MemorySavings,
+    draw_memory,
+    memory_report,
+    memory_title,
+)
 from fvflops.plan.memory.memory_savings import memory_savings
 from fvflops.plan.memory.offload import check_offload, describe_offload
 from fvflops.plan.memory.predict_memory import predict_memory
-from fvflops.plan.memory.saving_records import MemorySavings
 from fvflops.plan.memory.step_settings import Verdict
 from fvflops.plan.memory.storage_lifetimes import HOST_DEVICE, MemoryTimeline, read_memory
 from fvflops.plan.plan_options import PlanOptions
-from fvflops.plan.plan_savings import savings_of_rank
+from fvflops.plan.plans import savings_of_rank
 from fvflops.plan.rank_plan import plan_ranks
 from fvflops.plan.sharding.fully_sharded import find_precision
 from fvflops.plan.step_time.step_time_report import judge

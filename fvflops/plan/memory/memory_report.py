@@ -6,13 +6,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
+from typing import NamedTuple
 
 from fvflops import paths
-from fvflops.plan.memory.saving_records import MemorySaving, MemorySavings
 from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
-from fvflops.plan.memory.storage_lifetimes import KINDS, Block, MemoryMoment, MemoryTimeline, read_memory
+from fvflops.plan.memory.storage_lifetimes import KINDS, MemoryMoment, MemoryTimeline, read_memory
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import (
     Chart,
@@ -33,7 +33,8 @@ from fvflops.reports.formats import write_document
 from fvflops.reports.pictures.svg_chart import svg_chart
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.layer_ranges import format_range
-from fvflops.trace import PHASES, ModuleTree, Summary, Trace
+from fvflops.text import record_repr, short_repr
+from fvflops.trace import PHASES, Event, ModuleTree, Summary, Trace
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_bytes, format_change, format_percent, format_quantity, format_short
@@ -46,23 +47,25 @@ _SECTIONS = {"recompute": "backward"}
 
 def memory_chart(timeline: MemoryTimeline) -> Chart:
     """Return the bytes of each kind of memory at each op, and the phases."""
-    events = timeline.trace.events or ()
-    ops = [index for index, event in enumerate(events) if event.kind == "op" and (event.reads or event.writes)]
-    curves = {kind: timeline.curve(kind) for kind in KINDS}
-    # The first value of a curve is from before the run.
-    layers = {kind: [curve[index + 1] for index in ops] for kind, curve in curves.items()}
+    ops, layers = _read_ops(timeline)
+    phases = groupby(_SECTIONS.get(event.phase, event.phase) for event in ops)
     return Chart(
         "memory",
         layers,
-        _find_sections([events[index].phase for index in ops]),
+        [(name, len(list(group))) for name, group in phases],
         title="Memory over the ops of the run, in bytes by kind",
         form=format_short,
     )
 
 
-def _find_sections(phases: Sequence[str]) -> list[tuple[str, int]]:
-    named = (_SECTIONS.get(phase, phase) for phase in phases)
-    return [(name, len(list(group))) for name, group in groupby(named)]
+def _read_ops(timeline: MemoryTimeline) -> tuple[list[Event], dict[str, list[int]]]:
+    """Return the ops with tensors, and the bytes of each kind after each of them."""
+    events = timeline.trace.events or ()
+    ops = [index for index, event in enumerate(events) if event.kind == "op" and (event.reads or event.writes)]
+    curves = {kind: timeline.curve(kind) for kind in KINDS}
+    # The first value of a curve is from before the run.
+    layers = {kind: [curve[index + 1] for index in ops] for kind, curve in curves.items()}
+    return [events[index] for index in ops], layers
 
 
 def draw_memory(timeline: MemoryTimeline, title: str) -> str:
@@ -84,16 +87,13 @@ def memory_curve(source: Trace | MemoryTimeline) -> MemoryCurve | None:
         return None
     timeline = read_memory(source) if isinstance(source, Trace) else source
     trace = timeline.trace
-    events = trace.events or ()
-    ops = [index for index, event in enumerate(events) if event.kind == "op" and (event.reads or event.writes)]
-    curves = {kind: timeline.curve(kind) for kind in KINDS}
+    ops, layers = _read_ops(timeline)
     scopes = trace.scopes()
     return MemoryCurve(
-        # The first value of a curve is from before the run.
-        {kind: [curve[index + 1] for index in ops] for kind, curve in curves.items() if any(curve)},
-        [trace.signatures[events[index].item].op for index in ops],
-        [innermost(scopes[events[index].stack]) for index in ops],
-        [events[index].phase for index in ops],
+        {kind: values for kind, values in layers.items() if any(timeline.curve(kind))},
+        [trace.signatures[event.item].op for event in ops],
+        [innermost(scopes[event.stack]) for event in ops],
+        [event.phase for event in ops],
     )
 
 
@@ -305,16 +305,11 @@ def _kind_column(kind: str) -> Column:
 def _summarise_modules(timeline: MemoryTimeline, moment: MemoryMoment) -> Summary:
     """Return the bytes at the peak, of each kind and of all, by module with its submodules."""
     columns: dict[str, Counter[str]] = {kind: Counter() for kind in (*moment.by_kind, "bytes")}
-    for block in alive_blocks(timeline, moment.event):
-        for kind in (block.kind, "bytes"):
+    for block in timeline.blocks:
+        for kind in (block.kind, "bytes") if block.is_alive(moment.event) else ():
             columns[kind].update(dict.fromkeys((*modules_above(block.module), block.module), block.nbytes))
     tree: ModuleTree = timeline.trace.modules
     return Summary(tree.with_pseudo_modules([name for name in moment.by_module if name not in tree.by_name]), columns)
-
-
-def alive_blocks(timeline: MemoryTimeline, event: int) -> Iterator[Block]:
-    """Yield the blocks that are alive at an event."""
-    return (block for block in timeline.blocks if block.begin <= event and (block.end is None or event < block.end))
 
 
 def _label(name: str, labels: Mapping[str, str]) -> str:
@@ -399,3 +394,46 @@ def _list_gaps(timeline: MemoryTimeline) -> Iterator[str]:
     if timeline.unseen:
         yield f"Unknown workspace, so not included: {list_ops(dict(timeline.unseen.most_common()))}."
     yield from list_run_notes(timeline.trace.about, plain_name)
+
+
+class MemorySaving(NamedTuple):
+    """A change to a training step: its peak memory in bytes, and the FLOPs that it adds, both predicted.
+
+    `change` is "checkpoint" and the class of the `modules` whose activations are recomputed, "dtype" and the dtype of
+    weights and inputs, "autocast" and the dtype of the forward pass, or "optimizer" and its name. `saved` is how much
+    lower the peak is.
+    """
+
+    change: str
+    name: str
+    modules: tuple[str, ...]
+    peak: int
+    saved: int
+    flops: int
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemorySavings(Displayed):
+    """What lowers the peak memory of a training step, the largest saving first.
+
+    `peak` is that of the step in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
+    lower the peak, `failed` is change → error for those with which the step raises, and `untried` names further ones.
+    """
+
+    _report = "fvflops.plan.memory.memory_report:savings_report"
+
+    peak: int
+    flops: int
+    table: str
+    changes: tuple[MemorySaving, ...]
+    useless: tuple[MemorySaving, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        best = f"at best {format_bytes(min(change.peak for change in self.changes))}" if self.changes else ""
+        changes = format_quantity(len(self.changes), "change")
+        return short_repr(self, "", f"peak {format_bytes(self.peak)}", f"{changes} that lower it", best)

@@ -23,8 +23,8 @@ from fvflops.capture.restore.interrupts import deferred, is_interrupt
 from fvflops.capture.run import choose_device
 from fvflops.capture.training_step import OptimizerMaker, checkpointed_modules
 from fvflops.formulas import FormulaTable
+from fvflops.plan.memory.memory_report import MemorySaving, MemorySavings
 from fvflops.plan.memory.predict_memory import predict_memory
-from fvflops.plan.memory.saving_records import MemorySaving, MemorySavings
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline
 from fvflops.plan.pipeline_stages import Inputs
 from fvflops.trace import ModuleTree, Trace, TraceError
@@ -181,7 +181,7 @@ def _rank_by_activations(
     peak = timeline.at_peak().event
     activations: Counter[str] = Counter()
     for block in timeline.blocks:
-        if block.kind == "activation" and block.begin <= peak and (block.end is None or peak < block.end):
+        if block.kind == "activation" and block.is_alive(peak):
             activations.update(dict.fromkeys((*modules_above(block.module), block.module), block.nbytes))
     return sorted(classes.items(), key=lambda item: -sum(activations[name] for name in item[1]))
 

@@ -37,7 +37,8 @@ class ActionMemory(NamedTuple):
     peak: int
     after: int
 
-    __repr__ = record_repr
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,12 @@ class Block(NamedTuple):
     begin: int
     end: int | None
 
-    __repr__ = record_repr
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+    def is_alive(self, event: int) -> bool:
+        """Return whether it is allocated at an event."""
+        return self.begin <= event and (self.end is None or event < self.end)
 
 
 class MemoryMoment(NamedTuple):
@@ -73,7 +78,8 @@ class MemoryMoment(NamedTuple):
     by_kind: Counter[str]
     by_module: Counter[str]
 
-    __repr__ = record_repr
+    def __repr__(self) -> str:
+        return record_repr(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -131,7 +137,7 @@ class MemoryTimeline:
         by_kind: Counter[str] = Counter()
         by_module: Counter[str] = Counter()
         for block in self.blocks:
-            if block.begin <= event and (block.end is None or event < block.end):
+            if block.is_alive(event):
                 by_kind[block.kind] += block.nbytes
                 for name in (*modules_above(block.module), block.module):
                     by_module[name] += block.nbytes

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, predict_memory, record, record_call
-from fvflops.plan.memory.saving_records import MemorySaving, MemorySavings
+from fvflops.plan.memory.memory_report import MemorySaving, MemorySavings
 from fvflops.reports.formats import FORMATS, write_document
 from tests.support.reports.hostile_names import NAMES
 from tests.support.reports.report_formats import check_report

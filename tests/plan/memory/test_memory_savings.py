@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, memory_savings, predict_memory
-from fvflops.plan.plan_savings import plan_savings
+from fvflops.plan.plans import plan_savings
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.measured_memory import measure_steps

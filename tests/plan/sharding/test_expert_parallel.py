@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fvflops.cli import main
-from fvflops.plan.rank_plan import plan_rank, plan_step
+from fvflops.plan.plans import plan_rank, plan_step
 from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.zoo import build
 from tests.support.models import small_transformers as sizes

@@ -1,0 +1,183 @@
+"""Plan a rank or a whole pipeline, and find what lowers a rank's peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fvflops.capture.run import Loss
+from fvflops.capture.training_step import OptimizerMaker
+from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.plan.checkpointing import Checkpoint, find_checkpointed
+from fvflops.plan.memory.memory_report import MemorySavings
+from fvflops.plan.memory.memory_savings import PredictedStep, find_savings
+from fvflops.plan.pipeline_stages import PipelineStages
+from fvflops.plan.plan_options import PlanOptions, Shard
+from fvflops.plan.rank_plan import RankPlan, StepPlan, plan_ranks
+from fvflops.plan.sharding.routing import Routing
+
+
+def plan_rank(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Mapping[str, int],
+    rank: int = 0,
+    shard_by: Shard | None = None,
+    sequence_parallel: bool = False,
+    microbatches: int = 1,
+    schedule: str | None = None,
+    stages_per_rank: int | None = None,
+    stage_layers: Sequence[int] | None = None,
+    split_by: PipelineStages | None = None,
+    reshard_after_forward: bool | None = None,
+    reduce_each_microbatch: bool = True,
+    precision: str | None = None,
+    loss: Loss | None = None,
+    optimizer: OptimizerMaker | None = None,
+    checkpoint: Checkpoint = (),
+    routing: Routing = None,
+    offload: Collection[str] = (),
+    device: str | torch.device | None = None,
+    assume: Mapping[str, Any] | None = None,
+    table: str | FormulaTable = "default",
+) -> RankPlan:
+    """Return one rank's work in a training step, by shape execution without weights.
+
+    `mesh` is axis → size, outermost first; ranks along the last axis are adjacent. The rank runs in torch's fake
+    process group, so that torch's own DTensor and FSDP2 decide what each rank computes and sends; `derived` describes
+    what is estimated instead. The axes:
+
+        dp      replicas, as DistributedDataParallel makes them (estimated); with fsdp, hybrid sharding
+        fsdp    FSDP2 of each member of the model's outermost module lists, and of the root
+        tp      tensor parallelism: zoo and transformers models by a known plan, others by `shard_by`, a function of
+                (model, DeviceMesh of tp); `sequence_parallel` shards the sequence between the layers too
+        cp      context parallelism: each rank has a part of the sequence, and attention gathers keys and values
+        pp      pipeline stages, of models with a known split; their sends and receives are estimated
+        ep      expert parallelism: the experts of a mixture, of the zoo or transformers, are divided among ranks of
+                fsdp (or dp), cp and tp, whose number does not change, and get their tokens by all-to-all; each
+                expert's parameters are sharded by FSDP2 among the ranks that remain
+        etp     with ep, tensor parallelism of each expert: 1, or the size of tp
+
+    `args` and `kwargs` are the inputs of one rank, with cp its part of the sequence, and of one of the `microbatches`,
+    whose gradients are accumulated; a tensor is the only argument. The other arguments:
+
+        schedule, stages_per_rank   the pipeline's, of `SCHEDULES`: 1f1b, or interleaved with several stages
+        stage_layers                number of layers of each pipeline stage: equal
+        split_by                    PipelineStages, how a model is split: as known for zoo and transformers models
+        reshard_after_forward       whether FSDP2 gathers parameters again for the backward pass (ZeRO-3) or keeps them
+                                    (ZeRO-2): only without pp, as torchtitan
+        reduce_each_microbatch      whether FSDP2 reduces gradients in each backward pass or, as always with pp, once
+        precision                   data types, of `PRECISIONS`: the model's
+        loss                        function of the model's result: the sum of its first tensor with a gradient
+        optimizer                   creates the optimizer from the rank's parameters: no optimizer step
+        checkpoint                  a policy of `POLICIES` of checkpointing.py ("full", "every 2", "selective"), or
+                                    modules whose activations are recomputed, as in TrainingStepAnalysis: none
+        offload                     what is on the host, of OFFLOADS in memory/offload.py: nothing
+        routing                     tokens that each expert of a known mixture gets: a number for each expert, a row of
+                                    numbers for each rank of ep, or a mapping from the name of each mixture's experts
+                                    to these: all get as many
+        device, assume              kind of device whose kernels are shown, and what `record_call` assumes
+        table                       convention of `flops`, of which a plan does not decompose the composite ops
+
+    A program with an initialised process group, an unknown axis and a rank out of range raise PlanError, a model that
+    cannot be split ShardingError, a schedule that does not fit ScheduleError. The model is not changed.
+
+    >>> from fvflops.zoo import build
+    >>> tokens = torch.ones(1, 16, dtype=torch.int64)
+    >>> plan = plan_rank(build("llama_tiny", device="meta"), tokens, mesh={"dp": 512, "tp": 2})
+    >>> plan.parameters, {axis: volume.payload for axis, volume in plan.communication().by_axis().items()}
+    (62784, {'tp': 57344, 'dp': 251136})
+    >>> dict(plan.memory().at_peak().by_kind)["parameter"]
+    251136
+    """
+    given = locals()
+    options = PlanOptions(**{option.name: given[option.name] for option in fields(PlanOptions)})
+    (plan,) = plan_ranks(model, args, kwargs, options)
+    return plan
+
+
+def plan_step(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: Mapping[str, int],
+    **options: Any,
+) -> StepPlan:
+    """Return the work of `rank` and of all others along the pipeline axis, whose stages differ.
+
+    The arguments and errors are those of `plan_rank`. Ranks with equal stages are recorded once. Ranks with other
+    coordinates do the same as one of these, but for parts of uneven size.
+
+    >>> from fvflops.zoo import build
+    >>> tokens = torch.ones(1, 16, dtype=torch.int64)
+    >>> step = plan_step(build("llama_tiny", device="meta"), tokens, mesh={"pp": 2, "dp": 4}, microbatches=2)
+    >>> [(plan.rank, len(plan.step.actions)) for plan in step.ranks]
+    [(0, 5), (4, 5)]
+    """
+    return StepPlan(plan_ranks(model, args, kwargs, PlanOptions(mesh=mesh, **options), whole_pipeline=True))
+
+
+def plan_savings(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    optimizer: OptimizerMaker | None = None,
+    checkpoint: Checkpoint = (),
+    assume: Mapping[str, Any] | None = None,
+    table: str | FormulaTable = "default",
+    first_step: bool = False,
+    **options: Any,
+) -> MemorySavings:
+    """Return what lowers the peak memory of a rank, as `memory_savings` does, and the FLOPs that it costs the rank.
+
+    The arguments are those of `plan_rank`, and `first_step` of `RankPlan.memory`. Errors are those of `plan_rank`.
+
+    >>> import torch
+    >>> from fvflops.zoo import build
+    >>> tokens = torch.ones(8, 128, dtype=torch.int64)
+    >>> best = plan_savings(build("llama_tiny", device="meta"), (tokens,), mesh={"tp": 2}).changes[0]
+    >>> best.change, best.name, best.modules
+    ('checkpoint', 'Block', ('layers.0', 'layers.1'))
+    """
+    changed = PlanOptions(optimizer=optimizer, checkpoint=checkpoint, assume=assume, table=table, **options)
+    return savings_of_rank(model, args, kwargs, changed, first_step=first_step)
+
+
+def savings_of_rank(
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, first_step: bool
+) -> MemorySavings:
+    """Return what lowers the peak memory of the rank of a plan with some options, as `plan_savings`."""
+    table, precision = resolve_table(options.table), options.dtypes
+
+    def predict(
+        model: nn.Module = model,
+        inputs: Any = args,
+        kwargs: Mapping[str, Any] | None = kwargs,
+        optimizer: OptimizerMaker | Sequence[OptimizerMaker] | None = options.optimizer,
+        autocast: Any = ...,
+        **changes: Any,
+    ) -> PredictedStep:
+        maker: Any = next(iter(optimizer), None) if isinstance(optimizer, (list, tuple)) else optimizer
+        if autocast is not ...:
+            changes["precision"] = None if autocast is None else "bf16-mixed"
+        (plan,) = plan_ranks(model, inputs, kwargs, replace(options, optimizer=maker, table=table, **changes))
+        return PredictedStep(plan.memory(first_step=first_step), plan.flops(table).total())
+
+    return find_savings(
+        predict,
+        model,
+        (args, dict(kwargs or {})),
+        optimizers=() if options.optimizer is None else (options.optimizer,),
+        checkpointed=find_checkpointed(model, options.checkpoint),
+        in_autocast=precision is not None and not precision.is_uniform,
+        assume=options.assume,
+        table=table.name,
+    )
