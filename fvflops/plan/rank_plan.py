@@ -129,6 +129,7 @@ class RankPlan(Displayed):
 
         The arguments are those of `memory`.
 
+        >>> import torch
         >>> from fvflops import plan_rank
         >>> from fvflops.zoo import build
         >>> tokens = torch.ones(1, 16, dtype=torch.int64)
