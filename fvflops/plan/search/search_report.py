@@ -104,6 +104,17 @@ def _describe_policies(candidate: Candidate) -> str:
     return " ".join(policies)
 
 
+_OF_LAYOUT = (text_column("mesh"), text_column("batch"), text_column("policy"))
+
+
+def _cells_of(candidate: Candidate) -> tuple[str, str, str]:
+    return (
+        describe(candidate),
+        f"{candidate.micro_batch} × {candidate.microbatches}",
+        _describe_policies(candidate),
+    )
+
+
 def _summarise(search: LayoutSearch) -> str:
     counts = Counter(result.status for result in search.results)
     planned = sum(result.seconds is not None for result in search.results)
@@ -126,9 +137,7 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
     pipelines = any(result.candidate.schedule for result in found)
     columns = (
         number_column("rank", "#"),
-        text_column("mesh"),
-        text_column("batch", "batch"),
-        text_column("policy"),
+        *_OF_LAYOUT,
         number_column("seconds", "step", form=format_seconds),
         number_column("mfu", "MFU", form=format_share),
         number_column("peak", "memory", form=format_bytes),
@@ -143,9 +152,7 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         rows.append(
             (
                 number,
-                describe(candidate),
-                f"{candidate.micro_batch} × {candidate.microbatches}",
-                _describe_policies(candidate),
+                *_cells_of(candidate),
                 result.seconds,
                 result.mfu,
                 result.peak,
@@ -210,21 +217,12 @@ def _list_not_fitting(search: LayoutSearch) -> Iterator[Part]:
         return
     without.sort(key=lambda result: (result.peak is None, result.peak or result.least_peak))
     columns = (
-        text_column("mesh"),
-        text_column("batch"),
-        text_column("policy"),
+        *_OF_LAYOUT,
         number_column("seconds", "step", form=format_seconds),
         text_column("reason", "memory"),
     )
     rows = [
-        (
-            describe(result.candidate),
-            f"{result.candidate.micro_batch} × {result.candidate.microbatches}",
-            _describe_policies(result.candidate),
-            result.seconds,
-            result.reason.partition(",")[0],
-        )
-        for result in without[:_SHOWN]
+        (*_cells_of(result.candidate), result.seconds, result.reason.partition(",")[0]) for result in without[:_SHOWN]
     ]
     left = len(without) - len(rows)
     notes = [f"{format_quantity(left, 'further layout')} in JSON."] if left else []

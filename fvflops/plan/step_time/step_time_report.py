@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fvflops.devices.devices import Device
@@ -159,43 +159,29 @@ def _describe_measured(estimate: StepEstimate, seconds: float) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    """A row of the main table: its key and name, its value, that at an efficiency of 1, and how they are shown."""
-
-    key: str
-    name: str
-    value: float
-    bound: float | None
-    form: Callable[[Any], str]
-    unit: str
+# A row of the main table: its key and name, its value, that at an efficiency of 1, how both are shown, and their unit.
+_Figure = tuple[str, str, float, float | None, Callable[[Any], str], str]
 
 
 def _list_figures(estimate: StepEstimate) -> Iterator[_Figure]:
     faster = estimate.seconds / estimate.bound
-    yield _Figure("seconds", "step time", estimate.seconds, estimate.bound, format_seconds, "s")
+    yield "seconds", "step time", estimate.seconds, estimate.bound, format_seconds, "s"
     rate = estimate.tokens_per_second
     what = "samples" if rate is None else "tokens"
     rate = estimate.samples_per_second if rate is None else rate
-    yield _Figure(f"{what}_per_second", f"{what}/s", rate, rate * faster, format_short, f"{what}/s")
+    yield f"{what}_per_second", f"{what}/s", rate, rate * faster, format_short, f"{what}/s"
     each = rate / estimate.gpus
-    yield _Figure(f"{what}_per_second_per_gpu", f"{what}/s per GPU", each, each * faster, format_short, f"{what}/s")
+    yield f"{what}_per_second_per_gpu", f"{what}/s per GPU", each, each * faster, format_short, f"{what}/s"
     flops = estimate.model_flops_per_second
-    yield _Figure(
-        "model_flops_per_second",
-        "model TFLOP/s per GPU",
-        flops,
-        flops * faster,
-        lambda x: format_ratio(x / 1e12),
-        "FLOP/s",
-    )
-    yield _Figure("mfu", "MFU", estimate.mfu, estimate.mfu * faster, format_share, "")
-    yield _Figure("hfu", "HFU", estimate.hfu, estimate.hfu * faster, format_share, "")
+    in_tera = ("model_flops_per_second", "model TFLOP/s per GPU", flops, flops * faster)
+    yield *in_tera, lambda x: format_ratio(x / 1e12), "FLOP/s"
+    yield "mfu", "MFU", estimate.mfu, estimate.mfu * faster, format_share, ""
+    yield "hfu", "HFU", estimate.hfu, estimate.hfu * faster, format_share, ""
     if len(estimate.plans) > 1:
-        yield _Figure("bubble_share", "pipeline bubble", estimate.bubble_share, None, format_share, "")
+        yield "bubble_share", "pipeline bubble", estimate.bubble_share, None, format_share, ""
     if estimate.gpus > 1:
-        yield _Figure("exposed_share", "exposed communication", estimate.exposed_share, None, format_share, "")
-    yield _Figure("host_bound_share", "waiting for the host", estimate.host_bound_share, None, format_share, "")
+        yield "exposed_share", "exposed communication", estimate.exposed_share, None, format_share, ""
+    yield "host_bound_share", "waiting for the host", estimate.host_bound_share, None, format_share, ""
 
 
 def _tabulate_step(estimate: StepEstimate) -> Table:
@@ -209,16 +195,8 @@ def _tabulate_step(estimate: StepEstimate) -> Table:
         replace(text_column("unit"), only_for="data"),
     )
     rows = [
-        (
-            figure.name,
-            figure.key,
-            figure.form(figure.value),
-            None if figure.bound is None else figure.form(figure.bound),
-            figure.value,
-            figure.bound,
-            figure.unit,
-        )
-        for figure in _list_figures(estimate)
+        (name, key, form(value), None if bound is None else form(bound), value, bound, unit)
+        for key, name, value, bound, form, unit in _list_figures(estimate)
     ]
     return Table("step", columns, rows, notes=list(_describe_basis(estimate)), noun="metric")
 
