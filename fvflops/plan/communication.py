@@ -11,7 +11,7 @@ from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, printable_short
 from fvflops.text import record_repr, short_repr
-from fvflops.trace import Signature, TensorSpec, Trace, Value, tensors_in
+from fvflops.trace import Signature, Trace, Value, tensors_in
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_bytes, format_quantity, format_thousands
@@ -107,7 +107,7 @@ class Communication(Displayed):
 
     def by_module(self) -> dict[str, Volume]:
         """Return module name → volume, submodules included."""
-        return self._by(lambda transfer: _with_parents(transfer.scope))
+        return self._by(lambda transfer: [*modules_above(owner := innermost(transfer.scope)), owner])
 
     def _by(self, keys_of: Callable[[Transfer], Iterable[Key]]) -> dict[Key, Volume]:
         sums: dict[Key, Volume] = {}
@@ -129,11 +129,6 @@ def _key_of(transfer: Transfer) -> CollectiveKey:
     if group is None:
         return CollectiveKey(transfer.collective, "", None, transfer.dtype)
     return CollectiveKey(transfer.collective, group.axis or group.name, group.size, transfer.dtype)
-
-
-def _with_parents(scope: tuple[str, ...]) -> list[str]:
-    owner = innermost(scope)
-    return [*modules_above(owner), owner]
 
 
 # Bytes that one rank of n sends (or, for a receive, receives) for a payload of s bytes with ring algorithms, rounded up
@@ -271,12 +266,9 @@ def collective_of(signature: Signature) -> CollectiveCall | None:
     tensors = list(tensors_in(payload))
     nbytes = sum(tensor.nbytes for tensor in tensors)
     group = next((group for group in map(ProcessGroupSpec.of, signature.inputs) if group is not None), None)
+    dtypes = ", ".join(sorted({tensor.dtype for tensor in tensors}))
     wire = None if group is None else _WIRE[collective](nbytes, group.size)
-    return CollectiveCall(collective, group, _dtypes(tensors), nbytes, wire)
-
-
-def _dtypes(tensors: list[TensorSpec]) -> str:
-    return ", ".join(sorted({tensor.dtype for tensor in tensors}))
+    return CollectiveCall(collective, group, dtypes, nbytes, wire)
 
 
 COLUMNS = (

@@ -311,8 +311,6 @@ class ShardedSequence(TorchFunctionMode):
             kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
             args = ()
             for name in ("key", "value"):
-                kwargs[name] = self._gather(kwargs[name])
+                tensor = kwargs[name]
+                kwargs[name] = all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)
         return func(*args, **kwargs)
-
-    def _gather(self, tensor: Any) -> Any:
-        return all_gather_with_gradient(tensor, gather_dim=tensor.ndim - 2, group=self._group)

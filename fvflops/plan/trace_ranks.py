@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,10 +119,6 @@ def gather(trace: Trace, *, group: Any = None, dst: int | None = None) -> Ranks 
         dist.gather_object(text, texts if is_destination else None, dst=dst, group=group)
         if not is_destination:
             return None
-    return _decode(members, texts)
-
-
-def _decode(members: Sequence[int], texts: Sequence[str]) -> Ranks:
     return Ranks({rank: Trace.from_json(text) for rank, text in zip(members, texts, strict=True)})
 
 

@@ -166,12 +166,11 @@ def repeated_modules(trace: Trace, modules: ModuleTree) -> dict[str, tuple[str, 
         if module.name and module.name in called and module.has_forward and has_children:
             original = modules.by_name.get(module.name, module)
             by_class.setdefault(original.class_name, []).append(module.name)
-    outermost = {name: _outermost(names) for name, names in by_class.items()}
+    outermost = {
+        class_name: tuple(name for name in names if not set(names).intersection(modules_above(name)))
+        for class_name, names in by_class.items()
+    }
     return {name: modules for name, modules in outermost.items() if len(modules) > 1}
-
-
-def _outermost(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if not set(names).intersection(modules_above(name)))
 
 
 def _rank_by_activations(
@@ -193,7 +192,7 @@ def _other_dtypes(
     optimizers: Sequence[OptimizerMaker],
     in_autocast: bool,
 ) -> Iterator[_Attempt]:
-    if not _is_float32(model):
+    if all(parameter.dtype is not torch.float32 for parameter in model.parameters()):
         return
 
     def make() -> PredictedStep:
@@ -205,10 +204,6 @@ def _other_dtypes(
     yield _Attempt("dtype", "bfloat16", (), make)
     if not in_autocast:
         yield _Attempt("autocast", "bfloat16", (), partial(predict, autocast=torch.bfloat16))
-
-
-def _is_float32(model: nn.Module) -> bool:
-    return any(parameter.dtype is torch.float32 for parameter in model.parameters())
 
 
 def _create_again(maker: OptimizerMaker, model: nn.Module) -> OptimizerMaker:

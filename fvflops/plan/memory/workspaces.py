@@ -172,10 +172,10 @@ def kernels_with_unknown_workspace(trace: Trace, sizes: Sequence[int | None]) ->
         is_foreign = op.partition("::")[0] not in _NAMESPACES and not (
             op in _IN_PLACE and any(spec.device.startswith("cuda") for spec in tensors_in(signature.inputs))
         )
-        if sizes[item] is None or is_foreign or (op in trace.stops_at and _has_composite_kernel(op)):
+        if (
+            sizes[item] is None
+            or is_foreign
+            or (op in trace.stops_at and op.startswith("aten::") and op not in OWN_KERNELS and is_composite(op))
+        ):
             calls[op] += count
     return calls
-
-
-def _has_composite_kernel(op: str) -> bool:
-    return op.startswith("aten::") and op not in OWN_KERNELS and is_composite(op)

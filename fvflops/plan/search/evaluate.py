@@ -129,7 +129,8 @@ class Workload:
         """Return what a microbatch costs, from the plan of a layout of `Candidate.measured_on`."""
         (plan,) = self.plan(layout).ranks
         program = read_step([plan], fused=self.fused)
-        axis = next(axis for axis in map(_axis_of, _list_collectives(program)) if "fsdp" in axis.split("+"))
+        items = (item for part in program.programs for item in part.items if isinstance(item, Collective))
+        axis = next(axis for axis in map(_axis_of, items) if "fsdp" in axis.split("+"))
         ranks = tuple(tuple(item for item in actions if item[0].kind != "optimizer") for actions in program.ranks)
         alone = replace(program, ranks=ranks).with_groups({axis: ProcessGroupSpec("", 1, axis, 0, 1)}, program.places)
         timeline = plan.memory(granularity=1)
@@ -200,10 +201,6 @@ class MicrobatchCost:
     states: int
     kept: float
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _list_collectives(program: StepProgram) -> list[Collective]:
-    return [item for part in program.programs for item in part.items if isinstance(item, Collective)]
 
 
 def _axis_of(item: Collective) -> str:

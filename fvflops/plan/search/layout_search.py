@@ -161,7 +161,7 @@ def search_layouts(
         choices={**(choices or {}), **dict.fromkeys(not_tried, (1,))},
     )
     candidates = space.list_candidates()
-    search = _Search(workload, candidates, best, on_progress or _say_nothing)
+    search = _Search(workload, candidates, best, on_progress or (lambda what, left: None))
     results = search.run(jobs)
     if all(result.status == "failed" for result in results):
         raise PlanError(f"no layout can be planned; the first one, {candidates[0].command()}: {results[0].reason}")
@@ -311,7 +311,3 @@ def needs_more(candidate: Candidate, smaller: Candidate) -> bool:
         and candidate.checkpoint in _WEAKER.get(smaller.checkpoint, (smaller.checkpoint,))
         and min(candidate.microbatches, candidate.size("pp")) >= min(smaller.microbatches, smaller.size("pp"))
     )
-
-
-def _say_nothing(what: str, left: int) -> None:
-    """Show no progress."""

@@ -62,7 +62,12 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     parts: list[Part] = [*lead(verdict, settings), _IN_ROWS, _summarise(search), *_list_failures(search)]
     if found:
         parts.append(_tabulate_best(search, found))
-        parts.append(Command("The first in full:", command or _describe_command(found[0], search)))
+        parts.append(
+            Command(
+                "The first in full:",
+                command or f"fvflops plan MODEL --device '{search.device.name}' {found[0].candidate.command()}",
+            )
+        )
         parts += _suggest_larger(search, found[0])
         parts += list_unknown(found[0].unknown, found[0].bytes_only)
     else:
@@ -71,14 +76,13 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     parts += [f"No {_AXES[axis]} was tried: {reason}." for axis, reason in search.not_tried.items()]
     parts.append(Items("Assumptions:", list(_list_assumptions(search))))
     title = f"{plain_name(name or 'the model')} on {format_thousands(search.gpus)} × {search.device.name}: "
-    title += _name_fastest(found[0]) if found else "no layout fits"
+    if found:
+        seconds, mfu = format_seconds(found[0].seconds or 0), format_share(found[0].mfu or 0)
+        title += f"{seconds} a step with {describe(found[0].candidate)}, MFU {mfu}"
+    else:
+        title += "no layout fits"
     about = encode_lead(verdict, settings)
     return Document("layout_search", title, parts, main="best", data=_encode(search), about=about)
-
-
-def _name_fastest(result: LayoutResult) -> str:
-    seconds, mfu = format_seconds(result.seconds or 0), format_share(result.mfu or 0)
-    return f"{seconds} a step with {describe(result.candidate)}, MFU {mfu}"
 
 
 def _judge(search: LayoutSearch) -> Verdict:
@@ -172,10 +176,6 @@ def _tabulate_best(search: LayoutSearch, found: Sequence[LayoutResult]) -> Table
         f"{format_bytes(search.device.memory) if search.device.memory else 'unknown'}.",
     ]
     return Table("best", columns, rows, title="The fastest layouts that fit", notes=notes, noun="layout")
-
-
-def _describe_command(result: LayoutResult, search: LayoutSearch) -> str:
-    return f"fvflops plan MODEL --device '{search.device.name}' {result.candidate.command()}"
 
 
 def _suggest_larger(search: LayoutSearch, result: LayoutResult) -> Iterator[str]:

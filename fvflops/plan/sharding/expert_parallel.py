@@ -165,7 +165,10 @@ def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank:
             raise ShardingError(f"no mixtures are known in {_class_name(model)}: plan it without ep")
         return None
     library, experts = found
-    numbers = {name: _number_of_experts(module) for name, module in experts.items()}
+    numbers = {
+        name: next(len(parameter) for parameter in module.parameters(recurse=False) if parameter.ndim == 3)
+        for name, module in experts.items()
+    }
     data_ranks = count_shares(mesh, "tokens")
     if ep == 1:
         return DividedExperts(tuple(experts.values()), numbers, None, data_ranks)
@@ -216,10 +219,6 @@ def _mixtures(model: nn.Module) -> dict[str, Any]:
 
 def _class_name(model: nn.Module) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
-def _number_of_experts(module: nn.Module) -> int:
-    return next(len(parameter) for parameter in module.parameters(recurse=False) if parameter.ndim == 3)
 
 
 def _divide_transformers(model: Any, device_mesh: Any, expert_mesh: Any, mesh: Mapping[str, int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,11 +161,8 @@ def reduce_gradients(model: Any) -> None:
         return
     from fvflops.torch_internals import reduce_stage_gradients
 
-    reduce_stage_gradients(SimpleNamespace(submod=model, scale_grads=partial(_no_scaling)), 1)
-
-
-def _no_scaling(factor: int) -> None:
-    """Stand in for the scaling of gradients by the number of microbatches, which a summed loss does not need."""
+    # The scaling by the number of microbatches is not needed: a summed loss has none.
+    reduce_stage_gradients(SimpleNamespace(submod=model, scale_grads=lambda factor: None), 1)
 
 
 def _sharded_modules(model: nn.Module) -> Iterator[Any]:
