@@ -62,12 +62,8 @@ def search_report(search: LayoutSearch, *, name: str = "", command: str = "", be
     parts: list[Part] = [*lead(verdict, settings), _IN_ROWS, _summarise(search), *_list_failures(search)]
     if found:
         parts.append(_tabulate_best(search, found))
-        parts.append(
-            Command(
-                "The first in full:",
-                command or f"fvflops plan MODEL --device '{search.device.name}' {found[0].candidate.command()}",
-            )
-        )
+        of_any_model = f"fvflops plan MODEL --device '{search.device.name}' {found[0].candidate.command()}"
+        parts.append(Command("The first in full:", command or of_any_model))
         parts += _suggest_larger(search, found[0])
         parts += list_unknown(found[0].unknown, found[0].bytes_only)
     else:
