@@ -4,7 +4,8 @@ import json
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
+from inspect import Parameter, signature
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fvflops.cli import main
 from fvflops.plan.communication import Volume, read_communication
 from fvflops.plan.fake_process_group import fake_process_group
 from fvflops.plan.memory.memory_savings import ADAFACTOR_ASSUMES
-from fvflops.plan.plan_options import PlanError
+from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.plan_report import plan_report
 from fvflops.plan.plans import plan_rank
 from fvflops.plan.sharding.sharding_styles import ShardingError
@@ -410,6 +411,12 @@ def test_a_function_shards_any_model():
 def test_an_invalid_mesh_raises(mesh, rank, message):
     with pytest.raises((PlanError, ShardingError), match=message):
         plan_llama(mesh, rank=rank)
+
+
+def test_the_options_of_a_plan_are_the_keywords_of_plan_rank():
+    keywords = [item for item in signature(plan_rank).parameters.values() if item.kind is Parameter.KEYWORD_ONLY]
+    options = {item.name: Parameter.empty if item.default is MISSING else item.default for item in fields(PlanOptions)}
+    assert {item.name: item.default for item in keywords} == options
 
 
 def test_work_that_a_plan_lacks_is_listed():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
@@ -136,18 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
     if mesh is not None:
         check_mesh_options(arguments, mesh)
         planned = read_plan_options(arguments, mesh, table)
-    with activity(f"loading {arguments.model}"):
-        subject = load_model(arguments.model, model_options(arguments, device="meta"))
-    if arguments.inference:
-        subject.train(False)
-    else:
-        prepare_training(subject)
     has_bf16 = capacity is not None or (accelerator is not None and "bf16" in accelerator.matrix)
-    choose_precision(arguments, subject.model, has_bf16=has_bf16 and not arguments.inference)
-    precision = find_precision(arguments.precision) if mesh is None else None
-    if precision is not None:  # of a rank it is the plan's
-        subject.model.to(precision.parameters)
-        subject = cast_inputs(subject, precision.parameters)
+    subject, autocast = _load(arguments, has_bf16=has_bf16, for_rank=mesh is not None)
     loss = choose_loss(arguments, subject.model)
     choose = find_checkpointed_names if mesh is None else find_policy
     step: dict[str, Any] = {
@@ -162,7 +153,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.inference:
             predicted = _predict_forward(subject, {**of_one_device, "device": step["device"]}, arguments)
         elif planned is None:
-            autocast = None if precision is None or precision.is_uniform else precision.compute
             predicted = _predict_step(subject, {**step, **of_one_device, "autocast": autocast}, arguments)
         else:
             options = replace(planned, precision=arguments.precision, **step)
@@ -170,13 +160,8 @@ def run(arguments: argparse.Namespace) -> int:
     timeline, find, notes = predicted
     typed = {} if arguments.inference else typed_settings(arguments, loss)
     timeline = replace(timeline, settings={**timeline.settings, **typed})
-    notes = [*_describe_paged(timeline, arguments), *notes]
-    verdict = Verdict(timeline.peak, advice="Add --device, such as H100 or 24GB.")
     device = Device("the device", {"bf16": 1}, memory=capacity, vendor="NVIDIA") if capacity else accelerator
-    if device is not None:
-        ranks = math.prod((mesh or {}).values())
-        verdict = judge(reserved_memory(timeline, expandable_segments=True).peak, device, ranks, tensors=timeline.peak)
-        notes = [_describe_reserved(timeline, verdict.needed), *notes]
+    verdict, reserved = _judge(timeline, device, math.prod((mesh or {}).values()))
     if arguments.format == "svg":
         write(draw_memory(timeline, memory_title(timeline, arguments.model)), arguments.output)
         return 0
@@ -194,10 +179,38 @@ def run(arguments: argparse.Namespace) -> int:
         subject=arguments.model,
         verdict=verdict,
         command=repeat_command(arguments, None if arguments.inference else "AdamW"),
-        notes=notes,
+        notes=[*reserved, *_describe_paged(timeline, arguments), *notes],
     )
     write_report(report, arguments)
     return 0
+
+
+def _judge(timeline: MemoryTimeline, device: Device | None, ranks: int) -> tuple[Verdict, list[str]]:
+    """Return whether the device has the memory, and what the allocator reserves of it."""
+    if device is None:
+        return Verdict(timeline.peak, advice="Add --device, such as H100 or 24GB."), []
+    reserved, otherwise = (reserved_memory(timeline, expandable_segments=with_them).peak for with_them in (True, False))
+    note = (
+        f"For a peak of {format_bytes(timeline.peak)} torch's allocator reserves {format_bytes(reserved)}, simulated "
+        f"with expandable segments; without them {format_bytes(otherwise)}."
+    )
+    return judge(reserved, device, ranks, tensors=timeline.peak), [note]
+
+
+def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> tuple[LoadedModel, torch.dtype | None]:
+    """Return the model, of one process in its precision, and the data type of its autocast; that of a rank is planned."""
+    with activity(f"loading {arguments.model}"):
+        subject = load_model(arguments.model, model_options(arguments, device="meta"))
+    if arguments.inference:
+        subject.train(False)
+    else:
+        prepare_training(subject)
+    choose_precision(arguments, subject.model, has_bf16=has_bf16 and not arguments.inference)
+    precision = None if for_rank else find_precision(arguments.precision)
+    if precision is None:
+        return subject, None
+    subject.model.to(precision.parameters)
+    return cast_inputs(subject, precision.parameters), None if precision.is_uniform else precision.compute
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -247,14 +260,6 @@ def _other_losses(arguments: argparse.Namespace, model: nn.Module) -> list[str]:
     """Return the option by which a language model's loss needs less memory, if it can have it."""
     head = find_head(model) if arguments.loss is None and find_vocabulary(model) is not None else None
     return ["--loss chunked"] if isinstance(head, nn.Linear) and head.bias is None else []
-
-
-def _describe_reserved(timeline: MemoryTimeline, reserved: int) -> str:
-    otherwise = reserved_memory(timeline, expandable_segments=False).peak
-    return (
-        f"For a peak of {format_bytes(timeline.peak)} torch's allocator reserves {format_bytes(reserved)}, simulated "
-        f"with expandable segments; without them {format_bytes(otherwise)}."
-    )
 
 
 def _predict_forward(subject: LoadedModel, step: dict[str, Any], arguments: argparse.Namespace) -> Predicted:
