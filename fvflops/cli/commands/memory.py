@@ -198,7 +198,7 @@ def _judge(timeline: MemoryTimeline, device: Device | None, ranks: int) -> tuple
 
 
 def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> tuple[LoadedModel, torch.dtype | None]:
-    """Return the model, of one process in its precision, and the data type of its autocast; that of a rank is planned."""
+    """Return the model, of one process in its precision, and the data type of its autocast."""
     with activity(f"loading {arguments.model}"):
         subject = load_model(arguments.model, model_options(arguments, device="meta"))
     if arguments.inference:
