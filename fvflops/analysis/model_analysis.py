@@ -34,12 +34,12 @@ from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace,
 from fvflops.trace.signature import packet_of
 from fvflops.views.analysed_run import AnalysedRun, describe_run
 from fvflops.views.breakdown import Breakdown, read_breakdown
-from fvflops.views.call_rows import CALL_VIEWS
-from fvflops.views.frame import Table, import_pandas, list_rows, make_columns, make_frame
 from fvflops.views.made_summary import find_uncalled, find_unused, make_summary, with_columns
 
 if TYPE_CHECKING:
     import pandas
+
+    from fvflops.reports.document import Table
 
 Self = TypeVar("Self", bound="ModelAnalysis")
 
@@ -342,13 +342,18 @@ class ModelAnalysis:
         >>> FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
         {'module': [''], 'class': ['Linear'], 'parameters': [15], 'flops': [24], 'activations': [6], 'called': [True]}
         """
-        return make_columns(self._list_rows(by, depth, "to_dict()")[0])
+        from fvflops.analysis.analysis_display import make_columns
+
+        columns: dict[str, Any] = make_columns(self._list_rows(by, depth, "to_dict()")[0])
+        return columns
 
     def to_pandas(self, *, by: str = "module", depth: int | None = None) -> pandas.DataFrame:
         """Return the columns of `to_dict` as a data frame; its `attrs` have model, inputs, convention and versions.
 
         Without pandas (the extra `pandas`) it raises ImportError before the model is run.
         """
+        from fvflops.analysis.analysis_display import import_pandas, make_frame
+
         import_pandas()
         return make_frame(*self._list_rows(by, depth, "to_pandas()"))
 
@@ -407,13 +412,18 @@ class ModelAnalysis:
 
     def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
         """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""
+        from fvflops.reports.call_tables import CALL_VIEWS
+        from fvflops.reports.count_report import exact_table
+
         if by in CALL_VIEWS:
             rows = self._list_call_rows(by, depth)
             return rows, {"fvflops": __version__, **describe_run(analysed_run(self))}
         summary = make_summary(with_columns(analysed_run(self)))
-        return list_rows(summary, by=by, depth=depth, report=report), summary.about
+        return exact_table(summary, by=by, depth=depth, report=report), summary.about
 
     def _list_call_rows(self, by: str, depth: int | None) -> Table:
+        from fvflops.reports.call_tables import CALL_VIEWS
+
         raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of FlopCountAnalysis only")
 
     def _record(self, stops_at: StopsAt) -> Trace:

@@ -23,12 +23,10 @@ from fvflops.reports import REPORTS
 from fvflops.text import explaining_arguments
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
-from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
 from fvflops.views.call_selection import select_calls
-from fvflops.views.frame import Table
 
 if TYPE_CHECKING:
-    from fvflops.reports import document
+    from fvflops.reports.document import Table
 
 
 class _TableAnalysis(ModelAnalysis):
@@ -117,7 +115,7 @@ class FlopCountAnalysis(_TableAnalysis):
         They are in the order of the run, or sorted by `sort` ("time", "flops", "memory", "peak" or "name"), largest
         first; `top` limits the rows. The other arguments are those of `op_calls`.
         """
-        from fvflops.reports.calls.op_call_table import op_call_notes, op_call_table
+        from fvflops.reports.call_tables import op_call_notes, op_call_table
 
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
         convention = "" if self._table is None else self._table.name
@@ -144,9 +142,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
         `depth` limits the number of enclosing calls.
         """
-        from fvflops.reports.calls.module_calls import module_call_table
-
-        return _write(module_call_table(self.module_calls(), depth=depth))
+        return _write(list_call_rows(self, "call", depth))
 
     def line_counts(self) -> tuple[LineCount, ...]:
         """Return the cost of the op calls by source line of the model, most FLOPs first.
@@ -161,9 +157,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the source lines as a text table: op calls, FLOPs, share, activations and bytes."""
-        from fvflops.reports.calls.source_line_table import line_table
-
-        return _write(line_table(self.line_counts()))
+        return _write(list_call_rows(self, "line"))
 
     def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:
         """Return the forward pass as a graph: calls with their FLOPs as nodes, tensors as edges.
@@ -224,7 +218,7 @@ class ActivationCountAnalysis(_TableAnalysis):
     _metric = "activations"
 
 
-def _write(table: document.Table, notes: Sequence[str] = ()) -> str:
+def _write(table: Table, notes: Sequence[str] = ()) -> str:
     from fvflops.reports.document import Document, Items
     from fvflops.reports.formats import write_document
 
@@ -236,11 +230,13 @@ def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = Non
 
     `depth` limits the number of calls around a module call; by op and line it is ignored.
     """
+    from fvflops.reports.call_tables import line_table, module_call_table, op_call_table
+
     if by == "op":
-        return list_op_rows(analysis.op_calls())
+        return op_call_table(analysis.op_calls())
     if by == "line":
-        return list_line_rows(analysis.line_counts())
-    return list_module_rows(analysis.module_calls(), depth=depth)
+        return line_table(analysis.line_counts())
+    return module_call_table(analysis.module_calls(), depth=depth)
 
 
 def flop_count(

@@ -44,20 +44,30 @@ class Report:
 
 REPORTS: Mapping[str, Report] = {
     "text": Report(
-        "fvflops.reports.terminal.count_table",
+        "fvflops.reports.count_report",
         "for a terminal",
+        "write_text",
         options=("by", "depth", *_RANKING, "collapse", "width", "colour", "encoding"),
     ),
     "markdown": Report(
-        "fvflops.reports.count_markdown", "GitHub's tables", options=("by", "depth", *_RANKING, "collapse")
+        "fvflops.reports.count_report",
+        "GitHub's tables",
+        "write_markdown",
+        options=("by", "depth", *_RANKING, "collapse"),
     ),
     "csv": Report(
-        "fvflops.reports.count_csv", "exact numbers of each row", options=("by", "depth", *_RANKING, "collapse")
+        "fvflops.reports.count_report",
+        "exact numbers of each row",
+        "write_csv",
+        options=("by", "depth", *_RANKING, "collapse"),
     ),
     "json": Report("fvflops.reports.count_json", "all exact numbers, whatever is shown"),
     "html": Report("fvflops.reports.html", "an interactive page that needs no network", source="breakdown", options=()),
     "latex": Report(
-        "fvflops.reports.paper.count_latex", "a table of the booktabs package", options=("by", "depth", *_RANKING)
+        "fvflops.reports.paper_tables",
+        "a table of the booktabs package",
+        "write_latex",
+        options=("by", "depth", *_RANKING),
     ),
     "fvcore": Report(
         "fvflops.reports.fvcore.fvcore_table",
@@ -69,8 +79,9 @@ REPORTS: Mapping[str, Report] = {
         "fvflops.reports.fvcore.tree", "the text of fvcore's flop_count_str", "render_covered", views=_MODULE
     ),
     "paper": Report(
-        "fvflops.reports.paper.paper",
+        "fvflops.reports.paper_tables",
         "a Markdown table with the columns of papers",
+        "write_paper",
         views=_MODULE,
         options=("by", "depth", *_RANKING),
     ),

@@ -25,7 +25,8 @@ class Column:
     sorted; the others hold numbers, which are sorted by magnitude if `signed`. In a `tree` column the values are dotted
     module names, parents before their children, "" being the model. Where a line is too long, columns with the largest
     `hide_order` are dropped first, then text is truncated, last in `shorten_last` columns. `only_for` is "people" for a
-    column that CSV and JSON lack, "data" for one that only they have.
+    column that CSV and JSON lack, "data" for one that only they have. A column with `bar_total` is a bar in plain text,
+    for the share that its values have of it.
     """
 
     key: str
@@ -38,6 +39,7 @@ class Column:
     shorten_last: bool = False
     hide_order: int = 0
     only_for: str = ""
+    bar_total: float | None = None
 
     def show(self, value: Value) -> str:
         """Return the text of a value, not yet escaped for any format."""
@@ -94,7 +96,8 @@ class Table:
 
     `name` is the table's key in JSON, `title` its heading, and `total` an optional last row. `noun` is what a row is,
     for the note on rows that are not shown ("3 more modules"); the note has their sum in the column with the key
-    `summed`, if any. `sort` is the key of the column by which the rows are sorted.
+    `summed`, if any. `sort` is the key of the column by which the rows are sorted. `strong` are the indexes of bold
+    rows.
 
     >>> table = Table("modules", (module_column(), number_column("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
     >>> top = table.ranked(sort="flops", top=1)
@@ -111,6 +114,7 @@ class Table:
     noun: str = "row"
     summed: str = ""
     sort: str = ""
+    strong: Collection[int] = ()
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
         """Return the table sorted by a column, numbers in descending order, limited to the first `top` rows.
@@ -217,10 +221,14 @@ def _or_model(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list of sentences under a heading."""
+    """A list of sentences under a heading.
+
+    `tones`, one for each sentence, are those of `fvflops.reports.terminal.op_coverage`: text shows them as colours.
+    """
 
     heading: str
     items: Sequence[str]
+    tones: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ All functions are linear in the number of names (fvcore is quadratic) and not re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fvflops.trace import ModuleInfo, Summary
@@ -201,41 +201,31 @@ def rank_modules(
     )
 
 
-def rank_operators(summary: Summary, *, sort: str | None = None, top: int | None = None) -> list[OperatorRow]:
-    """Return the operators of the model in descending order of their counts, the first heading first.
-
-    With `sort` or `top` they are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
-    """
-    headings = list_operator_headings(summary)
-    rows = _list_rows("", [summary.operators[heading] for heading in headings])
-    return _sort(rows, headings, lambda row: row.operator, sort, top)
-
-
-def rank_operators_by_module(
-    summary: Summary, *, depth: int | None = None, sort: str | None = None, top: int | None = None
+def rank_operators(
+    summary: Summary, by: str, *, depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> list[OperatorRow]:
-    """Return the operators of each module in tree order, down to `depth` levels below the root.
+    """Return the operators of the model, or by="both" those of each module down to `depth` levels below the root.
 
-    With `sort` or `top` all rows are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
+    Operators are in descending order of their counts, the first heading first, and modules in tree order. With `sort`
+    or `top` all rows are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
     """
     headings = list_operator_headings(summary)
-    tables = [summary.by_both.get(heading, {}) for heading in headings]
     rows: list[OperatorRow] = []
-    for module in summary.modules.modules():
-        if depth is None or depth_of(module.name) <= depth:
-            rows += _list_rows(module.name, [table.get(module.name, {}) for table in tables])
-    return _sort(rows, headings, lambda row: row.module, sort, top)
-
-
-def _sort(
-    rows: list[OperatorRow],
-    headings: Sequence[str],
-    name: Callable[[OperatorRow], str],
-    sort: str | None,
-    top: int | None,
-) -> list[OperatorRow]:
-    indexes = {heading: index for index, heading in enumerate(headings)}
-    return rank(rows, headings, count=lambda row, heading: row.counts[indexes[heading]], name=name, sort=sort, top=top)
+    if by == "operator":
+        rows = _list_rows("", [summary.operators[heading] for heading in headings])
+    else:
+        tables = [summary.by_both.get(heading, {}) for heading in headings]
+        for module in summary.modules.modules():
+            if depth is None or depth_of(module.name) <= depth:
+                rows += _list_rows(module.name, [table.get(module.name, {}) for table in tables])
+    return rank(
+        rows,
+        headings,
+        count=lambda row, heading: row.counts[headings.index(heading)],
+        name=lambda row: row.operator if by == "operator" else row.module,
+        sort=sort,
+        top=top,
+    )
 
 
 def _list_rows(module: str, tables: Sequence[Mapping[str, int]]) -> list[OperatorRow]:

@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis
-from fvflops.analysis.call_report import call_report
+from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import list_call_rows
 from fvflops.cli import main
+from fvflops.reports.call_tables import call_report
 from fvflops.reports.escaping import printable
 from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError
@@ -172,7 +174,7 @@ def take_cells(line: str) -> int:
 @pytest.mark.parametrize("by", ["op", "call", "line"])
 def test_calls_of_a_saved_trace_in_all_formats(by, tmp_path):
     flops = make_saved(tmp_path / "trace.json")
-    report = call_report(flops, by)
+    report = call_report(analysed_run(flops), by, list_call_rows(flops, by))
     total = 2 * 8 * 2**20
     text = write_document(report, "text", width=80)
     assert max(map(take_cells, text.split("\n"))) <= 80 and f"{total:,}" in text

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from fvflops.cli import main
 from fvflops.reports import REPORTS, Report
+from fvflops.reports.count_report import write_text
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.fvcore import fvcore_table, tree
 from fvflops.reports.fvcore import parameter_table as parameters
-from fvflops.reports.terminal import count_table
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.text import pipe_table as pipe
 from fvflops.trace import Summary
@@ -370,7 +370,7 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
 
 RENDERERS = {
     **SUMMARY_REPORTS,
-    "terminal": lambda summary: count_table.render(summary, sort="name", width=80) if collapse(summary) else "",
+    "terminal": lambda summary: write_text(summary, sort="name", width=80) if collapse(summary) else "",
     "parameters": lambda summary: parameters.render(summary.modules, depth=10**9),
     "whole table": partial(fvcore_table.render, depth=10**9),
     "both": partial(REPORTS["csv"], by="both"),

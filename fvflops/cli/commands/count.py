@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops.analysis import FlopCountAnalysis
-from fvflops.analysis.call_report import call_report
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import list_call_rows
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.arguments import (
     add_backward,
@@ -35,6 +35,7 @@ from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import load_table
 from fvflops.plan.memory.memory_report import memory_curve
 from fvflops.reports import REPORTS, Report
+from fvflops.reports.call_tables import CALL_COLUMNS, CALL_VIEWS, call_report
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
@@ -43,7 +44,6 @@ from fvflops.sources.patterns import expand_names
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
 from fvflops.views.breakdown import Breakdown, read_breakdown
-from fvflops.views.call_rows import CALL_COLUMNS, CALL_VIEWS
 from fvflops.views.made_summary import column_metrics, make_summary, with_columns
 from fvflops.views.ranking import check_sort
 
@@ -119,7 +119,8 @@ def _count_one(arguments: argparse.Namespace) -> int:
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)
     if arguments.by in CALL_VIEWS:
-        write_report(call_report(flops, arguments.by, depth=arguments.depth), arguments)
+        rows = list_call_rows(flops, arguments.by, arguments.depth)
+        write_report(call_report(analysed_run(flops), arguments.by, rows), arguments)
         return 0
     source = _SOURCES[report.source](flops)
     if isinstance(source, Breakdown):

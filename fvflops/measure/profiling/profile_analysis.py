@@ -29,7 +29,7 @@ from fvflops.measure.profiling.profile_records import Profile
 from fvflops.measure.profiling.profile_report import describe_subject, profile_report
 from fvflops.measure.profiling.profile_rows import fit_ops, measure_rows
 from fvflops.measure.roofline.op_roofline import roofline
-from fvflops.reports.calls.op_call_table import op_call_notes, op_call_table
+from fvflops.reports.call_tables import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document

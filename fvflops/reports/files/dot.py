@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from fvflops.reports.calls.op_call_table import list_shapes
+from fvflops.reports.call_tables import list_shapes
 from fvflops.reports.escaping import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall, OpGraph

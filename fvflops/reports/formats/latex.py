@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import escape_latex
 from fvflops.reports.text.text_picture import text_picture
@@ -47,14 +49,14 @@ def _write_part(part: Part) -> str:
 
 
 def _write_table(table: Table) -> str:
-    rows = [_write_row(list(map(escape_latex, row))) for row in table.texts()]
+    rows = [write_row(map(escape_latex, row)) for row in table.texts()]
     if table.total is not None:
         rows.insert(-1, r"  \midrule")
     return "\n".join(
         [
             rf"\begin{{tabular}}{{{''.join('l' if column.is_text else 'r' for column in table.columns)}}}",
             r"  \toprule",
-            _write_row([escape_latex(column.heading) for column in table.columns]),
+            write_row(escape_latex(column.heading) for column in table.columns),
             r"  \midrule",
             *rows,
             r"  \bottomrule",
@@ -63,5 +65,6 @@ def _write_table(table: Table) -> str:
     )
 
 
-def _write_row(cells: list[str]) -> str:
+def write_row(cells: Iterable[str]) -> str:
+    """Return a row of a tabular."""
     return rf"  {' & '.join(cells)} \\"

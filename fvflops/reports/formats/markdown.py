@@ -46,8 +46,9 @@ def _write_table(table: Table) -> list[str]:
     headings = [escape_markdown(column.heading) for column in table.columns]
     rules = [":---" if column.is_text else "---:" for column in table.columns]
     rows = [list(map(escape_markdown, row)) for row in table.texts()]
-    if table.total is not None:
-        first = next((index for index, cell in enumerate(rows[-1]) if cell), None)
+    strong = [rows[index] for index in table.strong] + rows[-1:] * (table.total is not None)
+    for row in strong:
+        first = next((index for index, cell in enumerate(row) if cell), None)
         if first is not None:
-            rows[-1][first] = f"**{rows[-1][first]}**"
+            row[first] = f"**{row[first]}**"
     return [f"| {' | '.join(cells)} |" for cells in (headings, rules, *rows)]

@@ -19,7 +19,6 @@ from fvflops.views.summary_rows import (
     depth_of,
     list_operator_headings,
     rank_operators,
-    rank_operators_by_module,
 )
 
 
@@ -43,10 +42,10 @@ def render(
     check_view(by, report="the table")
     ranked = sort is not None or top is not None
     if by == "operator":
-        operators = rank_operators(summary, sort=sort, top=top)
+        operators = rank_operators(summary, by, sort=sort, top=top)
         table, notes = _draw_operators(summary, operators[:top]), truncation_note(operators, top, "operator")
     elif by == "both":
-        rows = rank_operators_by_module(summary, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
+        rows = rank_operators(summary, by, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
         table, notes = _draw_both(summary, rows[:top], ranked), truncation_note(rows, top, "row")
         notes += collapse_note(summary, (row.module for row in rows[:top]))
     else:
