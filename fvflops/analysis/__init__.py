@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         parameter_count,
     )
     from fvflops.analysis.recording import record
-    from fvflops.analysis.recording_schedules import schedule
+    from fvflops.analysis.steps import schedule
     from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 
 # Name → defining module, imported on first use: a count needs a third of them.
@@ -32,7 +32,7 @@ _MODULES = {
     "parameter_count": "fvflops.analysis.model_counts",
     "parameter_count_table": "fvflops.analysis.fvcore_text",
     "record": "fvflops.analysis.recording",
-    "schedule": "fvflops.analysis.recording_schedules",
+    "schedule": "fvflops.analysis.steps",
     "summarise": "fvflops.analysis.fvcore_text",
 }
 

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fvflops import __version__, paths
-from fvflops.analysis.bound_inputs import InputSize
-from fvflops.analysis.handle_names import list_unused, read_op
-from fvflops.analysis.jit_value import adapt_handle
-from fvflops.analysis.model_run import ModelRun
+from fvflops.analysis.handle_functions import adapt_handle, list_unused, read_op
+from fvflops.analysis.model_run import InputSize, ModelRun
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.tensor_specs import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
-from fvflops.counting.missing_values import lacks_values
+from fvflops.counting.cost_models import lacks_values
 from fvflops.counting.module_counts import ModuleCounts
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
 from fvflops.reports import REPORTS
@@ -32,9 +30,8 @@ from fvflops.reports.escaping import printable_short
 from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
-from fvflops.views.analysed_run import AnalysedRun, describe_run
+from fvflops.views.analysed_run import AnalysedRun, describe_run, find_uncalled, find_unused, make_summary, with_columns
 from fvflops.views.breakdown import Breakdown, read_breakdown
-from fvflops.views.made_summary import find_uncalled, find_unused, make_summary, with_columns
 
 if TYPE_CHECKING:
     import pandas

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import InputSize
 from fvflops.analysis.exporting import prepare_export, write_export
 from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.model_run import InputSize
 from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, TableCostModel
-from fvflops.counting.listed_calls import list_module_calls, list_op_calls, sum_lines
+from fvflops.counting.listed_calls import list_module_calls, list_op_calls, select_calls, sum_lines
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import REPORTS
 from fvflops.text import explaining_arguments
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
-from fvflops.views.call_selection import select_calls
 
 if TYPE_CHECKING:
     from fvflops.reports.document import Table

@@ -1,11 +1,20 @@
-"""Cost models based on a formula table."""
+"""Cost models based on a formula table, and on handles: Python functions that override a table."""
 
 from __future__ import annotations
 
-from fvflops.counting.count_trace import RegionCost
-from fvflops.counting.signature_cache import SignatureCache
-from fvflops.formulas import FormulaTable, OpCost
-from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+from fvflops.counting.count_trace import CostModel, RegionCost, SignatureCache
+from fvflops.formulas import Call, Cost, FormulaTable, OpCost
+from fvflops.formulas.rows import default_label, show_call
+from fvflops.formulas.table import attributes_of, find_class
+from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, TensorSpec, Trace, Value
+from fvflops.trace.records import ALL_LISTS
+from fvflops.trace.signature import packet_of
 
 
 class TableCostModel:
@@ -85,3 +94,119 @@ class NullCostModel:
         if region.kind == "function" and self._table.opaque:
             return RegionCost((OpCost(f"PythonOp.{region.name}", Status.UNSUPPORTED),))
         return None
+
+
+Handle = Callable[[Call], "int | Counter[str]"]
+
+_FUNCTION = "prim::PythonOp."
+
+
+class HandleCostModel:
+    """Cost by a handle if one is set for the op, else by `inner`; a handle of None makes the op zero-FLOP.
+
+    A name without an overload matches all overloads; `aten::_convolution`, the name in traced graphs, matches
+    `aten::convolution`. `modules` maps names of module classes, as in a table, to handles.
+    """
+
+    def __init__(
+        self, inner: CostModel, handles: Mapping[str, Handle | None], modules: Mapping[str, Handle | None] | None = None
+    ) -> None:
+        self._inner = inner
+        self._handles = dict(handles)
+        self._modules = dict(modules or {})
+
+    @property
+    def stops_at(self) -> StopsAt:
+        """The composite ops that are counted as a whole; an op with a handle keeps the values of its lists."""
+        values = {name: ALL_LISTS for name, handle in self._handles.items() if handle is not None}
+        return self._inner.stops_at.including(self._handles, values)
+
+    @property
+    def counts_modules(self) -> bool:
+        """Whether a handle or the inner cost model may count modules as a whole."""
+        return bool(self._modules) or self._inner.counts_modules
+
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
+        """Return the cost of one op call by its handle, else by the inner cost model."""
+        for name in names_of(signature.op):
+            if name in self._handles:
+                return _cost(self._handles[name], name, Call.of(signature))
+        return self._inner.op_cost(signature)
+
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
+        """Return the cost of one call of a module or a function by its handle, else by the inner cost model."""
+        if module is not None:
+            name = find_class(self._modules, module.classes)
+            if name is not None:
+                call = Call.of_region(name, signature.inputs, signature.outputs, attributes_of(module))
+                return RegionCost(_cost(self._modules[name], name, call))
+        elif (name := _FUNCTION + region.name) in self._handles:
+            call = Call.of_region(name, signature.inputs, signature.outputs)
+            return RegionCost(_cost(self._handles[name], name, call))
+        return self._inner.region_cost(region, module, signature)
+
+
+def names_of(op: str) -> tuple[str, ...]:
+    """Return the names by which a handle may be set for an op, the nearest first.
+
+    >>> names_of("aten::add.Tensor")
+    ('aten::add.Tensor', 'aten::add')
+    """
+    packet = packet_of(op)
+    return (op, packet, "aten::_convolution") if packet == "aten::convolution" else (op, packet)
+
+
+def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
+    label = name.partition("::")[2] or default_label(name)
+    if handle is None:
+        return (OpCost(label, Status.ZERO_FLOP),)
+    try:
+        result = handle(call)
+    except Exception as error:  # user code may raise anything: name the op and the handle
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, AttributeError) and error.obj is call and error.name in call.attributes:
+            text += f": write call.attributes[{error.name!r}]"
+        raise ValueError(f"{_describe(handle)} of {name} raised {text}; called as {show_call(call)}") from error
+    sums = result if isinstance(result, Mapping) else {label: result}
+    costs = [OpCost(key, Status.COUNTED, _number(value, name, handle)) for key, value in sums.items()]
+    return tuple(costs) or (OpCost(label, Status.COUNTED),)
+
+
+def _describe(handle: Handle) -> str:
+    return f"the handle {getattr(handle, '__name__', type(handle).__name__)}"
+
+
+def _number(value: Any, name: str, handle: Handle) -> int:
+    """Return a handle's result as an int.
+
+    No number, a number that is negative or no integer, and a type below 64 bits, which may overflow, raise ValueError.
+    A float that is an integer is accepted, since `numpy.prod` of no sizes is 1.0.
+    """
+    may_overflow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_integer = is_number and math.isfinite(value) and value == math.floor(value)
+    if not is_integer or may_overflow or value < 0:
+        raise ValueError(
+            f"{_describe(handle)} of {name} returned {value!r} of type "
+            f"{type(value).__name__}: return a Python int, 0 or more, or a Counter of them"
+            + ("; a Cost is what a formula returns: see register_formula" if isinstance(value, Cost) else "")
+        )
+    return int(value)
+
+
+def lacks_values(trace: Trace, stops_at: StopsAt) -> bool:
+    """Return whether a call has a list whose values `stops_at` keeps, and the recording was not asked to."""
+    for signature in trace.signatures if stops_at.values else ():
+        wanted = stops_at.values_of(signature.op)
+        if not wanted or {*wanted} <= {*trace.stops_at.values_of(signature.op)}:
+            continue
+        arguments = zip(signature.names, signature.inputs, strict=False)
+        if any(_lacks_values(value) for name, value in arguments if wanted == ALL_LISTS or name in wanted):
+            return True
+    return False
+
+
+def _lacks_values(value: Value) -> bool:
+    if not isinstance(value, TensorSpec) or value.values is not None:
+        return False
+    return value.ndim <= 1 and not (value.is_floating_point or value.is_complex)

@@ -1,15 +1,17 @@
-"""List the op calls and module calls of a Trace, each with its cost."""
+"""List the op calls and module calls of a Trace, each with its cost, and select some."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.nested_timeline import build_timeline
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.trace import Event, Trace
+from fvflops.formulas import FormulaTable
+from fvflops.text import nearest
+from fvflops.trace import PHASES, Event, Trace, check_phase
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 from fvflops.trace.module_tree import innermost
 from fvflops.trace.signature import packet_of
@@ -207,3 +209,32 @@ def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
         return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name
     op = packet_of(item.name)
     return op, item.name if item.name != op else f"{op}.default", op.rpartition("::")[2]
+
+
+def select_calls(
+    calls: Sequence[OpCall], phase: str | None, ignore: Collection[str], table: FormulaTable | None = None
+) -> tuple[tuple[OpCall, ...], Counter[str]]:
+    """Return the op calls of a phase without those in `ignore`, and op → number of ignored calls.
+
+    A name in `ignore` that is neither an op that ran nor a row of the table raises ValueError with the closest match.
+    """
+    present = {call.phase for call in calls}
+    if phase is not None:
+        check_phase(phase, tuple(name for name in PHASES if name in present))
+    calls = [call for call in calls if phase in (None, call.phase)]
+    names = {_full_name(name, table, calls) for name in ([ignore] if isinstance(ignore, str) else ignore)}
+    selected = tuple(call for call in calls if not names.intersection((call.op, call.target)))
+    return selected, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
+
+
+def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:
+    """Return an op's full name; an unknown op raises ValueError."""
+    ran = {op for call in calls for op in (call.op, call.target)}
+    full = name if "::" in name or name in ran else f"aten::{name}"
+    if full in ran:
+        return full
+    known = set(ran) if table is None else {*ran, *table.rows}
+    packet = packet_of(full)
+    if full in known or (packet in known and packet not in ran):  # a valid op that did not run here
+        return full
+    raise ValueError(f"no op is named {name!r}: did you mean {nearest(full, sorted(known), cutoff=0)!r}?")

@@ -19,8 +19,7 @@ from fvflops.units import (
     format_short,
     format_thousands,
 )
-from fvflops.views.analysed_run import AnalysedRun, describe_run
-from fvflops.views.made_summary import make_summary
+from fvflops.views.analysed_run import AnalysedRun, describe_run, make_summary
 from fvflops.views.ranking import check_sort
 
 # View → the meaning of a row.

@@ -7,21 +7,24 @@ from dataclasses import replace
 from functools import partial
 
 from fvflops.reports.document import Column, Document, Items, Table, Value, number_column, text_column
-from fvflops.reports.formats import csv, markdown, text
+from fvflops.reports.formats import markdown, text, write_document
 from fvflops.reports.terminal.collapse import collapse, collapse_note
-from fvflops.reports.terminal.module_rows import Line, count_line, limit_depth, list_lines
 from fvflops.reports.terminal.op_coverage import list_notes
 from fvflops.trace import Summary
 from fvflops.units import format_parameters, format_percent, format_short
-from fvflops.views.made_summary import name_heading
+from fvflops.views.analysed_run import name_heading
 from fvflops.views.ranking import choose_measure, truncation_note
 from fvflops.views.summary_rows import (
     ITSELF,
+    Line,
     check_view,
     count_itself,
+    count_line,
     depth_of,
     drop_zeros,
     group_by_name,
+    limit_depth,
+    list_lines,
     list_operator_headings,
     rank_modules,
     rank_operators,
@@ -76,12 +79,19 @@ def write_markdown(
     return markdown.write(Document("count", parts=[replace(table, notes=()), Items("", notes)]))
 
 
-def write_csv(
-    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
+def write_exact(
+    summary: Summary,
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    format: str = "csv",
 ) -> str:
-    """Return the rows of `exact_table` as CSV text with a header line; the root module is named ""."""
-    table = exact_table(summary, by=by, depth=depth, sort=sort, top=top, report="the CSV report")
-    return csv.write(Document("count", parts=[table]))
+    """Return the rows of `exact_table` in a format of documents; the root module is named ""."""
+    report = f"the {format.upper()} report"
+    table = exact_table(summary, by=by, depth=depth, sort=sort, top=top, report=report)
+    return write_document(Document("count", parts=[table]), format)
 
 
 def exact_table(
@@ -110,22 +120,21 @@ def exact_table(
         uncalled = frozenset().union(*summary.uncalled.values())
         modules = rank_modules(summary, depth=depth, sort=sort, top=top)[:top]
         columns = [*map(text_column, ("module", "class")), *map(number_column, summary.columns), text_column("called")]
-        return Table(
-            "modules",
-            columns,
+        listed: list[list[Value]] = [
             [
-                [
-                    summary.label(module.name),
-                    module.class_name,
-                    *(column.get(module.name, 0) for column in summary.columns.values()),
-                    module.name not in uncalled,
-                ]
-                for module in modules
-            ],
-        )
+                summary.label(module.name),
+                module.class_name,
+                *(column.get(module.name, 0) for column in summary.columns.values()),
+                module.name not in uncalled,
+            ]
+            for module in modules
+        ]
+        return Table("modules", columns, listed)
     ranked = rank_operators(summary, by, depth=depth, sort=sort, top=top)[:top]
     names = ("module", "operator") if by == "both" else ("operator",)
-    rows = [[*([summary.label(row.module)] * (by == "both")), row.operator, *row.counts] for row in ranked]
+    rows: list[list[Value]] = [
+        [*([summary.label(row.module)] * (by == "both")), row.operator, *row.counts] for row in ranked
+    ]
     columns = [*map(text_column, names), *map(number_column, list_operator_headings(summary))]
     return Table("operators", columns, rows)
 

@@ -8,10 +8,9 @@ from html import escape
 from fvflops.reports import html
 from fvflops.reports.document import Document, Table
 from fvflops.reports.formats import write_document
-from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.trace.notebook_table import write_notebook_table
 from fvflops.units import format_percent, format_quantity
-from fvflops.views.breakdown import Breakdown
+from fvflops.views.breakdown import Breakdown, format_value, sum_measures
 from fvflops.views.summary_rows import depth_of
 
 _DEPTH = 2  # levels below the root

@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
-from fvflops.reports.pictures.leaders import RADIUS, LabelCost, leader_of
-from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
-from fvflops.reports.pictures.scales import label_linear, label_logarithmic
+from fvflops.reports.pictures.labels import RADIUS, Frame, Label, LabelCost, around, leader_of, place_labels
+from fvflops.reports.pictures.picture import (
+    as_text,
+    encode,
+    escape,
+    label_linear,
+    label_logarithmic,
+    make_figure,
+    plain,
+    width_of,
+)
 from fvflops.reports.text.display_width import truncate_middle
 from fvflops.text import suggest
 

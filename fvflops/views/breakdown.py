@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,12 +11,48 @@ from typing import NamedTuple
 from fvflops import __version__
 from fvflops.counting.metrics import METRICS, Metric, MetricCounts
 from fvflops.counting.timing import BY_OWNER, read_times
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.trace import Counts, Entry, Status, Trace
-from fvflops.trace.module_tree import ModuleTree
+from fvflops.trace.module_tree import ModuleTree, modules_above
 from fvflops.trace.timeline import Timeline
+from fvflops.units import format_seconds, format_short
 from fvflops.views.analysed_run import AnalysedRun, describe_run
-from fvflops.views.run_views import MemoryCurve, Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Allocated bytes after each op of a run.
+
+    `layers` is kind of memory → bytes after each op, the lowest layer first. `ops` and `modules` are names, and
+    `phases` phases, of the ops in their order. `measured` is whether the bytes were measured, else predicted.
+
+    >>> MemoryCurve({"parameter": [4, 4], "activation": [0, 2]}, ["mm", "relu"], ["fc", ""], ["forward"] * 2).peak()
+    6
+    """
+
+    layers: Mapping[str, Sequence[int]]
+    ops: Sequence[str]
+    modules: Sequence[str]
+    phases: Sequence[str]
+    measured: bool = False
+
+    def totals(self) -> list[int]:
+        """Return the sum of the layers after each op."""
+        return [sum(values) for values in zip(*self.layers.values(), strict=True)]
+
+    def peak(self) -> int:
+        """Return the largest total, 0 without ops."""
+        return max(self.totals(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The peaks of a device: its memory's `bandwidth` in bytes/s, and FLOP/s by dtype."""
+
+    device: str
+    bandwidth: int
+    flops: Mapping[str, int] = field(default_factory=dict)
+
 
 # Time of a module outside of ops: Python, and hooks.
 BETWEEN_OPS = "(between ops)"
@@ -174,3 +210,27 @@ def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
             if phase not in BY_OWNER and rest > 0:
                 sums[Cell(name, phase, BETWEEN_OPS)] = rest
     return Measure("Time", dict(sums), unit="ns", note="measured: ops, and their modules between them")
+
+
+def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
+    """Return module name → sum of the values, submodules included; "" is the model.
+
+    >>> sum_measures({Cell("a.b"): 2, Cell("a"): 3})["a"]
+    5
+    """
+    sums: Counter[str] = Counter()
+    for cell, value in values.items():
+        for name in (*modules_above(cell.module), cell.module):
+            sums[name] += value
+    return sums
+
+
+def format_value(measure: Measure, value: int) -> str:
+    """Return a value with its unit, rounded to three digits.
+
+    >>> format_value(Measure("Bytes", {}, unit="B"), 1024)
+    '1.02KB'
+    """
+    if measure.unit == "ns":
+        return format_seconds(value / 1e9)
+    return format_short(value) + measure.unit

@@ -21,7 +21,7 @@ from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.counting import HandleCostModel, TableCostModel, build_timeline, count
 from fvflops.formulas import OpCost, load_table
 from fvflops.reports import EXPORTS
-from fvflops.reports.files import frames
+from fvflops.reports.files import flame_graph
 from fvflops.trace import Event, Status, StopsAt, Trace, TraceError, tensors_in
 from fvflops.trace.timeline import WEIGHTS, Callee, Frame, Span, Timeline
 from tests.support.checkout import DATA
@@ -210,7 +210,7 @@ def by_module(stacks: Counter[tuple[str, ...]], names: dict[str, str]) -> Counte
 
 
 def module_names(timeline: Timeline) -> dict[str, str]:
-    return {frames.title(frame): frame.name for frame in timeline.frames if frame.kind == "module"}
+    return {flame_graph.title(frame): frame.name for frame in timeline.frames if frame.kind == "module"}
 
 
 def called_by_module(analysis: FlopCountAnalysis) -> dict[str, int]:
@@ -661,4 +661,4 @@ def test_the_check_of_chrome_traces_sees_slices_that_cross() -> None:
 
 
 def test_all_weights_are_explained() -> None:
-    assert tuple(frames.UNITS) == WEIGHTS
+    assert tuple(flame_graph.UNITS) == WEIGHTS

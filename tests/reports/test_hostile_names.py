@@ -35,7 +35,7 @@ from fvflops.measure.roofline import roofline_plot
 from fvflops.measure.roofline.roofline_report import roofline_report
 from fvflops.reports import EXPORTS, REPORTS
 from fvflops.reports.formats import write_document
-from fvflops.reports.fvcore import parameter_table as parameters
+from fvflops.reports.fvcore import fvcore_table
 from fvflops.reports.pictures import picture
 from fvflops.reports.terminal import op_coverage
 from fvflops.views.breakdown import read_breakdown
@@ -85,7 +85,7 @@ TERMINAL: dict[str, Render] = {
     "ledger": lambda analysis: op_coverage.render(summarise(analysis)),
     "flop_count_table": flop_count_table,
     "flop_count_str": flop_count_str,
-    "parameters": lambda analysis: parameters.render(analysis.module_tree()),
+    "parameters": lambda analysis: fvcore_table.write_parameter_table(analysis.module_tree()),
     "diff": lambda analysis: str(diff(analysis.trace(), record_benign())),
     "check": lambda analysis: budget_report.render(judge_names(analysis)),
     **{f"roofline by {by}": draw_roofline(by) for by in ("module", "operator", "op")},

@@ -73,7 +73,7 @@ def test_a_cost_may_depend_on_the_other_labels():
 
 def test_the_cost_of_a_label_is_what_is_between_it_and_its_point():
     pytest.importorskip("numpy", reason="numpy, which matplotlib brings, is not installed")
-    from fvflops.reports.pictures.leaders import LabelCost, leader_of
+    from fvflops.reports.pictures.labels import LabelCost, leader_of
 
     label = Label((1.0, 1.0), Frame(1.5, 0.95, 2.0, 1.05))
     assert leader_of(label) == ((1.0, 1.0), (1.5, 1.0))

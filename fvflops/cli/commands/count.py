@@ -30,8 +30,7 @@ from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import is_standard_output, write, write_report
 from fvflops.cli.process import report_stream
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal, find_width
-from fvflops.counting.unknown_masks import describe_unknown_masks
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations
 from fvflops.formulas import load_table
 from fvflops.plan.memory.memory_report import memory_curve
 from fvflops.reports import REPORTS, Report
@@ -43,8 +42,8 @@ from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.patterns import expand_names
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
+from fvflops.views.analysed_run import column_metrics, make_summary, with_columns
 from fvflops.views.breakdown import Breakdown, read_breakdown
-from fvflops.views.made_summary import column_metrics, make_summary, with_columns
 from fvflops.views.ranking import check_sort
 
 EXAMPLES = (
@@ -192,7 +191,8 @@ def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, 
     """Return the options that a report takes."""
     terminal = find_terminal(report_stream()) if is_standard_output(arguments.output) else None
     terminal = terminal or TerminalInfo(find_width(report_stream()), colour=False, encoding=_find_encoding(arguments))
-    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
+    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top", "format")}
+    options |= terminal._asdict()
     return {name: value for name, value in options.items() if name in report.options}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fvflops.analysis import schedule
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fvflops.counting.count_trace import RegionCost
-from fvflops.counting.signature_cache import SignatureCache
+from fvflops.counting.count_trace import RegionCost, SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic
 from fvflops.formulas import OpCost
 from fvflops.formulas.rows import default_label

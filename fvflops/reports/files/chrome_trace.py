@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from fvflops.reports.escaping import printable
-from fvflops.reports.files.frames import UNITS, describe, dump, title
+from fvflops.reports.files.flame_graph import UNITS, describe, dump, title
 from fvflops.trace.timeline import PlacedSpan, Span, Timeline
 
 # Readers store times as doubles of microseconds, which are exact up to this many nanoseconds.
 _MAX_EXACT = 1 << 53
 
 
-def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
+def write_events(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     """Yield the text of a file in Chrome's Trace Event Format, one event to a line.
 
     Each region and each op call is a complete event ("X") on the track of its thread, each rank a process. Backward ops
@@ -33,7 +33,7 @@ def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     >>> from fvflops.trace.timeline import Frame, Callee, Span, Timeline
     >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=2400),), {},
     ...                     (Span(0, 1, flops=2400),))
-    >>> event = json.loads("".join(render(timeline)))["traceEvents"][-1]
+    >>> event = json.loads("".join(write_events(timeline)))["traceEvents"][-1]
     >>> event["name"], event["ph"], event["ts"], event["dur"], event["args"]["FLOPs"]
     ('aten::mm', 'X', 0.0, 2.4, 2400)
     """

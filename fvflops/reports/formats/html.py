@@ -11,9 +11,7 @@ from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Par
 from fvflops.reports.escaping import printable
 from fvflops.reports.html import digest, read_style
 from fvflops.reports.html.script import REPORT, join_scripts
-from fvflops.reports.pictures.svg_chart import NARROW, svg_chart
-from fvflops.reports.pictures.svg_gantt import svg_gantt
-from fvflops.reports.pictures.svg_scatter import svg_scatter
+from fvflops.reports.pictures.svg_picture import NARROW, svg_chart, svg_gantt, svg_scatter
 from fvflops.reports.terminal.op_coverage import TERMS
 
 _STATUSES = ("ignored", "unsupported")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from fvflops.reports.document import Chart, Column, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import printable, printable_short
-from fvflops.reports.text.display_width import display_width, pad, truncate_middle, wrap
+from fvflops.reports.text.display_width import GAP, display_width, pad, text_table, truncate_middle, wrap
 from fvflops.reports.text.text_picture import text_picture
-from fvflops.reports.text.text_table import GAP, text_table
 
 _PROSE_WIDTH = 100  # longest line of a sentence if no width is given
 # Text columns are truncated to the first width before optional columns are dropped, to the second before others are.
@@ -150,7 +150,8 @@ def _write_table(table: Table, terminal: _Terminal) -> str:
         lines[-1] = _label_total(lines[-1], columns)
     cells = 0 if bar is None or bar - 1 not in indexes else _fit_bar(lines, columns, width, text_limit)
     if width is not None:
-        lines = _shorten(lines, columns, width - (cells + len(GAP) if cells else 0), terminal.ellipsis)
+        truncate = partial(truncate_middle if bar is None else _truncate_name, ellipsis=terminal.ellipsis)
+        lines = _shorten(lines, columns, width - (cells + len(GAP) if cells else 0), truncate)
     bars = [""] * len(rows)
     if bar is not None and cells:
         total = table.columns[bar].bar_total or 0
@@ -265,8 +266,10 @@ def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _shorten(lines: list[list[str]], columns: Sequence[Column], width: int, ellipsis: str) -> list[list[str]]:
-    """Return the lines with text truncated in the middle, the widest column first, until they fit."""
+def _shorten(
+    lines: list[list[str]], columns: Sequence[Column], width: int, truncate: Callable[[str, int], str]
+) -> list[list[str]]:
+    """Return the lines with truncated text, the widest column first, until they fit."""
     text_columns = [index for index, column in enumerate(columns) if column.is_text]
     widths = [max(map(display_width, cells)) for cells in zip(*lines, strict=True)]
     while _total_width(widths) > width and text_columns:
@@ -275,10 +278,10 @@ def _shorten(lines: list[list[str]], columns: Sequence[Column], width: int, elli
         if widths[widest] <= 1:
             break
         widths[widest] -= 1
-    return [[_truncate(cell, limit, ellipsis) for cell, limit in zip(line, widths, strict=True)] for line in lines]
+    return [[truncate(cell, limit) for cell, limit in zip(line, widths, strict=True)] for line in lines]
 
 
-def _truncate(cell: str, limit: int, ellipsis: str) -> str:
+def _truncate_name(cell: str, limit: int, *, ellipsis: str) -> str:
     """Return a cell truncated in the middle of its name: at least half is for the name, however deep its level."""
     name = cell.lstrip(" ")
     indent = min(len(cell) - len(name), max(limit // 2, limit - display_width(name)))

@@ -1,28 +1,61 @@
-"""A pipe table with a row for each module, for each operator, or for each operator of each module."""
+"""Pipe tables in fvcore's formats: modules, operators, and parameters."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec, module_from_spec
 from typing import Any
+
+import tabulate
 
 from fvflops.reports.escaping import printable_short
 from fvflops.reports.terminal import op_coverage
 from fvflops.reports.terminal.collapse import collapse_note
-from fvflops.reports.terminal.module_rows import Line, limit_depth, list_lines
-from fvflops.reports.text.pipe_table import pipe_table
-from fvflops.trace import Summary
-from fvflops.units import format_percent, format_size
+from fvflops.trace import ModuleTree, Summary
+from fvflops.units import format_elements, format_percent, format_shape, format_size
 from fvflops.views.ranking import truncation_note
 from fvflops.views.summary_rows import (
+    Line,
     OperatorRow,
     check_view,
     depth_of,
+    index_children,
+    limit_depth,
+    list_lines,
     list_operator_headings,
     rank_operators,
 )
 
 
-def render(
+def pipe_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table aligned by tabulate: left, or in columns of numbers at the decimal point.
+
+    >>> print(pipe_table(["module", "#flops"], [("model", "1K"), (" fc", " 1K")]))
+    | module   | #flops   |
+    |:---------|:---------|
+    | model    | 1K       |
+    |  fc      |  1K      |
+    """
+    if "preserve_whitespace" in inspect.signature(tabulate.tabulate).parameters:
+        return tabulate.tabulate(rows, headers, tablefmt="pipe", preserve_whitespace=True)
+    return str(_load_private_tabulate().tabulate(rows, headers, tablefmt="pipe"))
+
+
+@cache
+def _load_private_tabulate() -> Any:
+    # A second copy of the module, so that the global variable affects no other user of tabulate.
+    spec = find_spec("tabulate")
+    if spec is None or spec.loader is None:
+        raise ImportError("the source of tabulate was not found: install tabulate 0.10 or newer")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.PRESERVE_WHITESPACE = True  # type: ignore[attr-defined]
+    return module
+
+
+def write_table(
     summary: Summary,
     *,
     by: str = "module",
@@ -55,9 +88,9 @@ def render(
     return "\n\n".join([table, "\n".join(notes)] if notes else [table])
 
 
-def render_covered(summary: Summary, **options: Any) -> str:
-    """Return the table of `render` with the coverage of the count below."""
-    return f"{render(summary, **options)}\n\n{op_coverage.render(summary)}"
+def write_covered_table(summary: Summary, **options: Any) -> str:
+    """Return the table of `write_table` with the coverage of the count below."""
+    return f"{write_table(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 def _label(heading: str, show_param_shapes: bool = False) -> str:
@@ -115,3 +148,35 @@ def _labels_with_share(headings: Sequence[str]) -> list[str]:
 def _format_with_share(counts: Sequence[int], totals: Sequence[int]) -> list[str]:
     first, *others = (format_size(count) for count in counts)
     return [first, format_percent(counts[0], totals[0]), *others]
+
+
+def write_parameter_table(modules: ModuleTree, *, depth: int = 3) -> str:
+    """Return the elements of each module and the shape of each parameter, `depth` levels of names below the root.
+
+    A tied parameter is counted once, under its first name. A model without parameters, on which fvcore fails, has one
+    row, "model" with 0.
+
+    >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
+    >>> weight = ParameterInfo("weight", TensorSpec((20, 10)), identity=0, trainable=True)
+    >>> print(write_parameter_table(ModuleTree({"": ModuleInfo("", "", "Linear", parameters=(weight,))})))
+    | name    | #elements or shape   |
+    |:--------|:---------------------|
+    | model   | 0.2K                 |
+    |  weight |  (20, 10)            |
+    """
+    shapes = {parameter.name: parameter.spec.shape for parameter in modules.parameters()}
+    counts = modules.count_parameters()
+    children = index_children(counts)
+    rows = [("model", format_elements(counts[""]))]
+    pending = [(child, 1) for child in reversed(children.get("", ()))]
+    while pending:
+        name, level = pending.pop()
+        if level > depth:
+            continue
+        blanks = " " * level
+        if name in shapes:
+            rows.append((blanks + printable_short(name), blanks + format_shape(shapes[name])))
+        else:
+            rows.append((blanks + printable_short(name), blanks + format_elements(counts[name])))
+            pending += [(child, level + 1) for child in reversed(children.get(name, ()))]
+    return pipe_table(["name", "#elements or shape"], rows)

@@ -16,10 +16,9 @@ from importlib.resources import files
 from typing import Any
 
 from fvflops.reports.escaping import printable
-from fvflops.reports.html.minify import minify_style
 from fvflops.reports.html.packed import pack
 from fvflops.reports.html.run_data import measured_memory, write_memory, write_peaks, write_timeline
-from fvflops.reports.html.script import join_scripts
+from fvflops.reports.html.script import join_scripts, minify_style
 from fvflops.trace import PHASES
 from fvflops.trace.module_tree import modules_above
 from fvflops.views.breakdown import Breakdown, Cell, Measure

@@ -9,7 +9,7 @@ from typing import Any
 from fvflops.reports.escaping import printable
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
-from fvflops.views.run_views import MemoryCurve, Peaks
+from fvflops.views.breakdown import MemoryCurve, Peaks
 
 # Limits of what a page holds: the longest calls, and the highest points of a curve.
 MAX_SPANS = 20_000

@@ -1,10 +1,10 @@
-"""Measure, truncate, pad and wrap text by its width in terminal cells."""
+"""Measure, truncate, pad and wrap text by its width in terminal cells; tables of such text."""
 
 from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 _NOTES_WIDTH = 120
@@ -102,3 +102,27 @@ def wrap_legend(entries: Sequence[str], width: int) -> list[str]:
 def wrap_notes(notes: Sequence[str]) -> str:
     """Return notes as wrapped lines, with a hanging indent."""
     return "\n".join(textwrap.fill(note, _NOTES_WIDTH, subsequent_indent="  ") for note in notes)
+
+
+GAP = "  "
+
+
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """Return a table in which the columns with the indexes `left` are left-aligned, the others right-aligned.
+
+    >>> print(text_table(("module", "time"), [("model", "12 ms"), (" fc", "3 ms")]))
+    module   time
+    ------  -----
+    model   12 ms
+     fc      3 ms
+    """
+    widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
+    lines = [headers, ["-" * width for width in widths], *rows]
+    return "\n".join(_write(line, widths, left) for line in lines)
+
+
+def _write(cells: Sequence[str], widths: Sequence[int], left: Collection[int]) -> str:
+    padded = [
+        pad(cell, width, right=index not in left) for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return GAP.join(padded).rstrip()

@@ -12,7 +12,7 @@ from torch import nn
 from fvflops import FlopCountAnalysis, Trace, record
 from fvflops.analysis import summarise
 from fvflops.cli import main
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.reports import REPORTS
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
 

@@ -8,8 +8,7 @@ from typing import Any
 from fvflops.reports.html.packed import unpack
 from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
-from fvflops.views.breakdown import Breakdown, Cell, Measure
-from fvflops.views.run_views import Peaks
+from fvflops.views.breakdown import Breakdown, Cell, Measure, Peaks
 
 # What a model may be called by somebody who means ill, or well; a module's name holds no dot.
 HOSTILE = (
