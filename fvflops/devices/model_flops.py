@@ -12,7 +12,7 @@ from fvflops.devices.utilisation import MODEL_PHASES, with_attention
 from fvflops.formulas import FormulaTable, resolve_table
 
 if TYPE_CHECKING:
-    from fvflops.analysis import FlopCountAnalysis
+    from fvflops.analysis.model_counts import FlopCountAnalysis
 
 
 def model_flops(

@@ -16,7 +16,7 @@ from importlib import metadata
 import torch
 
 from fvflops import __version__
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.model.model_index import read_modules

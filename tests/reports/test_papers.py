@@ -21,7 +21,8 @@ from torch import nn
 
 import fvflops
 from fvflops import ActivationCountAnalysis, FlopCountAnalysis, TrainingStepAnalysis
-from fvflops.analysis import ModelAnalysis, summarise
+from fvflops.analysis.fvcore_text import summarise
+from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.cli import main
 from fvflops.reports import REPORTS
 from fvflops.reports import count_json as json_report

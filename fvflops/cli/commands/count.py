@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.model_analysis import analysed_run
-from fvflops.analysis.model_counts import list_call_rows
+from fvflops.analysis.model_counts import FlopCountAnalysis, list_call_rows
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.arguments import (
     add_backward,

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis import schedule
-from fvflops.analysis.steps import Schedule
+from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
