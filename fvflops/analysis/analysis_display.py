@@ -44,12 +44,7 @@ def write_table(summary: Summary) -> str:
 
 
 def make_columns(table: Table) -> dict[str, list[Value]]:
-    """Return the key of each column for data → its cells.
-
-    >>> from fvflops.reports.document import number_column, text_column
-    >>> make_columns(Table("ops", [text_column("op"), number_column("flops")], [["mm", 24], ["relu", 8]]))
-    {'op': ['mm', 'relu'], 'flops': [24, 8]}
-    """
+    """Return the key of each column for data → its cells."""
     data = table.readable_by("data")
     return {column.key: [row[index] for row in data.rows] for index, column in enumerate(data.columns)}
 

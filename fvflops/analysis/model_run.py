@@ -27,9 +27,6 @@ def inputs_of_size(
     """Return inputs and keyword arguments, tensors of `input_size` if that is not None; both at once raise ValueError.
 
     The tensors are on the model's device, and floats in its dtype unless a size names another.
-
-    >>> inputs_of_size(nn.Linear(3, 2, dtype=torch.float64), None, None, (4, 3))[0][0].dtype
-    torch.float64
     """
     if input_size is None:
         return inputs, kwargs
@@ -94,12 +91,7 @@ def bind_inputs(
 
 
 def check_repeatable(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError where an input is an iterator, which the first of several runs would exhaust.
-
-    >>> check_repeatable((), {"batches": iter([1, 2])})
-    Traceback (most recent call last):
-    ValueError: input 'batches' is a list_iterator, which the first of several runs would exhaust: pass a list
-    """
+    """Raise ValueError where an input is an iterator, which the first of several runs would exhaust."""
     for name, value in (*enumerate(args), *kwargs.items()):
         if isinstance(value, Iterator):
             kind = type(value).__name__

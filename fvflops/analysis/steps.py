@@ -180,12 +180,7 @@ def count_step(trace: Trace, cost_model: CostModel, metric: str) -> StepCount:
 
 
 def summarise_steps(counts: Sequence[StepCount], unit: str) -> PerStep:
-    """Return the cost per step of one or more counted steps.
-
-    >>> few, many = (StepCount(Counter(forward=flops), Counter()) for flops in (24, 48))
-    >>> print(summarise_steps([few, few, many], "flops"))
-    3 steps, 32 flops per step (24 to 48): forward 32 (24 to 48)
-    """
+    """Return the cost per step of one or more counted steps."""
     phases = {phase for step in counts for phase in step.by_phase}
     return PerStep(
         steps=len(counts),

@@ -17,7 +17,7 @@ from fvflops.trace.records import ALL_LISTS
 from fvflops.trace.signature import packet_of
 
 
-class TableCostModel:
+class TableCostModel(CostModel):
     """Costs of calls by a formula table; `metric` is "flops" or "activations".
 
     Activations of an op that the formula table counts in FLOPs only are IGNORED by the convention.
@@ -32,16 +32,13 @@ class TableCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that the table has a row for."""
         return self._table.stops_at
 
     @property
     def counts_modules(self) -> bool:
-        """Whether the table has a row for a module class."""
         return bool(self._table.modules)
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return the cost of one op call."""
         costs = self._costs.get(signature)
         if costs is None:
             costs = (self._in_metric(self._table.price(signature)),)
@@ -50,7 +47,6 @@ class TableCostModel:
         return costs
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return the cost of one region call, or None where the table has no row for it."""
         if module is not None:
             row = self._table.module_row(module.classes)
             if row is None:
@@ -67,7 +63,7 @@ class TableCostModel:
         return OpCost(cost.label, Status.IGNORED if cost.status is Status.COUNTED else cost.status)
 
 
-class NullCostModel:
+class NullCostModel(CostModel):
     """Treat all ops as UNSUPPORTED except the zero-FLOP ops of a table, for an analysis without formulas."""
 
     def __init__(self, table: FormulaTable) -> None:
@@ -75,22 +71,14 @@ class NullCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that the table has a row for."""
         return self._table.stops_at
 
-    @property
-    def counts_modules(self) -> bool:
-        """False: modules are counted by the ops in them."""
-        return False
-
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return a cost of zero with status ZERO_FLOP or UNSUPPORTED."""
         row = self._table.row(signature.op)
         is_zero_flop = row is not None and row.kind == "zero_flop"
         return (OpCost(signature.packet.partition("::")[2], Status.ZERO_FLOP if is_zero_flop else Status.UNSUPPORTED),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return an UNSUPPORTED cost for an autograd.Function if the table is opaque, else None."""
         if region.kind == "function" and self._table.opaque:
             return RegionCost((OpCost(f"PythonOp.{region.name}", Status.UNSUPPORTED),))
         return None
@@ -101,7 +89,7 @@ Handle = Callable[[Call], "int | Counter[str]"]
 _FUNCTION = "prim::PythonOp."
 
 
-class HandleCostModel:
+class HandleCostModel(CostModel):
     """Cost by a handle if one is set for the op, else by `inner`; a handle of None makes the op zero-FLOP.
 
     A name without an overload matches all overloads; `aten::_convolution`, the name in traced graphs, matches
@@ -117,24 +105,21 @@ class HandleCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that are counted as a whole; an op with a handle keeps the values of its lists."""
+        # An op with a handle keeps the values of its lists.
         values = {name: ALL_LISTS for name, handle in self._handles.items() if handle is not None}
         return self._inner.stops_at.including(self._handles, values)
 
     @property
     def counts_modules(self) -> bool:
-        """Whether a handle or the inner cost model may count modules as a whole."""
         return bool(self._modules) or self._inner.counts_modules
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return the cost of one op call by its handle, else by the inner cost model."""
         for name in names_of(signature.op):
             if name in self._handles:
                 return _cost(self._handles[name], name, Call.of(signature))
         return self._inner.op_cost(signature)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return the cost of one call of a module or a function by its handle, else by the inner cost model."""
         if module is not None:
             name = find_class(self._modules, module.classes)
             if name is not None:

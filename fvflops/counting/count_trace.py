@@ -27,13 +27,7 @@ _MAX_SIZE = 1 << 14
 
 
 class SignatureCache(Generic[Result]):
-    """Results by signature. Shape execution reuses Signature objects, and hashing one takes longer than most results.
-
-    >>> cache = SignatureCache[str]()
-    >>> signature = Signature("aten::relu", (), (), ())
-    >>> cache.get(signature), cache.put(signature, "relu"), cache.get(signature)
-    (None, 'relu', 'relu')
-    """
+    """Results by signature object: shape execution reuses them, and hashing one takes longer than most results."""
 
     def __init__(self) -> None:
         self._items: dict[int, tuple[Signature, Result]] = {}
@@ -74,13 +68,15 @@ class CostModel(Protocol):
 
     @property
     def counts_modules(self) -> bool:
-        """Whether it may count modules as a whole."""
+        """Whether it may count modules as a whole, rather than by the ops in them."""
+        return False
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the cost of one op call, several where a handle returns several labels."""
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
         """Return the cost of one region call, or None to count the ops in it."""
+        return None
 
 
 def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:

@@ -26,16 +26,6 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
 
     FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A module or function that is
     counted as a whole is a record too, before the ops inside it.
-
-    >>> import torch
-    >>> from fvflops import record_call
-    >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TableCostModel
-    >>> cost_model = TableCostModel(load_table("default"), "flops")
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
-    >>> calls = list_op_calls(record_call(model, (torch.ones(4, 3),), stops_at=cost_model.stops_at), cost_model)
-    >>> [(call.op, call.flops, call.nbytes, call.parameters, call.after) for call in calls]
-    [('aten::linear', 24, 112, ('0.weight', '0.bias'), ()), ('aten::relu', 0, 64, (), (0,))]
     """
     memory_is_measured = "memory" in trace.info.measured
     scopes = trace.scopes()
@@ -123,12 +113,7 @@ def list_module_calls(
 
 
 def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
-    """Return the sums of op calls by source line, most FLOPs first.
-
-    >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
-    >>> [(line.line, line.calls, line.flops) for line in sum_lines([call._replace(line="net.py:7"), call])]
-    [('net.py:7', 1, 24), ('', 1, 24)]
-    """
+    """Return the sums of op calls by source line, most FLOPs first."""
     by_line: dict[str, list[OpCall]] = {}
     for call in calls:
         by_line.setdefault(call.line, []).append(call)

@@ -70,12 +70,6 @@ def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, han
     """Return the share of a run's FLOPs that a convention ignores, as text: "all", "86%", or "" up to a half.
 
     `handled` are ops counted by handles, `counts` those of the run in FLOPs by the convention.
-
-    >>> from fvflops import FlopCountAnalysis
-    >>> import torch
-    >>> flops = FlopCountAnalysis(torch.nn.Softplus(), torch.ones(4))
-    >>> describe_ignored_work(flops.trace(), flops.counts(), load_table("default"))
-    'all'
     """
     if table.floating_point_only or counts.metric != "flops":
         return ""
@@ -92,14 +86,7 @@ def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, han
 
 
 def describe_ignored_products(trace: Trace, counts: Counts, table: FormulaTable) -> str:
-    """Return the ops with multiply-adds by `default` that a convention ignores, with calls and their share, or "".
-
-    >>> from fvflops import FlopCountAnalysis
-    >>> import torch
-    >>> flops = FlopCountAnalysis(torch.nn.Bilinear(2, 2, 2), (torch.ones(1, 2), torch.ones(1, 2)), table="fvcore")
-    >>> describe_ignored_products(flops.trace(), flops.counts(), load_table("fvcore"))
-    'aten::bilinear ×1 (100.0% of the multiply-adds)'
-    """
+    """Return the ops with multiply-adds by `default` that a convention ignores, with calls and their share, or ""."""
     price = TableCostModel(load_table("default"), "flops").op_cost
     calls = _ignored_calls(trace, counts, table)
     macs = {index: number * price(trace.signatures[index])[0].macs for index, number in calls.items()}

@@ -118,15 +118,7 @@ def _list_counts(calls: Mapping[str, int]) -> str:
 
 
 def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) -> Table:
-    """Return a row for each module call with at most `depth` enclosing calls, None for all.
-
-    >>> call = ModuleCall(0, "", "ReLU", "forward", 0, ("float32[8]",), ("float32[8]",), 0, 1, 8, 0, 0, 64, 0)
-    >>> from fvflops.reports.formats import write_document
-    >>> print(write_document(Document("calls", parts=[module_call_table([call])])))
-    #  module  class  in   out  params  FLOPs  acts  bytes
-    -  ------  -----  ---  ---  ------  -----  ----  -----
-    0  model   ReLU   [8]  [8]       0      8     0     64
-    """
+    """Return a row for each module call with at most `depth` enclosing calls, None for all."""
     several_phases = len({call.phase for call in calls}) > 1
     columns = {
         "number": number_column("number", "#", form=str),
@@ -151,16 +143,7 @@ def module_call_table(calls: Sequence[ModuleCall], *, depth: int | None = None) 
 
 
 def line_table(lines: Sequence[LineCount]) -> Table:
-    """Return a row for each source line, in the given order.
-
-    >>> lines = [LineCount("net.py:12", 2, 48, 24, 12, 160, 0), LineCount("net.py:9", 1, 16, 8, 4, 80, 0)]
-    >>> from fvflops.reports.formats import write_document
-    >>> print(write_document(Document("calls", parts=[line_table(lines)])))
-    line       op calls  FLOPs  share  acts  bytes
-    ---------  --------  -----  -----  ----  -----
-    net.py:12         2     48  75.0%    12    160
-    net.py:9          1     16  25.0%     4     80
-    """
+    """Return a row for each source line, in the given order."""
     total = sum(line.flops for line in lines)
     columns = {
         "line": text_column("line", form=lambda line: line or _NO_LINE),

@@ -68,20 +68,12 @@ def number_column(
     missing: str = "",
     only_for: str = "",
 ) -> Column:
-    """Return a column of numbers, by default in thousands, millions and so on.
-
-    >>> number_column("flops", "FLOPs").show(4_089_184_256)
-    '4.09G'
-    """
+    """Return a column of numbers, by default in thousands, millions and so on."""
     return Column(key, heading or key, form, missing=missing, only_for=only_for)
 
 
 def difference_column(key: str, heading: str = "", *, form: Callable[[Any], str] = format_signed) -> Column:
-    """Return a column of differences, which have a sign and are sorted by magnitude.
-
-    >>> difference_column("flops").show(-12_845_056)
-    '-12.8M'
-    """
+    """Return a column of differences, which have a sign and are sorted by magnitude."""
     return Column(key, heading or key, form, signed=True)
 
 
@@ -182,12 +174,7 @@ class Table:
         return [[column.show(value) for column, value in zip(self.columns, row, strict=True)] for row in rows]
 
     def indented(self) -> list[list[str]]:
-        """Return the formatted cells, with module names indented and relative to the name of their parent.
-
-        >>> rows = [("", 9), ("layers", 8), ("layers.0.fc", 8), ("head", 1)]
-        >>> [row[0] for row in Table("modules", (module_column(), number_column("flops")), rows).indented()]
-        ['model', ' layers', '  0.fc', ' head']
-        """
+        """Return the formatted cells, with module names indented and relative to the name of their parent."""
         texts = self.texts()
         for index, column in enumerate(self.columns):
             if column.tree:

@@ -41,19 +41,6 @@ def write_latex(
 
     Comments above the table, for the caption, have the notes; a line below it names the unsupported ops. The document
     needs the package booktabs, and XeLaTeX or LuaLaTeX for names in other scripts. An unknown `by` raises ValueError.
-
-    >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> columns = {"parameters": {"": 25_557_032}, "flops": {"": 4_089_184_256}}
-    >>> print(write_latex(Summary(ModuleTree({"": ModuleInfo("", "", "Res_Net")}), columns)))
-    % Model: Res_Net.
-    % Needs \usepackage{booktabs}.
-    \begin{tabular}{lrr}
-      \toprule
-      Model & Params (M) & FLOPs (G) \\
-      \midrule
-      Res\_Net & 25.6 & 4.09 \\
-      \bottomrule
-    \end{tabular}
     """
     check_view(by, report="the LaTeX report")
     if by != "module":

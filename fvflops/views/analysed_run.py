@@ -113,11 +113,7 @@ def column_metrics() -> tuple[str, ...]:
 
 
 def name_heading(heading: str) -> str:
-    """Return the displayed heading of a column: a metric's title, lower case unless an acronym, or a phase.
-
-    >>> name_heading("flops"), name_heading("parameters"), name_heading("backward")
-    ('FLOPs', 'parameters', 'backward')
-    """
+    """Return the displayed heading of a column: a metric's title, lower case unless an acronym, or a phase."""
     title = METRICS[heading].title if heading in METRICS else heading
     return title.lower() if title[1:].islower() else title
 

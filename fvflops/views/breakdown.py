@@ -25,9 +25,6 @@ class MemoryCurve:
 
     `layers` is kind of memory → bytes after each op, the lowest layer first. `ops` and `modules` are names, and
     `phases` phases, of the ops in their order. `measured` is whether the bytes were measured, else predicted.
-
-    >>> MemoryCurve({"parameter": [4, 4], "activation": [0, 2]}, ["mm", "relu"], ["fc", ""], ["forward"] * 2).peak()
-    6
     """
 
     layers: Mapping[str, Sequence[int]]
@@ -62,9 +59,6 @@ class Cell(NamedTuple):
     """A module's canonical name, a phase and an operator's label.
 
     `phase` and `operator` are "" where a measure has none. The cells of a module do not include its submodules.
-
-    >>> Cell("fc", "forward", "linear").module
-    'fc'
     """
 
     module: str
@@ -86,11 +80,7 @@ class Measure:
     unsupported: Mapping[Cell, int] = field(default_factory=dict)
 
     def total(self) -> int:
-        """Return the sum over all cells.
-
-        >>> Measure("FLOPs", {Cell("a"): 2, Cell("b"): 3}).total()
-        5
-        """
+        """Return the sum over all cells."""
         return sum(self.values.values())
 
 
@@ -125,15 +115,6 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
 
     These are FLOPs, MACs and activations where there is a table, parameters, bytes, op calls, and time where it was
     measured. An op belongs to the innermost module around it.
-
-    >>> import torch
-    >>> from fvflops.capture.run import record_call
-    >>> from fvflops.formulas import load_table
-    >>> table = load_table("default")
-    >>> trace = record_call(torch.nn.Linear(4, 3), (torch.ones(2, 4),), {}, stops_at=table.stops_at)
-    >>> run = AnalysedRun(trace, MetricCounts(trace, table)["flops"], table)
-    >>> {key: measure.total() for key, measure in read_breakdown(run).measures.items()}
-    {'flops': 24, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116, 'calls': 1}
     """
     trace, counts = run.trace, run.counts
     counted = MetricCounts(trace, run.table, counts)
@@ -213,11 +194,7 @@ def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
 
 
 def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
-    """Return module name → sum of the values, submodules included; "" is the model.
-
-    >>> sum_measures({Cell("a.b"): 2, Cell("a"): 3})["a"]
-    5
-    """
+    """Return module name → sum of the values, submodules included; "" is the model."""
     sums: Counter[str] = Counter()
     for cell, value in values.items():
         for name in (*modules_above(cell.module), cell.module):
@@ -226,11 +203,7 @@ def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
 
 
 def format_value(measure: Measure, value: int) -> str:
-    """Return a value with its unit, rounded to three digits.
-
-    >>> format_value(Measure("Bytes", {}, unit="B"), 1024)
-    '1.02KB'
-    """
+    """Return a value with its unit, rounded to three digits."""
     if measure.unit == "ns":
         return format_seconds(value / 1e9)
     return format_short(value) + measure.unit

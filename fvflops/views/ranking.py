@@ -25,9 +25,6 @@ def rank(
 
     `sort` is a heading, or "name" for the natural order of names; if only `top` is given, rows are sorted by the
     heading that `choose_measure` returns. An unknown `sort` and a `top` below 1 raise ValueError.
-
-    >>> rank(["fc.10", "fc.9"], ["flops"], count=lambda row, heading: len(row), name=str, sort="name")
-    ['fc.9', 'fc.10']
     """
     check_top(top)
     if sort is None and top is None:
@@ -39,11 +36,7 @@ def rank(
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return the sort key of a dotted name in natural order: numeric parts as numbers.
-
-    >>> sorted(["fc.10", "fc.9"], key=natural_key)
-    ['fc.9', 'fc.10']
-    """
+    """Return the sort key of a dotted name in natural order: numeric parts as numbers."""
     return [_order_part(part) for part in name.split(".")]
 
 
@@ -52,22 +45,14 @@ def _order_part(part: str) -> tuple[bool, int, str]:
 
 
 def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:
-    """Return the heading that rows are ranked by: `sort` if it is a heading, else the first one except parameters.
-
-    >>> choose_measure(["parameters", "flops"]), choose_measure(["parameters", "flops"], "parameters")
-    ('flops', 'parameters')
-    """
+    """Return the heading that rows are ranked by: `sort` if it is a heading, else the first one except parameters."""
     if sort is not None and sort in headings:
         return sort
     return next((heading for heading in headings if heading != "parameters"), headings[0])
 
 
 def truncation_note(rows: Sequence[Row], top: int | None, noun: str) -> list[str]:
-    """Return a sentence with the number of rows beyond the first `top`; [] if there are none.
-
-    >>> truncation_note("abc", 2, "module")
-    ['1 more module.']
-    """
+    """Return a sentence with the number of rows beyond the first `top`; [] if there are none."""
     hidden = 0 if top is None else len(rows) - top
     return [f"{format_quantity(hidden, f'more {noun}')}."] if hidden > 0 else []
 

@@ -50,11 +50,7 @@ def check_not_collapsed(summary: Summary, report: str) -> None:
 
 
 def depth_of(name: str) -> int:
-    """Return the number of levels of a dotted name below the root.
-
-    >>> depth_of(""), depth_of("fc"), depth_of("layer1.0")
-    (0, 1, 2)
-    """
+    """Return the number of levels of a dotted name below the root."""
     return name.count(".") + 1 if name else 0
 
 
@@ -62,9 +58,6 @@ def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
     """Return name → heading → count from heading → name → count; the root is always included.
 
     Names are in order of first appearance, which is the order of the rows of a table.
-
-    >>> group_by_name({"parameters": {"": 6, "fc": 6}, "flops": {"fc": 12}})
-    {'': {'parameters': 6}, 'fc': {'parameters': 6, 'flops': 12}}
     """
     counts: dict[str, dict[str, int]] = {"": {}}
     for heading, column in columns.items():
@@ -74,21 +67,13 @@ def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
 
 
 def fill_missing(columns: Mapping[str, Mapping[str, int]], names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return the columns with 0 for each of `names` that a column lacks.
-
-    >>> fill_missing({"flops": {"": 12}}, ["", "drop"])
-    {'flops': {'': 12, 'drop': 0}}
-    """
+    """Return the columns with 0 for each of `names` that a column lacks."""
     zeros = dict.fromkeys(names, 0)
     return {heading: {**zeros, **column} for heading, column in columns.items()}
 
 
 def index_children(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return name → the names one level below it, in order.
-
-    >>> index_children(["", "a", "a.x", "b"])
-    {'': ['a', 'b'], 'a': ['a.x']}
-    """
+    """Return name → the names one level below it, in order."""
     children: dict[str, list[str]] = {}
     for name in names:
         if name:
@@ -101,12 +86,6 @@ def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[s
 
     Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that what is missing
     from the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
-
-    >>> from fvflops.trace import ModuleTree
-    >>> columns = {"flops": {"": 10, "a": 2, "a.x": 2, "b": 3}}
-    >>> net = {name: ModuleInfo(name, name, "Linear") for name in columns["flops"]}
-    >>> count_itself(Summary(ModuleTree(net), columns), [""], "flops")
-    {'': {'flops': 5}}
     """
     children = index_children(summary.modules.by_name)
     found = {}
@@ -131,9 +110,6 @@ def drop_zeros(
 
     Names in `except_for` are retained, the root if that is empty; with `keep_parents` also the ancestors of every
     retained name. Names with a missing ancestor are dropped. fvcore's table uses `keep_parents`, its tree does not.
-
-    >>> drop_zeros({"": {"flops": 2}, "a": {"flops": 0}, "a.x": {"flops": 2}, "b": {"flops": 0}})
-    {'': {'flops': 2}, 'a.x': {'flops': 2}}
     """
     children = index_children(counts)
     reached = [""]
@@ -151,11 +127,7 @@ def drop_zeros(
 
 
 def format_cells(counts: Mapping[str, Mapping[str, int]], *, digits: int) -> dict[str, dict[str, str]]:
-    """Return name → heading → formatted count.
-
-    >>> format_cells({"fc": {"flops": 1234}}, digits=2)
-    {'fc': {'flops': '1.23K'}}
-    """
+    """Return name → heading → formatted count."""
     return {
         name: {heading: format_size(count, digits=digits) for heading, count in row.items()}
         for name, row in counts.items()
@@ -165,11 +137,7 @@ def format_cells(counts: Mapping[str, Mapping[str, int]], *, digits: int) -> dic
 def mark_uncalled(
     cells: Mapping[str, Mapping[str, str]], heading: str, uncalled: Iterable[str], mark: str
 ) -> dict[str, dict[str, str]]:
-    """Return the cells with `mark` under a heading for each uncalled module, which gets a row if it has none.
-
-    >>> mark_uncalled({"fc": {"flops": "0"}}, "flops", {"fc"}, "N/A")
-    {'fc': {'flops': 'N/A'}}
-    """
+    """Return the cells with `mark` under a heading for each uncalled module, which gets a row if it has none."""
     marked = {name: dict(row) for name, row in cells.items()}
     for name in uncalled:
         marked.setdefault(name, {})[heading] = mark

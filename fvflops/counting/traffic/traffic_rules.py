@@ -280,11 +280,5 @@ _TRAFFIC_RULES: Mapping[str, TrafficRule] = {
 
 
 def traffic_rule_of(signature: Signature) -> TrafficRule:
-    """Return the exceptions for a call, by its overload or else its op.
-
-    >>> vectors, ids, rows = TensorSpec((50_000, 64)), TensorSpec((8,), "int64"), TensorSpec((8, 64))
-    >>> call = Signature("aten::embedding", ("weight", "indices"), (vectors, ids), (rows,))
-    >>> traffic_rule_of(call).reads["weight"](call)
-    2048
-    """
+    """Return the exceptions for a call, by its overload or else its op."""
     return _TRAFFIC_RULES.get(signature.op) or _TRAFFIC_RULES.get(signature.packet, _ALL)

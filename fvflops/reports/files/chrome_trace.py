@@ -28,14 +28,6 @@ def write_events(timeline: Timeline, *, weight: str | None = None) -> Iterator[s
 
     A weight that the timeline lacks, or a timeline without spans, raises TraceError; an unknown weight ValueError.
     Source of the format: "Trace Event Format", https://www.chromium.org/developers/how-tos/trace-event-profiling-tool/.
-
-    >>> import json
-    >>> from fvflops.trace.timeline import Frame, Callee, Span, Timeline
-    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=2400),), {},
-    ...                     (Span(0, 1, flops=2400),))
-    >>> event = json.loads("".join(write_events(timeline)))["traceEvents"][-1]
-    >>> event["name"], event["ph"], event["ts"], event["dur"], event["args"]["FLOPs"]
-    ('aten::mm', 'X', 0.0, 2.4, 2400)
     """
     weight = timeline.choose(weight)
     timeline.require_spans()

@@ -28,9 +28,6 @@ def title(frame: Frame) -> str:
     """Return the text of a region: its full name and its class or kind; for the root, its class.
 
     It does not end with a number, which readers of collapsed stacks would parse as a weight.
-
-    >>> title(Frame("module", "layer1.0", "Block")), title(Frame("module", "", "Net")), title(Frame("group", "SGD 0"))
-    ('layer1.0 (Block)', 'Net', 'SGD 0 (group)')
     """
     return _title(*frame)
 
@@ -59,11 +56,7 @@ def describe(timeline: Timeline, weight: str) -> dict[str, str]:
 
 
 def dump(value: Any) -> str:
-    """Return a value as JSON text that is safe in a script element of a page too.
-
-    >>> print(dump({"name": "</script>"}))
-    {"name":"\\u003c/script>"}
-    """
+    """Return a value as JSON text that is safe in a script element of a page too."""
     return _encode(value).replace("<", "\\u003c")
 
 
@@ -77,12 +70,6 @@ def write_stacks(timeline: Timeline, *, weight: str | None = None) -> Iterator[s
     timeline lacks raises TraceError, an unknown one ValueError.
 
     Source of the format: Brendan Gregg, https://github.com/brendangregg/FlameGraph, "2. Fold stacks".
-
-    >>> from fvflops.trace.timeline import Frame, Callee, Timeline
-    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=24),),
-    ...                     {(0, 1, "forward"): 2})
-    >>> print(*write_stacks(timeline, weight="flops"), end="")
-    forward;Net;aten::mm 48
     """
     return _write_stacks(timeline, timeline.choose(weight))
 
@@ -132,13 +119,6 @@ def write_speedscope(timeline: Timeline, *, weight: str | None = None) -> Iterat
 
     A weight that the timeline lacks, or a timeline without spans, raises TraceError; an unknown weight ValueError.
     Source of the format: https://www.speedscope.app/file-format-schema.json.
-
-    >>> import json
-    >>> from fvflops.trace.timeline import Frame, Callee, Span, Timeline
-    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=24),), {},
-    ...                     (Span(0, 1, flops=24),))
-    >>> json.loads("".join(write_speedscope(timeline)))["profiles"][0]["weights"]
-    [24]
     """
     weight = timeline.choose(weight)
     timeline.require_spans()

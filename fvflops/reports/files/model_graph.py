@@ -60,12 +60,6 @@ def write_dot(graph: OpGraph, *, depth: int | None = None) -> str:
     with submodules calls itself. Its label has the class, the shape of the result, the FLOPs and their share; the
     saturation of its colour grows with the FLOPs, relative to the largest node. Enclosing modules are boxes. An edge is
     a tensor, labelled with its shape, from the node that computed it to one that reads it; views are not drawn.
-
-    >>> from fvflops.trace import ModuleInfo
-    >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
-    ...               "float32", "counted", 8, nbytes=64)
-    >>> print(write_dot(OpGraph([call], ModuleTree({"": ModuleInfo("", "", "ReLU")}))).splitlines()[-2])
-      n0 [label="ReLU\\n[8]\\n8 FLOPs, 100.0%" fillcolor="0.08 0.80 1.00"]
     """
     calls, modules = graph
     nodes = list(_make_nodes(calls, modules, depth))
@@ -180,14 +174,6 @@ def write_model_explorer(graph: OpGraph, *, depth: int | None = None) -> str:
 
     A node is an op call, with its exact counts, its source line and the shapes of its results; views have no node. A
     module has its class and the FLOPs of all ops inside it.
-
-    >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
-    ...               "float32", "counted", 8, nbytes=64)
-    >>> file = json.loads(write_model_explorer(OpGraph([call], ModuleTree({"": ModuleInfo("", "", "ReLU")}))))
-    >>> graph = file["graphs"][0]
-    >>> graph["nodes"][0]["label"], graph["nodes"][0]["attrs"][0]
-    ('relu', {'key': 'FLOPs', 'value': '8'})
     """
     modules = graph.modules
     calls = list_calls_with_work(graph.calls)

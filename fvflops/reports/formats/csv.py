@@ -11,15 +11,7 @@ from fvflops.reports.escaping import neutralise_formula, printable
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return the main table as CSV without its total; an unknown value is an empty cell.
-
-    >>> from fvflops.reports.document import Table, module_column, number_column
-    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
-    >>> print(write(Document("plan", "Net", [table])))
-    module,flops
-    ,72
-    <BLANKLINE>
-    """
+    """Return the main table as CSV without its total; an unknown value is an empty cell."""
     table = document.main_table()
     return write_rows([column.key for column in table.columns], table.rows)
 
@@ -29,9 +21,6 @@ def write_rows(headings: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
 
     Lines end with "\\n"; None is an empty cell, and a bool "yes" or "no". A name that a spreadsheet would read as a
     formula has an apostrophe in front; unprintable characters are escaped.
-
-    >>> write_rows(["op", "flops"], [["aten::mm", 24], ["mylib::scan", None]])
-    'op,flops\\naten::mm,24\\nmylib::scan,\\n'
     """
     lines: list[str] = []
     # Before Python 3.13 a lone "\r" in a cell is quoted only if the line terminator has one, so it is removed later.

@@ -32,20 +32,21 @@ def write(document: Document, *, width: int | None = None) -> str:
 
 
 def _write_part(part: Part) -> str:
-    if isinstance(part, Table):
+    if isinstance(part, (Table, Chart, Gantt, Scatter)):
         blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
-        return "\n\n".join([*blocks, _write_table(part), *map(escape_latex, part.notes)])
-    if isinstance(part, (Chart, Gantt, Scatter)):
-        blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
-        drawn = f"\\begin{{verbatim}}\n{text_picture(part)}\n\\end{{verbatim}}"
+        drawn = _write_table(part) if isinstance(part, Table) else _write_verbatim(text_picture(part))
         return "\n\n".join([*blocks, drawn, *map(escape_latex, part.notes)])
     if isinstance(part, Items):
         heading = [escape_latex(part.heading)] if part.heading else []
         items = [rf"  \item {escape_latex(item)}" for item in part.items]
         return "\n".join([*heading, r"\begin{itemize}", *items, r"\end{itemize}"])
     if isinstance(part, Command):
-        return f"{escape_latex(part.heading)}\n\\begin{{verbatim}}\n{part.command}\n\\end{{verbatim}}"
+        return f"{escape_latex(part.heading)}\n{_write_verbatim(part.command)}"
     return "\n\n".join(map(escape_latex, part.split("\n")))
+
+
+def _write_verbatim(text: str) -> str:
+    return f"\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
 
 
 def _write_table(table: Table) -> str:

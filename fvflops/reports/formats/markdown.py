@@ -25,15 +25,10 @@ def write(document: Document, *, width: int | None = None) -> str:
 
 
 def _write_part(part: Part) -> str:
-    if isinstance(part, Table):
+    if isinstance(part, (Table, Chart, Gantt, Scatter)):
         blocks = [f"**{escape_markdown(part.title)}**"] if part.title else []
-        blocks.append("\n".join(_write_table(part)))
-        blocks += [escape_markdown(note) for note in part.notes]
-        return "\n\n".join(blocks)
-    if isinstance(part, (Chart, Gantt, Scatter)):
-        blocks = [f"**{escape_markdown(part.title)}**"] if part.title else []
-        drawn = text_picture(part)
-        return "\n\n".join([*blocks, f"```\n{drawn}\n```", *map(escape_markdown, part.notes)])
+        drawn = "\n".join(_write_table(part)) if isinstance(part, Table) else f"```\n{text_picture(part)}\n```"
+        return "\n\n".join([*blocks, drawn, *map(escape_markdown, part.notes)])
     if isinstance(part, Items):
         heading = f"{escape_markdown(part.heading)}\n\n" if part.heading else ""
         return heading + "\n".join(f"- {escape_markdown(item)}" for item in part.items)

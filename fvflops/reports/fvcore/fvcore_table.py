@@ -30,14 +30,7 @@ from fvflops.views.summary_rows import (
 
 
 def pipe_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table aligned by tabulate: left, or in columns of numbers at the decimal point.
-
-    >>> print(pipe_table(["module", "#flops"], [("model", "1K"), (" fc", " 1K")]))
-    | module   | #flops   |
-    |:---------|:---------|
-    | model    | 1K       |
-    |  fc      |  1K      |
-    """
+    """Return a table aligned by tabulate: left, or in columns of numbers at the decimal point."""
     if "preserve_whitespace" in inspect.signature(tabulate.tabulate).parameters:
         return tabulate.tabulate(rows, headers, tablefmt="pipe", preserve_whitespace=True)
     return str(_load_private_tabulate().tabulate(rows, headers, tablefmt="pipe"))
@@ -155,14 +148,6 @@ def write_parameter_table(modules: ModuleTree, *, depth: int = 3) -> str:
 
     A tied parameter is counted once, under its first name. A model without parameters, on which fvcore fails, has one
     row, "model" with 0.
-
-    >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
-    >>> weight = ParameterInfo("weight", TensorSpec((20, 10)), identity=0, trainable=True)
-    >>> print(write_parameter_table(ModuleTree({"": ModuleInfo("", "", "Linear", parameters=(weight,))})))
-    | name    | #elements or shape   |
-    |:--------|:---------------------|
-    | model   | 0.2K                 |
-    |  weight |  (20, 10)            |
     """
     shapes = {parameter.name: parameter.spec.shape for parameter in modules.parameters()}
     counts = modules.count_parameters()

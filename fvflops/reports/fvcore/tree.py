@@ -49,15 +49,7 @@ def write_covered_tree(summary: Summary, **options: Any) -> str:
 def draw_tree(
     modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, depth: int | None = None
 ) -> list[str]:
-    """Return the lines of `print(model)`, with the lines that `describe` returns for each module.
-
-    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
-    >>> print("\\n".join(draw_tree(tree, lambda module: ["#params: 1", "#flops: 2"])))
-    Net(
-      #params: 1
-      #flops: 2
-    )
-    """
+    """Return the lines of `print(model)`, with the lines that `describe` returns for each module."""
     lines: list[str] = []
     # Stack of pending output, next last: a finished line, or a module with its level and the text in front of it.
     pending: list[str | tuple[ModuleInfo, int, str]] = [(modules.root, 0, "")]

@@ -14,11 +14,6 @@ def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
     """Return a column as runs, if shorter: [repetitions, values] or [repetitions, values, steps].
 
     The steps are added to the values at each repetition.
-
-    >>> pack([value for layer in range(9) for value in (layer, 9, 8, 9, 7)])
-    {'runs': [[1, [0]], [8, [9, 8, 9, 7, 1], [0, 0, 0, 0, 1]], [1, [9, 8, 9, 7]]]}
-    >>> pack([1, 3, 4])
-    [1, 3, 4]
     """
     runs: list[list[Any]] = []
     plain = 0  # the first value that is not in a run
@@ -53,11 +48,7 @@ def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
 
 
 def unpack(column: Sequence[Any] | dict[str, Any]) -> list[Any]:
-    """Return the values of a column.
-
-    >>> unpack({"runs": [[1, [7]], [2, [1, 5], [1, 0]], [2, ["x"]]]})
-    [7, 1, 5, 2, 5, 'x', 'x']
-    """
+    """Return the values of a column."""
     if not isinstance(column, dict):
         return list(column)
     values: list[Any] = []

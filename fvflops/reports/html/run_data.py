@@ -82,10 +82,7 @@ def _owner(timeline: Timeline, stack: int) -> str:
 
 
 def measured_memory(timeline: Timeline) -> MemoryCurve | None:
-    """Return the memory after each op of a run in which it was measured, None without.
-
-    >>> measured_memory(Timeline((), (), (), {}))
-    """
+    """Return the memory after each op of a run in which it was measured, None without."""
     spans = [span for span in timeline.spans or () if span.memory_after is not None]
     ops = [span for span in spans if timeline.callees[span.callee].frame is None]
     if not any(span.memory_after for span in ops):
@@ -103,10 +100,6 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
     """Return a curve of at most MAX_POINTS points: of each of as many parts of the run, the one with the largest total.
 
     `at` has the number of each point's op in the run of `ops` ops.
-
-    >>> curve = MemoryCurve({"all": [1, 3, 2]}, ["aten::mm"] * 3, [""] * 3, ["forward"] * 3)
-    >>> write_memory(curve, {"": 0})["layers"]
-    [['all', [1, 3, 2]]]
     """
     totals = curve.totals()
     count = min(len(totals), MAX_POINTS)

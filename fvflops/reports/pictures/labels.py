@@ -66,11 +66,6 @@ def place_labels(
     Offsets in `near` are tried for all points before `offsets` for those that remain. With a cost, labels beyond the
     left or right end of the page are moved into it, and all move while that lowers the cost; an infinite one forbids a
     place. Of a few orders in which points choose, the one with the least total cost is taken.
-
-    >>> page, offsets = Frame(0, 0, 4, 3), ((0.1, 0), (-0.1, 0))
-    >>> [frame and round(frame.left, 2) for frame in place_labels(
-    ...     [(1, 1), (1.1, 1), (1.2, 1)], [(0.5, 0.1)] * 3, page=page, occupied=(), offsets=offsets)]
-    [1.1, 0.5, None]
     """
     chooser = _Chooser(page, occupied, cost)
     orders = [list(range(len(points)))]
@@ -170,11 +165,7 @@ Line = tuple[Point, Point]
 
 
 def leader_of(label: Label) -> Line | None:
-    """Return the line from a point to its label, None where they are close.
-
-    >>> leader_of(Label((1.0, 1.0), Frame(1.5, 0.9, 2.0, 1.1))), leader_of(Label((1.0, 1.0), Frame(1.1, 0.9, 1.6, 1.1)))
-    (((1.0, 1.0), (1.5, 1.0)), None)
-    """
+    """Return the line from a point to its label, None where they are close."""
     end = _nearest(label.frame, label.point)
     return (label.point, end) if math.dist(end, label.point) > LEADER else None
 

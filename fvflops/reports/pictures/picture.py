@@ -71,11 +71,7 @@ def encode(figure: Any, kind: str) -> bytes:
 
 
 def as_text(text: str) -> str:
-    """Return a text escaped for a figure: no math mode, no control characters, no missing glyphs.
-
-    >>> print(as_text("a$b$"))
-    a\\$b\\$
-    """
+    """Return a text escaped for a figure: no math mode, no control characters, no missing glyphs."""
     return escape(plain(text))
 
 

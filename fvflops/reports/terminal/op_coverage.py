@@ -22,19 +22,7 @@ _REGISTERED = {
 
 
 def render(summary: Summary) -> str:
-    """Return the sentences as lines of plain text, "" if the table, the inputs and the op calls are all unknown.
-
-    >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> print(render(Summary(
-    ...     ModuleTree({"": ModuleInfo("", "", "Net")}), {},
-    ...     ledger={"counted": {"aten::mm": 3}, "ignored": {"aten::sigmoid": 1}, "unsupported": {"mylib::scan": 2}},
-    ...     unsupported_elements={"mylib::scan": 4096}, unsupported_locations={"mylib::scan": {"'mixer'": 2}},
-    ...     about={"table": "default", "multiply_add": "1"})))
-    Convention: default (1 FLOP per multiply-add).
-    6 op calls: 3 counted, 0 zero-FLOP, 1 ignored, 2 unsupported.
-    Ignored by this convention: aten::sigmoid (1 call).
-    Unsupported, so not counted: mylib::scan (2 calls, 4,096 output elements; in 'mixer').
-    """
+    """Return the sentences as lines of plain text, "" if the table, the inputs and the op calls are all unknown."""
     return "\n".join(op_coverage_notes(summary))
 
 
@@ -93,11 +81,7 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = escaping.prin
 
 
 def describe_ignored(share: str, by: str) -> str:
-    """Return a sentence on the share of a model's FLOPs that a convention ignores.
-
-    >>> describe_ignored("all", "this convention")
-    'All arithmetic of this model is ignored by this convention; see --convention exact.'
-    """
+    """Return a sentence on the share of a model's FLOPs that a convention ignores."""
     subject = "All arithmetic" if share == "all" else f"{share} of the arithmetic"
     return f"{subject} of this model is ignored by {by}; see --convention exact."
 
@@ -136,10 +120,6 @@ def _describe_unsupported(summary: Summary, op: str, calls: int, escape: Callabl
 
 
 def format_locations(locations: Iterable[str], *, escape: Callable[[str], str] = escaping.printable) -> str:
-    """Return the first location and the number of the others.
-
-    >>> print(format_locations(["'scan' at net.py:42", "'head'"]))
-    'scan' at net.py:42 and 1 more location
-    """
+    """Return the first location and the number of the others."""
     first, *others = locations
     return escape(first) + (f" and {format_quantity(len(others), 'more location')}" if others else "")
