@@ -39,6 +39,7 @@ class AnalysisOutputs:
         is run. An op counts for the innermost module around it.
 
         >>> import torch
+        >>> from fvflops import ModelAnalysis
         >>> ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
         True
         """
@@ -95,6 +96,8 @@ class AnalysisOutputs:
         another file extension, it raises PlotError; an unknown measure raises ValueError. A path that cannot be written
         raises OSError before the model is run. An op counts for the innermost module around it.
 
+        >>> import torch
+        >>> from fvflops import ModelAnalysis
         >>> ModelAnalysis(torch.nn.Linear(3, 2)).to_picture("linear.pdf")
         Traceback (most recent call last):
         fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot must be an .svg or .png file

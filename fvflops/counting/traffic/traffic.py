@@ -62,12 +62,6 @@ def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAG
 
     It cannot for weights inside a ScriptObject, for calls that bypassed the dispatcher, and for ops that copy only if
     necessary in a trace without storages.
-
-    >>> from fvflops.trace import TensorSpec
-    >>> vector = TensorSpec((1000,), "float32")
-    >>> schema = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
-    >>> op_traffic(Signature("aten::add_.Tensor", ("self", "other", "alpha"), (vector, vector, 1), (vector,), schema))
-    Traffic(read=8000, written=4000)
     """
     if signature.packet in MOVES_NOTHING or _returns_input(signature):
         return Traffic(0, 0)

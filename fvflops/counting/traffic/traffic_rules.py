@@ -61,11 +61,7 @@ OVERWRITES = frozenset(
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the bytes of a tensor; of a sparse one those of its stored elements and of their indices.
-
-    >>> bytes_of(TensorSpec((100, 100), layout="sparse_csr", nnz=5)), bytes_of(TensorSpec((2, 3), "bfloat16"))
-    (868, 12)
-    """
+    """Return the bytes of a tensor; of a sparse one those of its stored elements and of their indices."""
     if spec.nnz is None:
         return spec.nbytes
     values = replace(spec, shape=(spec.nnz,)).nbytes

@@ -84,11 +84,7 @@ def wrap(sentence: str, width: int) -> list[str]:
 
 
 def wrap_legend(entries: Sequence[str], width: int) -> list[str]:
-    """Return the entries of a legend as lines, broken between entries where they fit.
-
-    >>> wrap_legend(["p parameter", "w workspace"], 16)
-    ['p parameter,', 'w workspace']
-    """
+    """Return the entries of a legend as lines, broken between entries where they fit."""
     lines: list[str] = []
     for number, entry in enumerate(entries, start=1):
         text = entry + "," * (number < len(entries))
@@ -108,14 +104,7 @@ GAP = "  "
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    """Return a table in which the columns with the indexes `left` are left-aligned, the others right-aligned.
-
-    >>> print(text_table(("module", "time"), [("model", "12 ms"), (" fc", "3 ms")]))
-    module   time
-    ------  -----
-    model   12 ms
-     fc      3 ms
-    """
+    """Return a table in which the columns with the indexes `left` are left-aligned, the others right-aligned."""
     widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
     lines = [headers, ["-" * width for width in widths], *rows]
     return "\n".join(_write(line, widths, left) for line in lines)

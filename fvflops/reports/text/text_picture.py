@@ -15,26 +15,7 @@ _LABELLED = 3  # every third row has a label
 
 
 def text_chart(chart: Chart, *, width: int | None = None) -> str:
-    """Return a chart in lines of at most `width` cells, 80 if None: rows of letters, the sections, and the legend.
-
-    >>> chart = Chart("memory", {"parameter": [6, 6, 6], "activation": [0, 3, 6]}, [("forward", 3)])
-    >>> print(text_chart(chart, width=18))
-    12 |          aaaa
-       |          aaaa
-       |          aaaa
-     9 |     aaaaaaaaa
-       |     aaaaaaaaa
-       |     aaaaaaaaa
-     6 |pppppppppppppp
-       |pppppppppppppp
-       |pppppppppppppp
-     3 |pppppppppppppp
-       |pppppppppppppp
-       |pppppppppppppp
-     0 +--------------
-        forward
-    p parameter, a activation
-    """
+    """Return a chart in lines of at most `width` cells, 80 if None: rows of letters, the sections, and the legend."""
     peak = max(chart.totals(), default=0)
     labels = {row: chart.form(peak * row / _HEIGHT) for row in range(0, _HEIGHT + 1, _LABELLED)}
     margin = max(map(len, labels.values()))
@@ -120,27 +101,7 @@ _POINT, _MARKED, _LIMIT = "·", "●", "-"
 
 
 def text_scatter(plot: Scatter, *, width: int | None = None) -> str:
-    """Return a plot in lines of at most `width` cells, 80 if None; marked points are ●.
-
-    >>> from fvflops.reports.document import Point
-    >>> print(text_scatter(Scatter("", [Point(1, 1, "", True), Point(2, 12)], "seconds", "GB"), width=24))
-    GB
-    12 |                   ·
-       |
-       |
-       |
-       |
-       |
-       |
-       |
-       |
-       |
-       |
-     1 |●
-        1                 2
-        seconds
-    ● Pareto front
-    """
+    """Return a plot in lines of at most `width` cells, 80 if None; marked points are ●."""
     (left, right), (low, high) = plot.spans()
     names = [plot.y_form(high), plot.y_form(low)]
     margin = max(map(display_width, names)) + 2
