@@ -31,9 +31,6 @@ def read_op(op: Any) -> str:
     """Return the name of an op in a Trace, from that name, from torch's Python name or from the op.
 
     A name without a namespace, and one that no op of torch has, raise ValueError.
-
-    >>> read_op("torch.ops.aten.gelu.default"), read_op("aten::add.Tensor"), read_op("mylib::scan")
-    ('aten::gelu', 'aten::add.Tensor', 'mylib::scan')
     """
     if isinstance(op, (OpOverload, OpOverloadPacket)):
         return op.name() if isinstance(op, OpOverload) else op._qualified_op_name
@@ -154,13 +151,7 @@ class JitNode:
 
 @dataclass(frozen=True, slots=True)
 class JitValue:
-    """One input or output of an op, with the methods of `torch._C.Value` that handles use.
-
-    >>> JitValue(TensorSpec((2, 3)), 0).type().sizes()
-    [2, 3]
-    >>> JitValue(True, 5).toIValue()
-    True
-    """
+    """One input or output of an op, with the methods of `torch._C.Value` that handles use."""
 
     value: Value
     position: int

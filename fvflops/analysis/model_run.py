@@ -46,12 +46,7 @@ def _tensors(model: Any) -> list[torch.Tensor]:
 
 
 def check_inputs(model: Callable[..., Any], inputs: Any) -> None:
-    """Raise TypeError for sizes in place of tensors, unless the model has as many arguments as there are sizes.
-
-    >>> check_inputs(nn.Linear(3, 2), (4, 3))
-    Traceback (most recent call last):
-    TypeError: inputs=(4, 3) are sizes, but inputs are tensors: pass torch.randn(4, 3), or input_size=(4, 3)
-    """
+    """Raise TypeError for sizes in place of tensors, unless the model has as many arguments as there are sizes."""
     if is_shape(inputs) and not _accepts(model, tuple(inputs), {}):
         sizes = tuple(inputs)
         raise TypeError(
@@ -67,11 +62,6 @@ def bind_inputs(
     A tuple or a list is positional arguments, a mapping keyword arguments, None no argument, anything else the only
     argument. A mapping that does not match the model's keywords but matches as one argument is one argument. A
     name given twice raises TypeError.
-
-    >>> bind_inputs(lambda ids, mask: ids, {"ids": 1}, {"mask": 2})
-    ((), {'ids': 1, 'mask': 2})
-    >>> bind_inputs(lambda batch: batch, {"image": 1}, None)
-    (({'image': 1},), {})
     """
     extra = dict(kwargs or {})
     if inputs is None:

@@ -20,13 +20,6 @@ class MetricCounts:
 
     `table` is None where no table is used. `existing` are counts to reuse, such as those of an analysis with
     handles.
-
-    >>> from torch import nn, ones
-    >>> from fvflops import FlopCountAnalysis, load_table
-    >>> trace = FlopCountAnalysis(nn.Linear(4, 3), ones(2, 4)).trace()
-    >>> counts = MetricCounts(trace, load_table("exact"))
-    >>> {name: counts[name].total() for name in counts.names()}
-    {'flops': 54, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116}
     """
 
     def __init__(self, trace: Trace, table: FormulaTable | None, existing: Counts | None = None) -> None:

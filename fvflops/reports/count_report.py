@@ -49,10 +49,8 @@ def write_text(
 ) -> str:
     """Return the summary as a table of at most `width` cells (4 or more; None is no limit), with the coverage below.
 
-    The rows are those of `fvcore_table`, without parameter shapes; names are relative to the parent row, and truncated
-    in the middle where the table is too wide. Shares and bars are of the FLOPs, or of the column of `sort`. In a narrow
-    terminal first bars are hidden, then columns from the right, with a note. `colour` adds ANSI escape sequences;
-    characters that `encoding` lacks are written in ASCII. An unknown `by` or `sort` raises ValueError.
+    The rows are those of `fvcore_table`, without parameter shapes; names are relative to the parent row. Shares and
+    bars are of the FLOPs, or of the column of `sort`.
     """
     check_view(by, report="the table")
     list_rows = _list_modules if by == "module" else _list_operators
@@ -67,10 +65,8 @@ def write_markdown(
 ) -> str:
     """Return the summary as Markdown, by module, by operator or by="both", ending with the coverage.
 
-    Modules without any count are dropped. `depth` is the number of levels shown below the root, None for all; by
-    operator it is ignored. With `sort` or `top` the rows are sorted, by a metric in descending order or by "name" in
-    natural order, the first `top` are shown, and a note has the number of the others. An unknown `by` or `sort` raises
-    ValueError.
+    Modules without any count are dropped. `depth`, `sort` and `top` are those of `exact_table`; a note has the number
+    of the rows that are not shown.
     """
     check_view(by, report="the Markdown report")
     list_rows = _list_whole_names if by == "module" else partial(_list_operators, in_markdown=True)
@@ -103,17 +99,11 @@ def exact_table(
     top: int | None = None,
     report: str = "a list",
 ) -> Table:
-    """Return the exact numbers of a summary, by module, by operator or by="both".
+    """Return the exact numbers of a summary, by module, by operator or by="both", with 0 for what a column lacks.
 
-    By module: module, class, a count for each metric of the summary, and whether it was called; by operator: operator
-    and its counts; with by="both": module, operator and its counts. Counts of a module include its submodules. `depth`
-    is the number of levels listed below the root, None for all; by operator it is ignored. With `sort` or `top` the
-    rows are sorted, by a metric in descending order or by "name" in natural order, and the first `top` are listed. An
-    unknown `by` or `sort` raises ValueError; `report` is the subject of the message on `by`.
-
-    >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> exact_table(Summary(ModuleTree({"": ModuleInfo("", "", "Net")}), {"flops": {"": 12}})).records()
-    [{'module': '', 'class': 'Net', 'flops': 12, 'called': True}]
+    Counts of a module include its submodules. `depth` is the number of levels below the root, None for all; by operator
+    it is ignored. The rows are in the order of `fvflops.views.ranking.rank`, limited to `top`. `report` is the subject
+    of the message on an unknown `by`.
     """
     check_view(by, report=report)
     if by == "module":

@@ -25,9 +25,8 @@ def write_paper(
 ) -> str:
     """Return parameters in 10^6, FLOPs in 10^9 and activations in 10^6, with three significant digits, as Markdown.
 
-    There is one row for the model and, with `depth`, one for each module down to that level below the root, sorted (by
-    a metric in descending order) if `sort` or `top` is given. Notes below the table name the convention, the inputs,
-    the ops that are not counted and the versions. A `by` other than "module" raises ValueError.
+    There is one row for the model and, with `depth`, one for each module down to that level below the root. Notes below
+    the table name the convention, the inputs, the ops that are not counted and the versions.
     """
     check_view(by, ("module",), "the paper report")
     table = _list_models(summary, depth, sort, top)

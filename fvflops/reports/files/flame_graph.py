@@ -63,11 +63,8 @@ def dump(value: Any) -> str:
 def write_stacks(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     """Yield the lines of the collapsed stacks, the format of flamegraph.pl, speedscope, inferno and others.
 
-    A line has the frames (phase, modules, op; outermost first), separated by semicolons, a blank and the weight.
-    `weight` is "time" (nanoseconds), "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and not
-    freed); None is time where it was measured, else flops. The lines add up to the total; those of weight 0 are
-    dropped. Counted weights need no spans in the timeline. A semicolon in a name is written as \\x3b. A weight that the
-    timeline lacks raises TraceError, an unknown one ValueError.
+    A line has the frames (phase, modules, op; outermost first), separated by semicolons, a blank and the weight; those
+    of weight 0 are dropped. Counted weights need no spans in the timeline. A semicolon in a name is written as \\x3b.
 
     Source of the format: Brendan Gregg, https://github.com/brendangregg/FlameGraph, "2. Fold stacks".
     """
@@ -111,13 +108,10 @@ class _Profile:
 def write_speedscope(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     """Yield the text of a speedscope file, with one profile for each thread of each rank.
 
-    A sample is an interval of one call outside of its children, in execution order, with the frames phase, modules, op;
-    the samples of all profiles add up to the total. Time in which nothing was recorded is a sample without frames.
-    `weight` is "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes allocated and not freed); None is
-    time where it was measured, else flops. Counted work is laid end to end. The key "name" has the unit; the key
-    "fvflops", which speedscope ignores, has metadata of the run and the unsupported ops.
+    A sample is an interval of one call outside of its children, in execution order, with the frames phase, modules, op.
+    Time in which nothing was recorded is a sample without frames. Counted work is laid end to end. The key "fvflops",
+    which speedscope ignores, has metadata of the run.
 
-    A weight that the timeline lacks, or a timeline without spans, raises TraceError; an unknown weight ValueError.
     Source of the format: https://www.speedscope.app/file-format-schema.json.
     """
     weight = timeline.choose(weight)

@@ -10,21 +10,7 @@ from fvflops.reports.text.text_picture import text_picture
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    r"""Return a document as LaTeX: tables as tabular environments, sentences as paragraphs.
-
-    >>> from fvflops.reports.document import module_column, number_column
-    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
-    >>> print(write(Document("plan", "", [table])))
-    % \usepackage{booktabs}
-    <BLANKLINE>
-    \begin{tabular}{lr}
-      \toprule
-      module & FLOPs \\
-      \midrule
-      model & 72 \\
-      \bottomrule
-    \end{tabular}
-    """
+    r"""Return a document as LaTeX: tables as tabular environments, sentences as paragraphs."""
     blocks = [r"% \usepackage{booktabs}"]
     blocks += [rf"\textbf{{{escape_latex(document.title)}}}"] if document.title else []
     blocks += [_write_part(part) for part in document.parts]

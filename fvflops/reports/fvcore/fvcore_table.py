@@ -60,10 +60,8 @@ def write_table(
     """Return the summary as a pipe table; by module it equals that of fvcore's `flop_count_table` byte for byte,
     except that unprintable names are escaped.
 
-    `depth` is the number of levels shown below the root, 3 if None; by operator it is ignored. By module,
-    `show_param_shapes` adds a row with the shape of each parameter. With `sort` or `top` the rows of all levels are one
-    list, by a metric in descending order or by "name" in natural order, without shapes; the first `top` are shown, and
-    a note has the number of the others. An unknown `by` or `sort` raises ValueError.
+    `depth` is the number of levels shown below the root, 3 if None; by operator it is ignored. `show_param_shapes` adds
+    a row with the shape of each parameter. With `sort` or `top` the rows of all levels are one list, without shapes.
     """
     check_view(by, report="the table")
     ranked = sort is not None or top is not None

@@ -23,13 +23,7 @@ _STYLE = re.compile(r"""("[^"]*")|/\*[\s\S]*?\*/|\s*([{};,])\s*|(:)\s+|(\s)\s*""
 
 
 def minify_script(text: str) -> str:
-    r"""Return JavaScript with the same tokens; semicolons that end a block and commas that end a list are omitted.
-
-    >>> minify_script("const f = (a, b) => {\n  // a sum\n  return `${ a + b } / ${/[/ ]/g}`;\n};\n")
-    'const f=(a,b)=>{return`${a+b} / ${/[/ ]/g}`};'
-    >>> minify_script("let a = b\nc = - -d / 2\n")
-    'let a=b\nc=- -d/2'
-    """
+    r"""Return JavaScript with the same tokens; semicolons that end a block and commas that end a list are omitted."""
     tokens: list[str] = []
     space = ""
     for token in _tokens(text):
@@ -101,10 +95,6 @@ def join_scripts(entry: str = ENTRY, result: str = "", *, views: Sequence[str] =
 
     A module becomes a function that returns what it exports, so that its other names stay its own. `result` is an
     expression over `modules`, which maps the path of a module to its exports, that the script evaluates to.
-
-    >>> script = join_scripts("base/numbers.js", 'modules["base/numbers.js"].short(12e9)')
-    >>> script.splitlines()[0], "export" in script
-    ('"use strict";', False)
     """
     parts = [_wrap(name) for name in order_modules(*(VIEWS[view] for view in views), entry)]
     end = f"return {result};\n" if result else ""
