@@ -33,7 +33,7 @@ from fvflops.reports import REPORTS  # noqa: E402
 from fvflops.reports.call_tables import op_call_table  # noqa: E402
 from fvflops.reports.document import Document  # noqa: E402
 from fvflops.reports.formats import write_document  # noqa: E402
-from fvflops.reports.fvcore.fvcore_table import pipe_table  # noqa: E402
+from fvflops.reports.fvcore_table import pipe_table  # noqa: E402
 from fvflops.sources import LoadedModel, load_model  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402
 

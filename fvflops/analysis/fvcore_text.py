@@ -8,7 +8,7 @@ from torch import nn
 
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run, warnings_disabled
 from fvflops.capture.model.model_index import read_modules
-from fvflops.reports.fvcore import fvcore_table, tree
+from fvflops.reports import fvcore_table, fvcore_tree
 from fvflops.reports.terminal.collapse import collapse as collapse_runs
 from fvflops.text import require_int
 from fvflops.trace import Summary
@@ -71,7 +71,7 @@ def flop_count_str(flops: ModelAnalysis, activations: ModelAnalysis | None = Non
       #params: 15, #flops: 24
     )
     """
-    return tree.write_tree(_summarise_without_warnings(flops, activations))
+    return fvcore_tree.write_tree(_summarise_without_warnings(flops, activations))
 
 
 def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:

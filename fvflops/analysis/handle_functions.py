@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -89,8 +89,6 @@ def _alike(name: str, called: set[str]) -> set[str]:
     return forms or called
 
 
-FvcoreHandle = Callable[[list[Any], list[Any]], Any]
-
 # In a traced graph the op is `_convolution`, with four more arguments than `convolution`.
 _CONVOLUTION_FLAGS: Mapping[str, Value] = {
     "benchmark": False,
@@ -107,20 +105,16 @@ class JitType:
     spec: TensorSpec
 
     def sizes(self) -> list[int]:
-        """Return the shape."""
         return list(self.spec.shape)
 
     def dim(self) -> int:
-        """Return the number of dimensions."""
         return self.spec.ndim
 
     def dtype(self) -> torch.dtype:
-        """Return the dtype."""
         dtype: torch.dtype = getattr(torch, self.spec.dtype)
         return dtype
 
     def device(self) -> torch.device:
-        """Return the device."""
         return torch.device(self.spec.device)
 
     def scalarType(self) -> str:
@@ -128,7 +122,6 @@ class JitType:
         return _SCALAR_TYPES.get(self.spec.dtype, self.spec.dtype)
 
     def kind(self) -> str:
-        """Return the name of the type's kind."""
         return "TensorType"
 
 
@@ -157,7 +150,6 @@ class JitValue:
     position: int
 
     def isCompleteTensor(self) -> bool:
-        """Return whether this is a tensor."""
         return isinstance(self.value, TensorSpec)
 
     def type(self) -> JitType:
@@ -177,7 +169,6 @@ class JitValue:
         return self.value
 
     def node(self) -> JitNode:
-        """Return the node that produced this value."""
         return JitNode(self.value)
 
     def debugName(self) -> str:

@@ -69,11 +69,11 @@ WRITERS: Mapping[str, Report] = {
         "tables of the booktabs package", "fvflops.reports.paper_tables:write_latex", options=_RANKED, documents=True
     ),
     "fvcore": Report(
-        "fvcore's flop_count_table", "fvflops.reports.fvcore.fvcore_table:write_covered_table", options=_COLLAPSED
+        "fvcore's flop_count_table", "fvflops.reports.fvcore_table:write_covered_table", options=_COLLAPSED
     ),
     "tree": Report(
         "the text of fvcore's flop_count_str",
-        "fvflops.reports.fvcore.tree:write_covered_tree",
+        "fvflops.reports.fvcore_tree:write_covered_tree",
         views=_MODULE,
     ),
     "paper": Report(

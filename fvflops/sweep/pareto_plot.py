@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from fvflops.reports.display_width import truncate_middle
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import RADIUS, Frame, Label, LabelCost, around, leader_of, place_labels
@@ -21,7 +22,6 @@ from fvflops.reports.pictures.picture import (
     plain,
     width_of,
 )
-from fvflops.reports.text.display_width import truncate_middle
 from fvflops.text import suggest
 
 

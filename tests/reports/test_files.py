@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fvflops.reports import REPORTS, escaping
+from fvflops.reports import REPORTS, escaping, fvcore_table
 from fvflops.reports.count_json import parse
-from fvflops.reports.fvcore import fvcore_table
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Status, Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure

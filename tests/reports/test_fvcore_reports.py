@@ -25,10 +25,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fvflops.cli import main
-from fvflops.reports import REPORTS, Report
+from fvflops.reports import REPORTS, Report, fvcore_table, fvcore_tree
 from fvflops.reports.count_report import write_text
 from fvflops.reports.formats import FORMATS
-from fvflops.reports.fvcore import fvcore_table, tree
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.trace import Summary
 from tests.support.random_cases import random_cases
@@ -46,7 +45,7 @@ def assert_same_text(ours: str, theirs: str) -> None:
 def compare_with_fvcore(flops, activations, depth: int, show_param_shapes: bool, summary: Summary) -> None:
     theirs = print_as_fvcore(flop_count_table, flops, depth, activations, show_param_shapes)
     assert_same_text(fvcore_table.write_table(summary, depth=depth, show_param_shapes=show_param_shapes), theirs)
-    assert_same_text(tree.write_tree(summary), flop_count_str(flops, activations))
+    assert_same_text(fvcore_tree.write_tree(summary), flop_count_str(flops, activations))
     if summary.columns["parameters"]:
         theirs = print_as_fvcore(parameter_count_table, flops._model, depth)
         assert_same_text(fvcore_table.write_parameter_table(summary.modules, depth=depth), theirs)
@@ -332,9 +331,9 @@ def test_the_tree_has_one_view_and_can_be_cut():
     flops, _ = analyse("nested")
     summary = summarise(flops)
     with pytest.raises(ValueError, match="the tree has no view by 'operator': use 'module'"):
-        tree.write_tree(summary, by="operator")
-    assert tree.write_tree(summary, depth=0) == "Sequential(#params: 5.18K, #flops: 19.46K)"
-    cut = tree.write_tree(summary, depth=1).splitlines()
+        fvcore_tree.write_tree(summary, by="operator")
+    assert fvcore_tree.write_tree(summary, depth=0) == "Sequential(#params: 5.18K, #flops: 19.46K)"
+    cut = fvcore_tree.write_tree(summary, depth=1).splitlines()
     assert [line for line in cut if line.startswith("  (")] == [
         "  (0): Linear(",
         "  (1): Sequential(#params: 2.41K, #flops: 9.6K)",
@@ -349,11 +348,12 @@ def test_what_fvcore_fails_on_is_shown():
     modules = read_modules(net)
     places = {**modules.by_name}
     assert (
-        tree.write_tree(Summary(modules, {"flops": {"": 1}})) == "Net(\n  #flops: 1\n  (a): ReLU()\n  (gone): None\n)"
+        fvcore_tree.write_tree(Summary(modules, {"flops": {"": 1}}))
+        == "Net(\n  #flops: 1\n  (a): ReLU()\n  (gone): None\n)"
     )
     del places["a"]
     looped = Summary(type(modules)(places), {"flops": {}})
-    assert tree.write_tree(looped) == "Net(\n  #flops: 0\n  (a): ...\n  (gone): None\n)"
+    assert fvcore_tree.write_tree(looped) == "Net(\n  #flops: 0\n  (a): ...\n  (gone): None\n)"
     assert fvcore_table.write_parameter_table(modules).splitlines()[-1].replace(" ", "") == "|model|0|"
 
 
@@ -364,7 +364,7 @@ def test_a_column_that_fvcore_does_not_have_is_named_after_its_heading():
         "|:---------|:---------|",
         "| a        | 2.048K   |",
     ]
-    assert tree.write_tree(summary).splitlines()[1] == "  #bytes: 2.05K"
+    assert fvcore_tree.write_tree(summary).splitlines()[1] == "  #bytes: 2.05K"
 
 
 # ---- size

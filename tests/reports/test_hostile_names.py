@@ -33,9 +33,8 @@ from fvflops.counting import TableCostModel, build_timeline
 from fvflops.formulas import load_table
 from fvflops.measure.roofline import roofline_plot
 from fvflops.measure.roofline.roofline_report import roofline_report
-from fvflops.reports import EXPORTS, REPORTS
+from fvflops.reports import EXPORTS, REPORTS, fvcore_table
 from fvflops.reports.formats import write_document
-from fvflops.reports.fvcore import fvcore_table
 from fvflops.reports.pictures import picture
 from fvflops.reports.terminal import op_coverage
 from fvflops.views.breakdown import read_breakdown

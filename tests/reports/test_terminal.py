@@ -26,11 +26,10 @@ from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal
-from fvflops.reports import REPORTS
+from fvflops.reports import REPORTS, fvcore_table
 from fvflops.reports.count_report import write_markdown, write_text
-from fvflops.reports.fvcore import fvcore_table
+from fvflops.reports.display_width import truncate_middle, wrap
 from fvflops.reports.terminal.collapse import collapse
-from fvflops.reports.text.display_width import truncate_middle, wrap
 from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import escape_markdown
-from fvflops.reports.text.text_picture import text_picture
+from fvflops.reports.text_picture import text_picture
 
 
 def write(document: Document, *, width: int | None = None) -> str:

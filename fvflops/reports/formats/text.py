@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from fvflops.reports.display_width import GAP, display_width, pad, text_table, truncate_middle, wrap
 from fvflops.reports.document import Chart, Column, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import printable, printable_short
-from fvflops.reports.text.display_width import GAP, display_width, pad, text_table, truncate_middle, wrap
-from fvflops.reports.text.text_picture import text_picture
+from fvflops.reports.text_picture import text_picture
 
 _PROSE_WIDTH = 100  # longest line of a sentence if no width is given
 # Text columns are truncated to the first width before optional columns are dropped, to the second before others are.

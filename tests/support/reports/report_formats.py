@@ -9,8 +9,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+from fvflops.reports.display_width import display_width
 from fvflops.reports.formats.json import SCHEMA
-from fvflops.reports.text.display_width import display_width
 
 WIDTH = 80  # cells of a line where the output is no terminal
 _VOID = {"meta", "input"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-_NOTES_WIDTH = 120
 _VARIATION = "\ufe0f"  # turns a narrow character into an emoji, two cells wide
 
 
@@ -93,11 +91,6 @@ def wrap_legend(entries: Sequence[str], width: int) -> list[str]:
         else:
             lines += wrap(text, width)
     return lines
-
-
-def wrap_notes(notes: Sequence[str]) -> str:
-    """Return notes as wrapped lines, with a hanging indent."""
-    return "\n".join(textwrap.fill(note, _NOTES_WIDTH, subsequent_indent="  ") for note in notes)
 
 
 GAP = "  "

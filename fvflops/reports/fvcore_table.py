@@ -65,17 +65,15 @@ def write_table(
     """
     check_view(by, report="the table")
     ranked = sort is not None or top is not None
-    if by == "operator":
-        operators = rank_operators(summary, by, sort=sort, top=top)
-        table, notes = _draw_operators(summary, operators[:top]), truncation_note(operators, top, "operator")
-    elif by == "both":
-        rows = rank_operators(summary, by, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
-        table, notes = _draw_both(summary, rows[:top], ranked), truncation_note(rows, top, "row")
-        notes += collapse_note(summary, (row.module for row in rows[:top]))
-    else:
+    if by == "module":
         lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
         table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked)
         notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
+    else:
+        rows = rank_operators(summary, by, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
+        table = _draw_operators(summary, rows[:top], by, ranked)
+        notes = truncation_note(rows, top, "row" if by == "both" else "operator")
+        notes += collapse_note(summary, (row.module for row in rows[:top]))
     return "\n\n".join([table, "\n".join(notes)] if notes else [table])
 
 
@@ -109,15 +107,7 @@ def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[st
     return (blanks + name, *(blanks + row[heading] if heading in row else "" for heading in headings))
 
 
-def _draw_operators(summary: Summary, ranked: Sequence[OperatorRow]) -> str:
-    headings = list_operator_headings(summary)
-    totals = [sum(summary.operators[heading].values()) for heading in headings]
-    rows = [(printable_short(row.operator), *_format_with_share(row.counts, totals)) for row in ranked]
-    rows.append(("total", *_format_with_share(totals, totals)))
-    return pipe_table(["operator", *_labels_with_share(headings)], rows)
-
-
-def _draw_both(summary: Summary, ranked: Sequence[OperatorRow], flat: bool) -> str:
+def _draw_operators(summary: Summary, ranked: Sequence[OperatorRow], by: str, flat: bool) -> str:
     headings = list_operator_headings(summary)
     totals = [sum(summary.operators[heading].values()) for heading in headings]
     rows: list[tuple[str, ...]] = []
@@ -126,9 +116,13 @@ def _draw_both(summary: Summary, ranked: Sequence[OperatorRow], flat: bool) -> s
         # In a tree only the first row of a module has its name.
         name = printable_short(summary.label(row.module)) or "model"
         module = name if flat else "" if row.module == previous else " " * depth_of(row.module) + name
-        rows.append((module, printable_short(row.operator), *_format_with_share(row.counts, totals)))
+        cells = printable_short(row.operator), *_format_with_share(row.counts, totals)
+        rows.append((module, *cells) if by == "both" else cells)
         previous = row.module
-    return pipe_table(["module", "operator", *_labels_with_share(headings)], rows)
+    if by == "both":
+        return pipe_table(["module", "operator", *_labels_with_share(headings)], rows)
+    rows.append(("total", *_format_with_share(totals, totals)))
+    return pipe_table(["operator", *_labels_with_share(headings)], rows)
 
 
 def _labels_with_share(headings: Sequence[str]) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from string import ascii_letters, ascii_uppercase
 
+from fvflops.reports.display_width import display_width, wrap_legend
 from fvflops.reports.document import Chart, Gantt, Scatter
 from fvflops.reports.escaping import printable
-from fvflops.reports.text.display_width import display_width, wrap_legend
 
 _WIDTH, _HEIGHT = 80, 12  # if no width is given; rows of letters
 _LABELLED = 3  # every third row has a label
