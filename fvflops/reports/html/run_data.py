@@ -1,4 +1,4 @@
-"""Data of a page's timeline, memory curve and roofline, and columns of numbers in which equal layers repeat a pattern."""
+"""Data of a page: timeline, memory curve and roofline, and columns in which equal layers repeat a pattern."""
 
 from __future__ import annotations
 

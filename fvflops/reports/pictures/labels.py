@@ -42,6 +42,9 @@ class Label(NamedTuple):
     frame: Frame
 
 
+Cost = Callable[[Label, Sequence[Label]], float]
+
+
 def around(point: Point, radius: float) -> Frame:
     """Return the square around a point."""
     x, y = point
@@ -55,99 +58,79 @@ def place_labels(
     page: Frame,
     occupied: Sequence[Frame],
     offsets: Sequence[tuple[float, float]],
-    near: Sequence[tuple[float, float]] = (),
-    cost: Callable[[Label, Sequence[Label]], float] | None = None,
+    near: Sequence[tuple[float, float]],
+    cost: Cost,
 ) -> list[Frame | None]:
     """Return a free rectangle for the label of each point, None where there is none; the first points choose first.
 
     All lengths are in inches. `sizes` are the (width, height) of the labels. An offset (right, up) is from the point to
     the nearest end of the label, or to its middle if `right` is 0, and to the middle of its height. Of the free
     rectangles within `page` the one with the least `cost`, given the other labels, is chosen; of equal ones the first.
-    Offsets in `near` are tried for all points before `offsets` for those that remain. With a cost, labels beyond the
-    left or right end of the page are moved into it, and all move while that lowers the cost; an infinite one forbids a
-    place. Of a few orders in which points choose, the one with the least total cost is taken.
+    Offsets in `near` are tried for all points before `offsets` for those that remain. Labels beyond the left or right
+    end of the page are moved into it, and all move while that lowers the cost; an infinite one forbids a place. Of a
+    few orders in which points choose, the one with the least total cost is taken.
     """
-    chooser = _Chooser(page, occupied, cost)
-    orders = [list(range(len(points)))]
-    if cost is not None:
-        chance = random.Random(0)
-        orders += [chance.sample(orders[0], len(points)) for _ in range(min(_ORDERS, _MANY // max(len(points), 1)))]
-    arrangements = [_arrange(order, points, sizes, chooser, offsets, near) for order in orders]
-    best = min(arrangements, key=lambda placed: chooser.judge(placed, len(points)))
-    return [best[index].frame if index in best else None for index in range(len(points))]
+    placement = _Placement(points, sizes, page, occupied, cost)
+    chance = random.Random(0)
+    first = list(range(len(points)))
+    others = [chance.sample(first, len(points)) for _ in range(min(_ORDERS, _MANY // max(len(points), 1)))]
+    best = min((placement.arrange(order, offsets, near) for order in (first, *others)), key=placement.judge)
+    return [best[index].frame if index in best else None for index in first]
 
 
-def _arrange(
-    order: Sequence[int],
-    points: Sequence[Point],
-    sizes: Sequence[tuple[float, float]],
-    chooser: _Chooser,
-    offsets: Sequence[tuple[float, float]],
-    near: Sequence[tuple[float, float]],
-) -> dict[int, Label]:
-    """Return labels by the index of their points, which choose in an order."""
-    placed: dict[int, Label] = {}
-    for tried in (near, offsets) if near else (offsets,):
-        for index in order:
-            if index not in placed and (
-                label := chooser.choose(points[index], sizes[index], tried, list(placed.values()))
-            ):
-                placed[index] = label
-    for _ in range(_ROUNDS if chooser.cost is not None else 0):
-        before = dict(placed)
-        for index in order:
-            others = [label for other, label in placed.items() if other != index]
-            if label := chooser.choose(points[index], sizes[index], offsets, others):
-                placed[index] = label
-        if placed == before:
-            break
-    return placed
+class _Placement(NamedTuple):
+    """The points, the sizes of their labels, and what is in their way."""
 
-
-class _Chooser(NamedTuple):
+    points: Sequence[Point]
+    sizes: Sequence[tuple[float, float]]
     page: Frame
     occupied: Sequence[Frame]
-    cost: Callable[[Label, Sequence[Label]], float] | None
+    cost: Cost
 
-    def choose(
-        self,
-        point: Point,
-        size: tuple[float, float],
-        offsets: Sequence[tuple[float, float]],
-        others: Sequence[Label],
-    ) -> Label | None:
+    def arrange(
+        self, order: Sequence[int], offsets: Sequence[tuple[float, float]], near: Sequence[tuple[float, float]]
+    ) -> dict[int, Label]:
+        """Return labels by the index of their points, which choose in an order."""
+        placed: dict[int, Label] = {}
+        for tried in (near, offsets):
+            for index in order:
+                if index not in placed and (label := self.choose(index, tried, list(placed.values()))):
+                    placed[index] = label
+        for _ in range(_ROUNDS):
+            before = dict(placed)
+            for index in order:
+                others = [label for other, label in placed.items() if other != index]
+                if label := self.choose(index, offsets, others):
+                    placed[index] = label
+            if placed == before:
+                break
+        return placed
+
+    def choose(self, index: int, offsets: Sequence[tuple[float, float]], others: Sequence[Label]) -> Label | None:
         """Return the best label of a point that is free, None if none is."""
         taken = [*(_pad(label.frame) for label in others), *self.occupied]
-        best: tuple[float, Label] | None = None
+        (x, y), (width, height) = self.points[index], self.sizes[index]
+        first, last = self.page.left + 1.1 * PADDING[0], self.page.right - 1.1 * PADDING[0] - width
+        best, least = None, math.inf
         for right, up in offsets:
             side = (right > 0) - (right < 0)
-            left, bottom = point[0] + right - size[0] * (1 - side) / 2, point[1] + up - size[1] / 2
-            if self.cost is not None:
-                left = self._shift(left, size[0])
-            label = Label(point, Frame(left, bottom, left + size[0], bottom + size[1]))
+            left, bottom = x + right - width * (1 - side) / 2, y + up - height / 2
+            if first <= last:  # else it is wider than the page
+                left = min(max(left, first), last)
+            label = Label((x, y), Frame(left, bottom, left + width, bottom + height))
             padded = _pad(label.frame)
             if padded.is_within(self.page) and not any(map(padded.overlaps, taken)):
-                if self.cost is None:
-                    return label
                 value = self.cost(label, others)
-                if value < (math.inf if best is None else best[0]):
-                    best = value, label
-        return None if best is None else best[1]
+                if value < least:
+                    best, least = label, value
+        return best
 
-    def judge(self, placed: Mapping[int, Label], count: int) -> float:
-        """Return the cost of an arrangement, with that of labels that are missing among so many."""
-        if self.cost is None:
-            return 0.0
-        missing = _MISSING * (count - len(placed))
-        return missing + sum(
+    def judge(self, placed: Mapping[int, Label]) -> float:
+        """Return the cost of an arrangement, with that of labels that are missing."""
+        return _MISSING * (len(self.points) - len(placed)) + sum(
             self.cost(label, [other for key, other in placed.items() if key != index])
             for index, label in placed.items()
         )
-
-    def _shift(self, left: float, width: float) -> float:
-        """Return the left end of a label moved into the page, if it is not wider than that."""
-        first, last = self.page.left + 1.1 * PADDING[0], self.page.right - 1.1 * PADDING[0] - width
-        return min(max(left, first), last) if first <= last else left
 
 
 def _pad(frame: Frame) -> Frame:
