@@ -102,12 +102,7 @@ class FlopCountAnalysis(_TableAnalysis):
         return select_calls(self._list_op_calls(), phase, ignore, self._table)[0]
 
     def op_table(
-        self,
-        *,
-        phase: str | None = None,
-        ignore: Collection[str] = (),
-        sort: str | None = None,
-        top: int | None = None,
+        self, *, phase: str | None = None, ignore: Collection[str] = (), sort: str | None = None, top: int | None = None
     ) -> str:
         """Return the op calls as a text table: module, shapes, FLOPs, time and memory.
 

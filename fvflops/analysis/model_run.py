@@ -142,9 +142,7 @@ class ModelRun:
     def with_model(self, model: Model | None, inputs: Any) -> ModelRun:
         """Return a copy with another model or other inputs, where these are not None."""
         return replace(
-            self,
-            model=self.model if model is None else model,
-            inputs=self.inputs if inputs is None else inputs,
+            self, model=self.model if model is None else model, inputs=self.inputs if inputs is None else inputs
         )
 
     def require_model(self) -> Model:

@@ -72,9 +72,7 @@ WRITERS: Mapping[str, Report] = {
         "fvcore's flop_count_table", "fvflops.reports.fvcore_table:write_covered_table", options=_COLLAPSED
     ),
     "tree": Report(
-        "the text of fvcore's flop_count_str",
-        "fvflops.reports.fvcore_tree:write_covered_tree",
-        views=_MODULE,
+        "the text of fvcore's flop_count_str", "fvflops.reports.fvcore_tree:write_covered_tree", views=_MODULE
     ),
     "paper": Report(
         "a Markdown table with the columns of papers",

@@ -61,12 +61,7 @@ def module_column(key: str = "module") -> Column:
 
 
 def number_column(
-    key: str,
-    heading: str = "",
-    *,
-    form: Callable[[Any], str] = format_short,
-    missing: str = "",
-    only_for: str = "",
+    key: str, heading: str = "", *, form: Callable[[Any], str] = format_short, missing: str = "", only_for: str = ""
 ) -> Column:
     """Return a column of numbers, by default in thousands, millions and so on."""
     return Column(key, heading or key, form, missing=missing, only_for=only_for)

@@ -96,10 +96,7 @@ def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[s
 
 
 def drop_zeros(
-    counts: Mapping[str, dict[str, int]],
-    *,
-    except_for: Collection[str] = (),
-    keep_parents: bool = False,
+    counts: Mapping[str, dict[str, int]], *, except_for: Collection[str] = (), keep_parents: bool = False
 ) -> dict[str, dict[str, int]]:
     """Return the counts without the names whose counts are all 0.
 
@@ -196,8 +193,7 @@ def _list_rows(module: str, tables: Sequence[Mapping[str, int]]) -> list[Operato
     labels = dict.fromkeys(label for table in tables for label in table)
     rows = [OperatorRow(module, label, tuple(table.get(label, 0) for table in tables)) for label in labels]
     return sorted(
-        (row for row in rows if any(row.counts)),
-        key=lambda row: (tuple(-count for count in row.counts), row.operator),
+        (row for row in rows if any(row.counts)), key=lambda row: (tuple(-count for count in row.counts), row.operator)
     )
 
 

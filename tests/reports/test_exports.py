@@ -48,12 +48,7 @@ class Net(nn.Module):
 def make_step() -> TrainingStepAnalysis:
     """Return a training step of Net that reruns `body`: every phase has ops, and one table knows them all."""
     return TrainingStepAnalysis(
-        Net(),
-        torch.ones(2, 8),
-        loss=lambda y: y.sum(),
-        optimizer=torch.optim.Adam,
-        checkpoint=["body"],
-        table="exact",
+        Net(), torch.ones(2, 8), loss=lambda y: y.sum(), optimizer=torch.optim.Adam, checkpoint=["body"], table="exact"
     )
 
 

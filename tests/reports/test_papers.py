@@ -147,10 +147,7 @@ def test_the_reader_of_latex_sees_a_mark_that_is_not_escaped():
 def test_latex_has_one_row_for_the_model():
     lines = REPORTS["latex"](summarise_net()).splitlines()
     notes = [line for line in lines if line.startswith("% ")]
-    assert notes[:2] == [
-        "% Model: Sequential.",
-        "% Convention: default (1 FLOP per multiply-add).",
-    ]
+    assert notes[:2] == ["% Model: Sequential.", "% Convention: default (1 FLOP per multiply-add)."]
     assert notes[-2:] == [
         f"% Made with fvflops {fvflops.__version__} and torch {torch.__version__}.",
         r"% Needs \usepackage{booktabs}.",

@@ -336,10 +336,7 @@ def exit_code(*argv: str) -> int:
         (["--sort", "flops", "--format", "tree"], "--sort does not apply to --format tree"),
         (["--by", "op", "--sort", "flosp"], "did you mean 'flops'"),
         (["--by", "line", "--sort", "macss"], "did you mean 'macs'"),
-        (
-            ["--collapse", "--format", "tree"],
-            "--collapse supports --format text, markdown, csv, fvcore; got tree",
-        ),
+        (["--collapse", "--format", "tree"], "--collapse supports --format text, markdown, csv, fvcore; got tree"),
         (["--collapse", "--by", "op"], "omit --by op"),
         (["--collapse", "--by", "operator"], "omit --by operator"),
     ],
