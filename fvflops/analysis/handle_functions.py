@@ -133,7 +133,7 @@ class JitNode:
 
     def inputs(self) -> list[JitValue]:
         """Return the elements of a list, [] for anything else."""
-        return [JitValue(item, index) for index, item in enumerate(_items(self.value))]
+        return [JitValue(item, index) for index, item in enumerate(self.value if isinstance(self.value, tuple) else ())]
 
     def kind(self) -> str:
         """Return the name of the node's op."""
@@ -233,7 +233,3 @@ def _takes_call(handle: Any) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [item for item in parameters if item.kind in positional and item.default is item.empty]
     return len(required) == 1
-
-
-def _items(value: Value) -> tuple[Value, ...]:
-    return value if isinstance(value, tuple) else ()

@@ -114,7 +114,8 @@ def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:
 
 def region_costs(trace: Trace, cost_model: CostModel) -> dict[int, RegionCost]:
     """Return region signature index → cost of one call, for the regions that have a cost."""
-    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _needs_regions(trace, cost_model) else ()
+    needs_regions = cost_model.counts_modules or any(region.kind == "function" for region in trace.regions)
+    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if needs_regions else ()
     return {
         index: cost
         for index in called
@@ -142,10 +143,6 @@ def _groups(trace: Trace) -> dict[int, str]:
     if not groups:
         return {}
     return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
-
-
-def _needs_regions(trace: Trace, cost_model: CostModel) -> bool:
-    return cost_model.counts_modules or any(region.kind == "function" for region in trace.regions)
 
 
 def _region_cost(trace: Trace, cost_model: CostModel, signature: RegionSignature) -> RegionCost | None:

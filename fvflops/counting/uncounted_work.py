@@ -73,7 +73,8 @@ def describe_ignored_work(trace: Trace, counts: Counts, table: FormulaTable, han
     """
     if table.floating_point_only or counts.metric != "flops":
         return ""
-    work = _work(counts)
+    # FLOPs with two for a multiply-add; results of handles are not split.
+    work = max(counts.total(), sum(2 * entry.macs + entry.flops for entry in counts.entries))
     calls = _ignored_calls(trace, counts, table, handled)
     elements = sum(number * _most_elements(trace.signatures[index]) for index, number in calls.items())
     if work > _PER_ELEMENT * elements:
@@ -98,11 +99,6 @@ def describe_ignored_products(trace: Trace, counts: Counts, table: FormulaTable)
     total = sum(number * price(trace.signatures[index])[0].macs for (index, _, _), number in trace.calls.items())
     listed = "; ".join(f"{op} ×{number}" for op, number in sorted(ops.items()))
     return f"{listed} ({format_percent(sum(macs.values()), total)} of the multiply-adds)"
-
-
-def _work(counts: Counts) -> int:
-    """Return the FLOPs of a run, with two for a multiply-add; results of handles are not split."""
-    return max(counts.total(), sum(2 * entry.macs + entry.flops for entry in counts.entries))
 
 
 def _ignored_calls(trace: Trace, counts: Counts, table: FormulaTable, handled: Collection[str] = ()) -> dict[int, int]:

@@ -16,7 +16,7 @@ from fvflops.units import (
     format_percent,
     format_quantity,
     format_seconds,
-    format_short,
+    format_signed,
     format_thousands,
 )
 from fvflops.views.analysed_run import AnalysedRun, describe_run, make_summary
@@ -185,10 +185,6 @@ def _time(nanoseconds: int) -> str:
     return format_seconds(nanoseconds / 1e9) if nanoseconds else "0"
 
 
-def _signed(count: int) -> str:
-    return f"{'+' if count > 0 else ''}{format_short(count)}"
-
-
 def _data_column(key: str) -> Column:
     """Return a column that only CSV and JSON have."""
     return Column(key, key, only_for="data")
@@ -208,7 +204,7 @@ _OP_COLUMNS: Mapping[str, Column] = {
     "duration_ns": number_column("duration_ns", "time", form=_time),
     "memory_before": number_column("memory_before", "before"),
     "memory_after": number_column("memory_after", "after"),
-    "memory_delta": number_column("memory_delta", "delta", form=_signed, only_for="people"),
+    "memory_delta": number_column("memory_delta", "delta", form=format_signed, only_for="people"),
     **{
         key: _data_column(key)
         for key in ("dtype", "macs", "activations", "bytes", "parameters", "after", "memory_peak", "line")

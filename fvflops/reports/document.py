@@ -119,7 +119,10 @@ class Table:
                 rows.sort(key=lambda row: natural_key(str(row[index] or "")))
             else:
                 rows.sort(key=lambda row: _descending(row[index], signed=columns[index].signed))
-            columns = [replace(column, tree=False, form=_or_model) if column.tree else column for column in columns]
+            columns = [
+                replace(column, tree=False, form=lambda name: name or "model") if column.tree else column
+                for column in columns
+            ]
         return replace(
             self,
             columns=columns,
@@ -195,10 +198,6 @@ def _descending(value: Value, *, signed: bool) -> tuple[bool, float]:
     if value is None:
         return True, 0
     return False, -abs(float(value)) if signed else -float(value)
-
-
-def _or_model(name: str) -> str:
-    return name or "model"
 
 
 @dataclass(frozen=True, slots=True)

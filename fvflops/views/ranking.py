@@ -37,11 +37,10 @@ def rank(
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
     """Return the sort key of a dotted name in natural order: numeric parts as numbers."""
-    return [_order_part(part) for part in name.split(".")]
-
-
-def _order_part(part: str) -> tuple[bool, int, str]:
-    return (not part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part)
+    return [
+        (not part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part)
+        for part in name.split(".")
+    ]
 
 
 def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:
