@@ -53,7 +53,7 @@ def call_report(run: AnalysedRun, by: str, table: Table) -> Document:
     return Document(
         "calls",
         f"{about['model']}: {_TITLES[by]}",
-        [table, Items("", op_coverage_notes(summary, escape=str))],
+        [table, Items("", op_coverage_notes(summary))],
         data={"about": about, "rows": table.readable_by("data").records()},
     )
 

@@ -85,7 +85,7 @@ def _list_models(summary: Summary, depth: int | None, sort: str | None, top: int
         ],
         notes=[
             f"Model: {printable(model)}.",
-            *op_coverage_notes(summary),
+            *map(printable, op_coverage_notes(summary)),
             *footer,
             *truncation_note(shown, top, "module"),
         ],
@@ -107,7 +107,7 @@ def _write_operators(summary: Summary, by: str, depth: int | None, sort: str | N
         else replace(column, heading=METRICS[column.key].short if column.key in METRICS else column.key)
         for column in table.columns
     ]
-    notes = op_coverage_notes(summary, escape=str)
+    notes = op_coverage_notes(summary)
     document = Document("count", parts=[replace(table, columns=columns), Items("", notes)])
     return latex.write(document.readable_by("people"))
 

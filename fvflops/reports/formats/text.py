@@ -233,7 +233,8 @@ def _choose_columns(
     Columns with a `hide_order` are dropped first, then numbers, then text, from the right. The column by which rows are
     sorted is never dropped.
     """
-    for limit in (_OPTIONAL_WIDTH, _NARROW_WIDTH)[: 2 if len(indexes) < len(table.columns) else 1]:
+    has_bar = len(indexes) < len(table.columns)
+    for limit in (_OPTIONAL_WIDTH, _NARROW_WIDTH) if has_bar else (_OPTIONAL_WIDTH,):
         chosen = list(indexes)
         widths = _measure_columns(table, rows, width, limit)
         optional = sorted(
@@ -244,6 +245,8 @@ def _choose_columns(
             chosen.remove(optional.pop())
         if _total_width([widths[index] for index in chosen]) <= width:
             return chosen, limit
+    if has_bar:
+        return [index for index in indexes if table.columns[index].is_text], _NARROW_WIDTH
     widths = _measure_columns(table, rows, width, _MIN_WIDTH)
     while len(chosen) > 1 and _total_width([widths[index] for index in chosen]) > width:
         removable = [index for index in chosen if table.columns[index].key != table.sort]
