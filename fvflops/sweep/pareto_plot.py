@@ -12,16 +12,8 @@ from fvflops.reports.display_width import truncate_middle
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import RADIUS, Frame, Label, LabelCost, around, leader_of, place_labels
-from fvflops.reports.pictures.picture import (
-    as_text,
-    encode,
-    escape,
-    label_linear,
-    label_logarithmic,
-    make_figure,
-    plain,
-    width_of,
-)
+from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
+from fvflops.reports.pictures.scales import label_linear, label_logarithmic
 from fvflops.text import suggest
 
 

@@ -190,9 +190,8 @@ def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, 
     """Return the options that a report takes."""
     terminal = find_terminal(report_stream()) if is_standard_output(arguments.output) else None
     terminal = terminal or TerminalInfo(find_width(report_stream()), colour=False, encoding=_find_encoding(arguments))
-    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top", "format")}
-    options |= terminal._asdict()
-    return {name: value for name, value in options.items() if name in report.options}
+    options = vars(arguments) | terminal._asdict()
+    return {name: options[name] for name in report.options if name != "collapse"}
 
 
 def _find_encoding(arguments: argparse.Namespace) -> str:
