@@ -7,7 +7,6 @@ import io
 import json
 import re
 import subprocess
-import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from shutil import which
@@ -27,6 +26,7 @@ from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError
 from fvflops.views.ranking import natural_key
 from fvflops.zoo import build
+from tests.support.reports.report_formats import take_cells
 
 
 class Net(nn.Module):
@@ -165,10 +165,6 @@ def make_saved(path: Path) -> FlopCountAnalysis:
     model.get_submodule(LONG).add_module("层" * 40, nn.Linear(8, 2**20, device="meta"))
     path.write_text(FlopCountAnalysis(model, torch.ones(2, 8), lines=True, warn=False).trace().to_json())
     return FlopCountAnalysis.from_trace(Trace.from_json(path.read_text()), warn=False)
-
-
-def take_cells(line: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(mark) in "WF" else 1 for mark in line)
 
 
 @pytest.mark.parametrize("by", ["op", "call", "line"])

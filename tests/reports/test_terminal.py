@@ -13,7 +13,6 @@ import struct
 import sys
 import termios
 import threading
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,16 +33,11 @@ from fvflops.units import format_short
 from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself
 from fvflops.zoo import build
+from tests.support.reports.report_formats import take_cells
 from tests.support.reports.summaries import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 VIEWS = ("module", "operator", "both")
-
-
-def take_cells(text: str) -> int:
-    """Return how many cells a terminal gives a text: wide letters two, marks on letters none."""
-    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in text)
-    return len(text) + wide - sum(unicodedata.category(mark) in ("Mn", "Me") for mark in text)
 
 
 class Block(nn.Module):

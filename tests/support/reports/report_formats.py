@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import unicodedata
 from html.parser import HTMLParser
 from typing import Any
 
@@ -14,6 +15,12 @@ from fvflops.reports.formats.json import SCHEMA
 
 WIDTH = 80  # cells of a line where the output is no terminal
 _VOID = {"meta", "input"}
+
+
+def take_cells(text: str) -> int:
+    """Return how many cells a terminal gives a text: wide letters two, marks on letters none."""
+    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in text)
+    return len(text) + wide - sum(unicodedata.category(mark) in ("Mn", "Me") for mark in text)
 
 
 class _Tags(HTMLParser):
