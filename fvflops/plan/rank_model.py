@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model_index import has_packed, read_modules
+from fvflops.capture.run import choose_device
+from fvflops.capture.shapes.cuda.cuda_autocast import autocast_emulated
 from fvflops.capture.shortening.layer_runs import find_layer_kinds
 from fvflops.capture.shortening.shorten import shorten
 from fvflops.capture.training_step import checkpointed_modules
@@ -203,7 +205,7 @@ class RankModel:
         inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
 
         def find() -> TensorSpec:
-            with self.around_forward(device_mesh)():
+            with autocast_emulated(), self.around_forward(device_mesh)():
                 return find_hidden_state(first, inputs)
 
         whole = find() if self._options.sequence_parallel else None
@@ -231,6 +233,7 @@ class RankModel:
     def around_forward(self, device_mesh: Any) -> Callable[[], AbstractContextManager[None]]:
         """Return what makes the context of each forward pass."""
         options = self._options
+        device = choose_device(options.device, ()).type
 
         @contextmanager
         def contexts() -> Iterator[None]:
@@ -238,7 +241,7 @@ class RankModel:
                 if options.size("cp") > 1:
                     stack.enter_context(ShardedSequence(device_mesh.get_group("cp")))
                 if not options.is_fully_sharded:
-                    stack.enter_context(autocast(self._precision, "cpu"))
+                    stack.enter_context(autocast(self._precision, device))
                 yield
 
         return contexts

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.model.packed_layers import elements_per_item
 from fvflops.capture.model.packed_parameters import stored_bytes
