@@ -222,7 +222,7 @@ def read_communication(trace: Trace) -> Communication:
     payload once, but 0 for a group of one rank; send and receive count it once, and a barrier 0. Unsupported ops of
     torch's communication namespaces are in `unsupported`.
 
-    >>> from fvflops.trace import ModuleInfo, ModuleTree
+    >>> from fvflops.trace import ModuleInfo, ModuleTree, TensorSpec
     >>> inputs = (TensorSpec((6,)),), ProcessGroupSpec("0", 4).symbol()
     >>> op = Signature("c10d::allreduce_", ("tensors", "process_group"), inputs, ())
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
