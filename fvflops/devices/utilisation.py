@@ -10,16 +10,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.capture.errors.model_check import trace_of
+from fvflops.counting import TableCostModel, count
+from fvflops.counting.unknown_masks import describe_unknown_masks
 from fvflops.devices.devices import Device, resolve_device, short_dtype
-from fvflops.formulas import FormulaTable
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.formulas.functions.attention import SKIPS
 from fvflops.text import truncate
 from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
+
+if TYPE_CHECKING:
+    from fvflops.analysis import FlopCountAnalysis
 
 ATTENTION = ("dense", "causal")
 
@@ -367,3 +373,36 @@ def _check_sparse(work: Mapping[str, Fraction], seconds: Fraction, machine: _Mac
 
 def _percent(share: Fraction) -> str:
     return format_percent(*share.as_integer_ratio()) if share < _MAX_SHARE else f"over {format_percent(_MAX_SHARE, 1)}"
+
+
+def model_flops(
+    analysis: FlopCountAnalysis,
+    *,
+    attention: str = "dense",
+    matmul_only: bool = False,
+    table: str | FormulaTable = "default",
+) -> int:
+    """Return the FLOPs of a model's forward and backward passes, 2 for a multiply-add.
+
+    Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
+    `attention` is "dense", in which all pairs of query and key count, or "causal", in which only those within a causal
+    mask, a window or a known mask do. Attention written out as products and a softmax counts all pairs in both.
+    `matmul_only` leaves out all FLOPs that are no multiply-adds, such as those of norms. `table` is the convention.
+
+    >>> import torch
+    >>> from fvflops import TrainingStepAnalysis
+    >>> from fvflops.zoo import build
+    >>> step = TrainingStepAnalysis(build("llama_tiny"), torch.zeros(1, 16, dtype=torch.long), loss=torch.sum)
+    >>> model_flops(step, matmul_only=True) > model_flops(step, attention="causal", matmul_only=True)
+    True
+    """
+    chosen = with_attention(resolve_table(table), attention)
+    trace = trace_of(analysis)
+    if masks := describe_unknown_masks(trace, chosen):
+        warnings.warn(f"mask unknown, counted as dense: {masks}", stacklevel=2)
+    counts = count(trace, TableCostModel(chosen, "flops"), "flops")
+    return sum(
+        2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.other_flops)
+        for entry in counts.entries
+        if entry.phase in MODEL_PHASES
+    )

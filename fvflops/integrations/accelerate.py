@@ -9,7 +9,7 @@ from torch import nn
 from fvflops.analysis.recording import OnTraceReady, record
 from fvflops.analysis.recording_schedules import Schedule
 from fvflops.formulas import FormulaTable
-from fvflops.integrations.saving import Folder, save_when_ready
+from fvflops.integrations.loop import Folder, save_when_ready
 
 
 class FlopsRecording(record):

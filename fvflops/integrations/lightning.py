@@ -8,9 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import RecordedLoop
-from fvflops.integrations.metered import MeteredLoop
+from fvflops.integrations.loop import MeteredLoop, RecordedLoop, import_library
 
 _OLD, _NEW = "pytorch_lightning", "lightning.pytorch"
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
+from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
+from fvflops import paths
 from fvflops.analysis import recording_schedules
 from fvflops.analysis.recording import OnTraceReady, record
 from fvflops.analysis.recording_schedules import Schedule
 from fvflops.formulas import FormulaTable
-from fvflops.integrations.saving import Folder, save_when_ready
+from fvflops.measure.step_meter.meter import StepMeter
 from fvflops.reports.escaping import printable_short
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
@@ -107,3 +113,95 @@ class RecordedLoop:
                 ]
                 _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED[0], ", ".join(ops))
         return self._mean[1]
+
+
+def import_library(module: str, install: str) -> Any:
+    """Import a module of another library; if that is not installed, the ImportError names the packages to `install`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is installed, and a dependency of it is missing
+        raise ImportError(f"{module} is not installed, which this integration needs: pip install {install}") from None
+
+
+Folder = str | os.PathLike[str]
+
+
+def save_trace(recording: record, folder: Folder, rank: int) -> str:
+    """Write the Trace so far as `rank{rank}.json` to a folder, created if needed, and return the file's path.
+
+    `folder` is a local path or a URI; `Trace.from_json` reads the file.
+    """
+    name = os.fspath(folder)
+    paths.make_folder(name)
+    path = f"{name.rstrip('/')}/rank{rank}.json"
+    paths.write_text(path, recording.trace().to_json())
+    return path
+
+
+def save_when_ready(folder: Folder | None, rank: int, on_trace_ready: OnTraceReady | None) -> OnTraceReady:
+    """Return a callback that saves a recording, if there is a folder, and then calls `on_trace_ready`."""
+
+    def save_and_call(recording: record) -> Any:
+        if folder is not None:
+            save_trace(recording, folder, rank)
+        return None if on_trace_ready is None else on_trace_ready(recording)
+
+    return save_and_call
+
+
+# The figures that are logged: means over the steps since the last log.
+LOGGED_FIGURES = (
+    "mfu",
+    "hfu",
+    "tflops_per_device",
+    "tokens_per_second",
+    "samples_per_second",
+    "model_flops",
+    "hardware_flops",
+    "macs",
+    "memory_peak",
+)
+
+
+class MeteredLoop:
+    """Base class of the callbacks: the options of `fvflops.StepMeter`, and `meter`.
+
+    The figures in `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log; an unknown one is
+    omitted.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+        self._meter: StepMeter | None = None
+        self._logged_steps = 0
+
+    @property
+    def meter(self) -> StepMeter:
+        """The meter of the current or the last training."""
+        if self._meter is None:
+            raise TraceError("there are no figures: no training has started with this callback")
+        return self._meter
+
+    def _start(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        self._stop()
+        self._logged_steps = 0
+        self._meter = StepMeter(*models, optimizer=optimizers, **self._options)
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        """Remove the meter's hooks; without an exception, count what is not counted yet."""
+        if self._meter is not None:
+            self._meter.__exit__(type(error) if error is not None else None, error, None)
+
+    def _figures(self) -> dict[str, float]:
+        """Return the known figures of the steps since the last call."""
+        last = self.meter.last
+        new = 0 if last is None else last.step - self._logged_steps
+        mean = self.meter.mean(new) if new else None
+        if last is None or mean is None:
+            return {}
+        self._logged_steps = last.step
+        known = mean.as_dict()
+        return {name: known[name] for name in LOGGED_FIGURES if name in known}

@@ -8,9 +8,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any
 
-from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import RecordedLoop
-from fvflops.integrations.metered import MeteredLoop
+from fvflops.integrations.loop import MeteredLoop, RecordedLoop, import_library
 
 _LIBRARY = import_library("transformers", "transformers accelerate")
 _TrainerCallback: Any = _LIBRARY.TrainerCallback

@@ -26,7 +26,7 @@ from fvflops import (
     record_call,
 )
 from fvflops.devices.device_benchmark import write_device
-from fvflops.devices.model_flops import model_flops
+from fvflops.devices.utilisation import model_flops
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from fvflops.zoo import build
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig

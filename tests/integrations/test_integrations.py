@@ -647,7 +647,7 @@ def test_a_library_that_is_not_installed_is_named(integration, libraries, messag
 
 
 def test_a_library_that_lacks_something_of_its_own_says_so(tmp_path, monkeypatch):
-    from fvflops.integrations.library import import_library
+    from fvflops.integrations.loop import import_library
 
     (tmp_path / "fvflops_lacking.py").write_text("import fvflops_lacked")
     monkeypatch.syspath_prepend(tmp_path)

@@ -30,9 +30,8 @@ from fvflops.counting.timing import read_times
 from fvflops.formulas import load_table
 from fvflops.measure.kernels import kernel_table
 from fvflops.measure.kernels.alignment import Item, align
-from fvflops.measure.kernels.kernel_sums import sum_kernels
+from fvflops.measure.kernels.kernel_sums import overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import match_kernels
-from fvflops.measure.kernels.overlay import overlay_times
 from fvflops.measure.kernels.recorded_calls import Work
 from fvflops.reports.files.chrome_trace import render as render_chrome_trace
 from fvflops.trace import TraceError

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from fvflops import ByteCountAnalysis, Device, FlopCountAnalysis, ProfileAnalysis, Trace, record, schedule
-from fvflops.measure.profiling.profile_analysis import trimmed_mean
-from fvflops.measure.profiling.profile_records import Profile, ProfileRow, outlier
-from fvflops.measure.profiling.profile_report import SORTS, profile_report
+from fvflops.measure.profile_analysis import trimmed_mean
+from fvflops.measure.profile_records import Profile, ProfileRow, outlier
+from fvflops.measure.profile_report import SORTS, profile_report
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.text.display_width import display_width
 from fvflops.trace import TraceError

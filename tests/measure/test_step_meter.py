@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fvflops import Device, StepMeter, TrainingStepAnalysis, UtilisationError, mfu, predict_memory, record
 from fvflops.devices.device_benchmark import write_device
-from fvflops.measure.profiling.profile_analysis import ProfileAnalysis
+from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.step_meter import step_costs
 from fvflops.measure.step_meter.clock import WallClock
 from fvflops.measure.step_meter.step_costs import SizeFamilies

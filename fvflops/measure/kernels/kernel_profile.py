@@ -27,9 +27,8 @@ from fvflops.capture.session import Session
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.kernels import kernel_table
-from fvflops.measure.kernels.kernel_sums import KernelAverages, list_stacks, sum_kernels
+from fvflops.measure.kernels.kernel_sums import KernelAverages, list_stacks, overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
-from fvflops.measure.kernels.overlay import overlay_times
 from fvflops.measure.kernels.profiler_trace import annotate, find_by_id, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import Work
 from fvflops.text import short_repr

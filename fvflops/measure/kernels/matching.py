@@ -10,8 +10,7 @@ from typing import Protocol
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.measure.kernels.alignment import Item, align
-from fvflops.measure.kernels.owners import find_owners
+from fvflops.measure.kernels.alignment import Item, align, find_owners
 from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, Work, nest_calls
 from fvflops.text import short_repr
 from fvflops.trace import Status, Trace

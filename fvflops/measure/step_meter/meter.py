@@ -25,8 +25,7 @@ from fvflops.devices.utilisation import UtilisationError, with_attention
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
 from fvflops.measure.step_meter.clock import clock_of, find_mismatch
-from fvflops.measure.step_meter.live import LiveLine
-from fvflops.measure.step_meter.meter_report import meter_report
+from fvflops.measure.step_meter.meter_report import LiveLine, meter_report
 from fvflops.measure.step_meter.metered_calls import CallObserver, ModelCall, describe, sizes_of
 from fvflops.measure.step_meter.step_costs import StepCosts, StepWork
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, mean_figures, sum_ranks

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fvflops import paths
-from fvflops.measure.roofline.op_roofline import Load, Roofline, sum_loads
-from fvflops.measure.roofline.roofline_report import DEPTH, VIEWS
+from fvflops.measure.op_roofline import Load, Roofline, sum_loads
+from fvflops.measure.roofline_report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
 from fvflops.reports.pictures.leaders import LabelCost, leader_of

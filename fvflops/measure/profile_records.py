@@ -121,7 +121,7 @@ class Profile(Displayed):
     on the device → FLOPs. `about` describes the run and the table.
     """
 
-    _report = "fvflops.measure.profiling.profile_report:profile_report"
+    _report = "fvflops.measure.profile_report:profile_report"
 
     modules: ModuleTree
     by_module: Mapping[str, Mapping[str, ProfileRow]]

@@ -25,10 +25,10 @@ from fvflops.counting import build_timeline
 from fvflops.counting.timing import Times, read_times
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
-from fvflops.measure.profiling.profile_records import Profile
-from fvflops.measure.profiling.profile_report import describe_subject, profile_report
-from fvflops.measure.profiling.profile_rows import fit_ops, measure_rows
-from fvflops.measure.roofline.op_roofline import roofline
+from fvflops.measure.op_roofline import roofline
+from fvflops.measure.profile_records import Profile
+from fvflops.measure.profile_report import describe_subject, profile_report
+from fvflops.measure.profile_rows import fit_ops, measure_rows
 from fvflops.reports.calls.op_call_table import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items

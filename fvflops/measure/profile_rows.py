@@ -10,8 +10,8 @@ from typing import Any
 from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, name_region, region_costs
 from fvflops.counting.timing import BY_OWNER, Times, sum_times
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.measure.profiling.profile_records import Profile, ProfileRow
-from fvflops.measure.roofline.op_roofline import Roofline
+from fvflops.measure.op_roofline import Roofline
+from fvflops.measure.profile_records import Profile, ProfileRow
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above

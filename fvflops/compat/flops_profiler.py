@@ -20,10 +20,9 @@ from torch import nn
 from fvflops import paths
 from fvflops.analysis.recording import record
 from fvflops.capture.restore.interrupts import allowed, deferred
-from fvflops.compat.deepspeed.module_profile import Costs, ModelProfile, read_profile
-from fvflops.compat.deepspeed.profile_text import render, render_top
+from fvflops.compat.deepspeed_profile import Costs, ModelProfile, read_profile, render, render_top
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.measure.profiling.profile_analysis import ProfileAnalysis
+from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.text import require_int, short_repr
 from fvflops.trace import Trace
 from fvflops.units import (

@@ -99,7 +99,7 @@ class Roofline(Displayed):
     (400.0, 1.5, 'memory')
     """
 
-    _report = "fvflops.measure.roofline.roofline_report:roofline_report"
+    _report = "fvflops.measure.roofline_report:roofline_report"
 
     device: str
     bandwidth: int

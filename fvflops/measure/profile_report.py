@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from fvflops.measure.profiling.profile_records import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
+from fvflops.measure.profile_records import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
 from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.trace import PHASES

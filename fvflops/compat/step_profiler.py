@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fvflops import paths
-from fvflops.compat.deepspeed.flops_profiler import FlopsProfiler
+from fvflops.compat.flops_profiler import FlopsProfiler
 from fvflops.formulas import FormulaTable
 from fvflops.formulas.yaml_document import Node, read_document
 from fvflops.text import require_int, suggest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from fvflops.measure.roofline.op_roofline import Load, Roofline
+from fvflops.measure.op_roofline import Load, Roofline
 from fvflops.reports.document import Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import plain_name
 from fvflops.trace.module_tree import innermost
