@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fvflops.reports.display import Displayed
@@ -97,17 +97,7 @@ def sum_rows(rows: Iterable[ProfileRow]) -> ProfileRow:
     )
 
 
-_COUNTS = (
-    "calls",
-    "total_ns",
-    "self_ns",
-    "flops",
-    "hardware_flops",
-    "unsupported",
-    "read",
-    "written",
-    "unknown_traffic",
-)
+_COUNTS = [field.name for field in fields(ProfileRow) if field.type == "int"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

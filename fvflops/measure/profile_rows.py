@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, name_region, region_costs
-from fvflops.counting.timing import BY_OWNER, Times, sum_times
+from fvflops.counting.timing import BY_OWNER, sum_times
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
 from fvflops.measure.op_roofline import Roofline
 from fvflops.measure.profile_records import Profile, ProfileRow
 from fvflops.trace import Counts, Event, Status, Trace, TraceError
 from fvflops.trace.event_walk import RegionCall, walk_events
 from fvflops.trace.module_tree import innermost, modules_above
-
-# Phase → name of a module or an op → its sums so far.
-_SumsByPhase = dict[str, dict[str, Counter[str]]]
 
 
 def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: Roofline | None = None) -> Profile:
@@ -38,31 +35,27 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     24
     """
     columns = measured_columns(trace)
-    times = sum_times(trace)
-    walk = _Walk(trace, times, cost_model)
-    walk.run()
-    sums = _Sums(walk)
+    rows = _Rows(trace, cost_model)
+    rows.walk()
     for entry in counts.entries:
         unsupported = entry.calls if entry.status is Status.UNSUPPORTED else 0
         hardware_flops = 2 * entry.macs + entry.flops
-        sums.add(
-            entry.scope,
-            entry.phase,
-            entry.op,
-            flops=entry.value,
-            hardware_flops=hardware_flops,
-            unsupported=unsupported,
-        )
-    unknown_traffic = _add_bytes(trace, sums, walk)
+        sums = {"flops": entry.value, "hardware_flops": hardware_flops, "unsupported": unsupported}
+        rows.add(entry.scope, entry.phase, entry.op, sums)
+    unknown_traffic = _add_bytes(trace, rows)
     if roofline is not None:
         for bounded in roofline.entries:
-            sums.add(bounded.scope, bounded.phase, bounded.op, least_seconds=bounded.load.seconds)
+            rows.add(bounded.scope, bounded.phase, bounded.op, {"least_seconds": bounded.load.seconds})
+    by_module, by_operator = (
+        {phase: {name: ProfileRow(**row) for name, row in table.items()} for phase, table in tables.items()}
+        for tables in (rows.modules, rows.operators)
+    )
     return Profile(
         trace.modules,
-        _make_rows(sums.modules, walk.module_times, walk.module_memory),
-        _make_rows(sums.operators, walk.operator_times, walk.operator_memory),
+        by_module,
+        by_operator,
         columns,
-        outside_ns=walk.outside_ns,
+        outside_ns=rows.outside_ns,
         peaks="" if roofline is None else roofline.device,
         unsupported=dict(counts.ledger()[Status.UNSUPPORTED]),
         unknown_traffic=dict(unknown_traffic),
@@ -79,140 +72,64 @@ def measured_columns(trace: Trace) -> tuple[str, ...]:
     return columns
 
 
-def _add_bytes(trace: Trace, sums: _Sums, walk: _Walk) -> Counter[str]:
+def _add_bytes(trace: Trace, rows: _Rows) -> Counter[str]:
     """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
     moved, cost_model = split_by_aliasing(trace)
     scopes = moved.scopes()
     unknown_traffic: Counter[str] = Counter()
     for (index, stack, phase), calls in moved.calls.items():
-        signature = moved.signatures[index]
-        traffic = cost_model.op_traffic(signature)
-        operator = walk.covering.get((stack, phase), signature.packet)
+        op = moved.signatures[index].packet
+        traffic = cost_model.op_traffic(moved.signatures[index])
         if traffic is None:
-            unknown_traffic[signature.packet] += calls
-            sums.add(scopes[stack], phase, operator, unknown_traffic=calls)
+            unknown_traffic[op] += calls
+            sums = {"unknown_traffic": calls}
         else:
-            read, written = traffic
-            sums.add(scopes[stack], phase, operator, read=read * calls, written=written * calls)
+            sums = {"read": traffic[0] * calls, "written": traffic[1] * calls}
+        rows.add(scopes[stack], phase, rows.covering.get((stack, phase), op), sums)
     return unknown_traffic
 
 
-def _make_rows(
-    sums: _SumsByPhase, times: Mapping[str, Mapping[str, Any]], memory: Mapping[str, Mapping[str, _Memory]]
-) -> dict[str, dict[str, ProfileRow]]:
-    rows: dict[str, dict[str, ProfileRow]] = {}
-    for phase in dict.fromkeys([*times, *sums]):
-        phase_sums, phase_times = sums.get(phase, {}), times.get(phase, {})
-        names = dict.fromkeys([*phase_times, *phase_sums])
-        rows[phase] = {name: _make_row(name, phase_sums, phase_times, memory[phase]) for name in names}
-    return rows
+class _Row(Counter[str]):
+    """The fields of a ProfileRow so far."""
+
+    def add_memory(self, before: int, after: int, peak: int | None) -> None:
+        """Add the allocated bytes before, after and during a call."""
+        self.setdefault("before", before)
+        self["after"] = after
+        self["retained"] += after - before
+        if peak is not None:
+            self["peak"] = max(peak, self.get("peak", peak))
 
 
-def _make_row(
-    name: str, sums: Mapping[str, Counter[str]], times: Mapping[str, Any], memory: Mapping[str, _Memory]
-) -> ProfileRow:
-    columns: dict[str, Any] = dict(sums.get(name, {}))
-    timing = times.get(name)
-    if timing is not None:
-        columns |= {"calls": timing.calls, "total_ns": timing.total, "self_ns": timing.self_time}
-    if name in memory:
-        columns |= memory[name].columns()
-    return ProfileRow(**columns)
-
-
-@dataclass(slots=True)
-class _Timing:
-    """The times of a module or an operator in ns; `self_time` excludes submodules."""
-
-    calls: int = 0
-    total: int = 0
-    self_time: int = 0
-
-    def add(self, duration: int, *, calls: int) -> None:
-        """Add calls of the time `duration`, without nested ones."""
-        self.calls += calls
-        self.total += duration
-        self.self_time += duration
-
-
-@dataclass(slots=True)
-class _Memory:
-    """Memory before, after and during some calls."""
-
-    before: int | None = None
-    after: int | None = None
-    retained: int = 0
-    peak: int | None = None
-
-    def add(self, before: int, after: int, peak: int | None) -> None:
-        """Add a call."""
-        if self.before is None:
-            self.before = before
-        self.after = after
-        self.retained += after - before
-        if peak is not None and (self.peak is None or peak > self.peak):
-            self.peak = peak
-
-    def columns(self) -> dict[str, int | None]:
-        """Return the memory fields of a row."""
-        if self.before is None:
-            return {}
-        return {"before": self.before, "after": self.after, "retained": self.retained, "peak": self.peak}
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Sums by module and by operator."""
-
-    walk: _Walk
-    modules: _SumsByPhase = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
-    operators: _SumsByPhase = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
-
-    def add(self, scope: tuple[str, ...], phase: str, op: str, **columns: Any) -> None:
-        """Add op calls of a scope to all modules that include it, and to their operator."""
-        for name in self.walk.modules_of(scope, phase):
-            _add(self.modules[phase][name], columns)
-        _add(self.operators[phase][op], columns)
-
-
-def _add(sums: Counter[str], columns: Mapping[str, Any]) -> None:
-    for name, value in columns.items():
-        sums[name] += value
-
-
-class _Walk:
-    """A walk over the events for the times of operators and of uncalled modules, and the memory of both.
+class _Rows:
+    """Rows by phase and name of a module or an operator, from a walk over the events.
 
     `covering` maps a stack and a phase to the operator that includes all ops there.
     """
 
-    def __init__(self, trace: Trace, times: Times, cost_model: CostModel) -> None:
+    def __init__(self, trace: Trace, cost_model: CostModel) -> None:
         self._trace = trace
         self._region_costs = region_costs(trace, cost_model)
         self.covering = _find_covering(trace, self._region_costs)
         self._scopes = trace.scopes()
-        self._called_modules = {phase: frozenset(timings) for phase, timings in times.modules.items()}
         self._modules_by_scope: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
         # Open region → the peak memory of ops in it so far.
         self._peaks: dict[RegionCall | None, int] = {}
-        self.module_times: dict[str, dict[str, _Timing]] = {
-            # Where no module is called, the timings count the calls of ops.
-            phase: {
-                name: _Timing(0 if phase in BY_OWNER else timing.calls, timing.total, timing.own)
-                for name, timing in timings.items()
-            }
-            for phase, timings in times.modules.items()
-        }
-        self.operator_times: dict[str, dict[str, _Timing]] = defaultdict(lambda: defaultdict(_Timing))
-        self.module_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
-        self.operator_memory: dict[str, dict[str, _Memory]] = defaultdict(lambda: defaultdict(_Memory))
+        self.modules: dict[str, dict[str, _Row]] = defaultdict(lambda: defaultdict(_Row))
+        self.operators: dict[str, dict[str, _Row]] = defaultdict(lambda: defaultdict(_Row))
         self.outside_ns = 0
-        # Thread → the memory of the modules of its last op in a backward pass or optimizer step, and the bytes
+        # Thread → the rows of the modules of its last op in a backward pass or optimizer step, and the bytes
         # allocated after that op.
-        self._last_backward_op: dict[int, tuple[list[_Memory], int]] = {}
+        self._last_backward_op: dict[int, tuple[list[_Row], int]] = {}
+        for phase, timings in sum_times(trace).modules.items():
+            for name, timing in timings.items():
+                # Where no module is called, the timings count the calls of ops.
+                calls = 0 if phase in BY_OWNER else timing.calls
+                self.modules[phase][name].update(calls=calls, total_ns=timing.total, self_ns=timing.own)
+        self._called_modules = {phase: frozenset(rows) for phase, rows in self.modules.items()}
 
-    def run(self) -> None:
-        """Walk over all events."""
+    def walk(self) -> None:
+        """Add the times of operators and of uncalled modules, and the memory of both."""
         for kind, event, call, _ in walk_events(self._trace):
             if kind == "op":
                 self._add_op(event, call)
@@ -221,7 +138,13 @@ class _Walk:
             elif kind == "unfinished" and call is not None:
                 self._record_peak(call.parent, self._peaks.pop(call, None))
 
-    def modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
+    def add(self, scope: tuple[str, ...], phase: str, op: str, sums: Mapping[str, Any]) -> None:
+        """Add op calls of a scope to all modules that include it, and to their operator."""
+        for name in self._modules_of(scope, phase):
+            self.modules[phase][name].update(sums)
+        self.operators[phase][op].update(sums)
+
+    def _modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
         """Return the modules that include the ops of a scope, the root first."""
         names = self._modules_by_scope.get((scope, phase))
         if names is None:
@@ -237,9 +160,6 @@ class _Walk:
         called = self._called_modules.get(phase, frozenset())
         return (above for above in modules_above(name) if above not in called)
 
-    def _timing_of(self, phase: str, name: str) -> _Timing:
-        return self.module_times.setdefault(phase, {}).setdefault(name, _Timing())
-
     def _record_peak(self, call: RegionCall | None, peak: int | None) -> None:
         if peak is not None:
             self._peaks[call] = max(peak, self._peaks.get(call, peak))
@@ -247,28 +167,31 @@ class _Walk:
     def _add_op(self, event: Event, region_call: RegionCall | None) -> None:
         scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
         covering = self.covering.get((event.stack, phase))
-        operator = self._trace.signatures[event.item].packet if covering is None else covering
-        self.operator_times[phase][operator].add(duration, calls=int(covering is None))
-        if not scope and phase not in BY_OWNER:
+        operator = self.operators[phase][self._trace.signatures[event.item].packet if covering is None else covering]
+        operator["calls"] += covering is None
+        operator["total_ns"] += duration
+        operator["self_ns"] += duration
+        is_outside = not scope and phase not in BY_OWNER
+        if is_outside:
             # Outside all module calls, such as a loss: in the root's row, though not in the time of its calls.
-            self._timing_of(phase, "").add(duration, calls=0)
+            self.modules[phase][""].update(total_ns=duration, self_ns=duration)
             self.outside_ns += duration
         if event.memory_before is None or event.memory_after is None:
             return
         memory = event.memory_before, event.memory_after, event.memory_peak
-        self.operator_memory[phase][operator].add(*memory)
+        operator.add_memory(*memory)
         # Memory that autograd frees after an op is freed before the next one.
         previous, allocated = self._last_backward_op.pop(event.thread, ([], 0))
-        for module_memory in previous:
-            module_memory.retained += event.memory_before - allocated
+        for row in previous:
+            row["retained"] += event.memory_before - allocated
         if phase in BY_OWNER:
-            modules = [self.module_memory[phase][name] for name in self.modules_of(scope, phase)]
-            for module_memory in modules:
-                module_memory.add(*memory)
-            self._last_backward_op[event.thread] = modules, event.memory_after
+            rows = [self.modules[phase][name] for name in self._modules_of(scope, phase)]
+            for row in rows:
+                row.add_memory(*memory)
+            self._last_backward_op[event.thread] = rows, event.memory_after
             return
-        if not scope:
-            self.module_memory[phase][""].add(*memory)
+        if is_outside:
+            self.modules[phase][""].add_memory(*memory)
         self._record_peak(region_call, event.memory_peak)
 
     def _exit_region(self, event: Event, call: RegionCall) -> None:
@@ -277,19 +200,19 @@ class _Walk:
         peak = self._peaks.pop(call, None)
         self._record_peak(call.parent, peak)
         if event.item in self._region_costs and (event.stack, event.phase) not in self.covering and not event.raised:
-            self.operator_times[event.phase][name_region(self._trace, region)].calls += 1
+            self.operators[event.phase][name_region(self._trace, region)]["calls"] += 1
         if region.kind != "module" or event.phase in BY_OWNER:
             return
-        names = [region.name]
+        rows = [self.modules[event.phase][region.name]]
         regions = [self._trace.regions[outer.region] for outer in call.enclosing()]
         enclosing = [outer.name for outer in regions if outer.kind == "module"]
         for name in self._uncalled_above(region.name, event.phase):
             if not any(_is_in(inner, name) for inner in enclosing):
-                self._timing_of(event.phase, name).total += event.duration_ns or 0
-                names.append(name)
+                rows.append(self.modules[event.phase][name])
+                rows[-1]["total_ns"] += event.duration_ns or 0
         if event.memory_before is not None and event.memory_after is not None:
-            for name in names:
-                self.module_memory[event.phase][name].add(event.memory_before, event.memory_after, peak)
+            for row in rows:
+                row.add_memory(event.memory_before, event.memory_after, peak)
 
 
 def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
