@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.counting.timing import Times, read_times
@@ -27,8 +27,7 @@ from fvflops.units import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """The costs of a module or a phase: parameters, MACs, FLOPs in a convention, and time in ns.
 
     >>> Costs(flops=3000, duration_ns=1500).flops_per_second
@@ -45,81 +44,39 @@ class Costs:
         """FLOPs per second; 0 where no time was measured."""
         return self.flops * 1e9 / self.duration_ns if self.duration_ns else 0.0
 
-    def __add__(self, other: Costs) -> Costs:
-        return Costs(
-            self.parameters + other.parameters,
-            self.macs + other.macs,
-            self.flops + other.flops,
-            self.duration_ns + other.duration_ns,
-        )
+    def __add__(self, other: Costs) -> Costs:  # type: ignore[override]
+        return Costs(*map(sum, zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelProfile:
     """The profile of one model.
 
-    `macs` and `flops` map a module's canonical name to those of its forward calls, without submodules; `durations` maps
-    it to the time of these calls in ns, with submodules. `phases` maps each recorded phase ("forward", "recompute",
-    "backward", "optimizer") to its costs; "forward" is without the loss. `batches` are the first sizes
-    of the first input tensor of each call of the model. `about` has the name of the table under "table", and of that
-    for the other phases under "backward_table".
-
-    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net", children=(("a", "a"),)), "a": ModuleInfo("a", "a", "Linear")})
-    >>> profile = ModelProfile(tree, macs={"a": 6}, flops={"": 1, "a": 12}, durations={"a": 5})
-    >>> profile.by_module()[""]
-    Costs(parameters=0, macs=6, flops=13, duration_ns=5)
+    `by_module` maps a module's name to the costs of its forward pass, submodules included, and `phases` each recorded
+    phase ("forward", "recompute", "backward", "optimizer") to its costs; "forward" is without the loss. `batches` are
+    the first sizes of the first input tensor of each call of the model. `other_table` counts the phases but forward.
     """
 
     modules: ModuleTree
-    macs: Mapping[str, int] = field(default_factory=dict)
-    flops: Mapping[str, int] = field(default_factory=dict)
-    durations: Mapping[str, int] = field(default_factory=dict)
+    by_module: Mapping[str, Costs]
     phases: Mapping[str, Costs] = field(default_factory=dict)
     batches: tuple[int, ...] = ()
-    about: Mapping[str, str] = field(default_factory=dict)
+    table: str = "?"
+    other_table: str = ""
 
     def __repr__(self) -> str:
-        macs, flops = (format_short(sum(counts.values())) for counts in (self.macs, self.flops))
-        return short_repr(self, self.modules.root.class_name, f"{macs} MACs", f"{flops} FLOPs")
-
-    def by_module(self) -> dict[str, Costs]:
-        """Return module name → the costs of its forward pass, submodules included.
-
-        A module with several names has its costs under each. A shared submodule or a tied parameter counts once in a
-        module that contains it several times. The time of a module that was never called is the sum over its
-        submodules.
-        """
-        modules = self.modules.by_name
-        submodules: dict[str, dict[str, None]] = {name: {} for name in modules}
-        elements: dict[str, dict[int, int]] = {name: {} for name in modules}
-        for module in modules.values():
-            for name in (*modules_above(module.name), module.name):
-                submodules[name][module.canonical] = None
-                elements[name].update({item.identity: item.spec.numel for item in module.parameters})
-        durations: dict[str, int] = {}
-        for name in reversed(tuple(modules)):  # children before their parents
-            module = modules[name]
-            children = [durations[child.name] for child in children_of(module, self.modules)]
-            durations[name] = self.durations.get(module.canonical) or sum(children)
-        return {
-            name: Costs(
-                sum(elements[name].values()),
-                sum(self.macs.get(submodule, 0) for submodule in submodules[name]),
-                sum(self.flops.get(submodule, 0) for submodule in submodules[name]),
-                durations[name],
-            )
-            for name in modules
-        }
+        total = self.by_module[""]
+        macs, flops = f"{format_short(total.macs)} MACs", f"{format_short(total.flops)} FLOPs"
+        return short_repr(self, self.modules.root.class_name, macs, flops)
 
     def by_class(self) -> list[dict[str, Costs]]:
         """Return class → the sum over its modules, for each depth; depth 0 is the model."""
-        costs = self.by_module()
         levels: list[dict[str, Costs]] = []
         level = [self.modules.root]
         while level:
             sums: dict[str, Costs] = {}
             for module in level:
-                sums[module.class_name] = sums.get(module.class_name, Costs()) + costs[module.name]
+                sums[module.class_name] = sums.get(module.class_name, Costs()) + self.by_module[module.name]
             levels.append(sums)
             level = [child for module in level for child in children_of(module, self.modules)]
         return levels
@@ -162,32 +119,50 @@ def read_profile(
     durations = {name: timing.total for name, timing in times.modules.get("forward", {}).items()}
     if not durations:
         raise TraceError("no module of the model was called while it was profiled: there is no forward pass to report")
-    ignored_names = _name_ignored(trace.modules, ignored)
-    macs: Counter[str] = Counter()
-    flops: Counter[str] = Counter()
+    classes = {name_class(cls) for cls in ignored}
+    ignored_names = {item.name for item in trace.modules.modules() if item.classes and item.classes[0] in classes}
+    own: dict[str, Costs] = {}  # module → its own costs, with the time of its submodules
+    for name, duration in durations.items():
+        if name not in ignored_names:
+            own[name] = Costs(duration_ns=duration)
     for entry in _count(trace, formulas):
         owner = next((name for name in reversed(entry.scope) if name not in ignored_names), None)
         if entry.phase == "forward" and owner is not None:
-            macs[owner] += entry.macs
-            flops[owner] += entry.value
-    profile = ModelProfile(
-        _drop_pseudo_modules(trace.modules),
-        macs,
-        flops,
-        {name: duration for name, duration in durations.items() if name not in ignored_names},
-        batches=_read_batches(trace),
-        about={"table": formulas.name},
-    )
-    forward = replace(profile.by_module()[""], parameters=0)
+            own[owner] = own.get(owner, Costs()) + Costs(macs=entry.macs, flops=entry.value)
+    modules = _drop_pseudo_modules(trace.modules)
+    by_module = _add_submodules(modules, own)
     other_formulas = load_table(_OTHER_PHASES[formulas.name]) if formulas.name in _OTHER_PHASES else formulas
     others = _read_phases(trace, times, other_formulas)
-    about = {**profile.about, "backward_table": other_formulas.name} if others else profile.about
-    return replace(profile, phases={"forward": forward, **others}, about=about)
+    return ModelProfile(
+        modules,
+        by_module,
+        {"forward": by_module[""]._replace(parameters=0), **others},
+        batches=_read_batches(trace),
+        table=formulas.name,
+        other_table=other_formulas.name if others else "",
+    )
 
 
-def _name_ignored(modules: ModuleTree, ignored: Collection[type]) -> frozenset[str]:
-    names = {name_class(cls) for cls in ignored}
-    return frozenset(module.name for module in modules.modules() if module.classes and module.classes[0] in names)
+def _add_submodules(modules: ModuleTree, own: Mapping[str, Costs]) -> dict[str, Costs]:
+    """Return module name → its costs, submodules included, from those of canonical names.
+
+    A module with several names has its costs under each. A shared submodule or a tied parameter counts once in a module
+    that contains it several times. The time of a module that was never called is the sum over its submodules.
+    """
+    submodules: dict[str, set[str]] = {name: set() for name in modules.by_name}
+    elements: dict[str, dict[int, int]] = {name: {} for name in modules.by_name}
+    for module in modules.by_name.values():
+        for name in (*modules_above(module.name), module.name):
+            submodules[name].add(module.canonical)
+            elements[name].update({item.identity: item.spec.numel for item in module.parameters})
+    by_module: dict[str, Costs] = {}
+    for name in reversed(tuple(modules.by_name)):  # children before their parents
+        module = modules.by_name[name]
+        inside = sum((own[submodule] for submodule in submodules[name] if submodule in own), Costs())
+        duration = own.get(module.canonical, Costs()).duration_ns
+        duration = duration or sum(by_module[child.name].duration_ns for child in children_of(module, modules))
+        by_module[name] = inside._replace(parameters=sum(elements[name].values()), duration_ns=duration)
+    return dict(reversed(by_module.items()))
 
 
 def _count(trace: Trace, table: FormulaTable) -> tuple[Entry, ...]:
@@ -266,7 +241,7 @@ def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: in
 
     >>> from fvflops.trace import ModuleTree
     >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
-    >>> print(render_top(ModelProfile(tree, macs={"": 6}, flops={"": 12}, durations={"": 5000})))
+    >>> print(render_top(ModelProfile(tree, {"": Costs(0, 6, 12, 5000)})))
     The most expensive class of modules at each depth, as the sum over its modules:
     depth 0:
         params      - Net: 0
@@ -292,10 +267,9 @@ def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: in
 
 
 def _write_header(profile: ModelProfile, step: int) -> str:
-    table, other = profile.about.get("table", "?"), profile.about.get("backward_table")
-    tables = escaping.printable(table)
-    if other not in (None, table):
-        tables += f", other phases by the table {escaping.printable(other)}"
+    tables = escaping.printable(profile.table)
+    if profile.other_table not in ("", profile.table):
+        tables += f", other phases by the table {escaping.printable(profile.other_table)}"
     title = (
         f"{escaping.printable_short(profile.modules.root.class_name)} at step {step}, counted by the table {tables}."
     )
@@ -321,7 +295,7 @@ def _model_rows(profile: ModelProfile) -> list[tuple[str, str]]:
     calls = f" in each of {format_thousands(len(profile.batches))} calls" if len(profile.batches) > 1 else ""
     return [
         ("batch size", batch + (calls if len(sizes) == 1 else "")),
-        ("params", params_to_string(profile.by_module()[""].parameters)),
+        ("params", params_to_string(profile.by_module[""].parameters)),
     ]
 
 
@@ -353,7 +327,7 @@ def _iteration_rows(profile: ModelProfile) -> list[tuple[str, str]]:
 
 
 def _write_modules(profile: ModelProfile) -> str:
-    costs = profile.by_module()
+    costs = profile.by_module
     total = costs[""]
 
     def describe(module: ModuleInfo) -> list[str]:

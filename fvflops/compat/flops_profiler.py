@@ -139,7 +139,7 @@ class FlopsProfiler:
 
     def get_total_params(self, as_string: bool = False) -> int | str:
         """Return the number of elements of the model's parameters; a tied parameter counts once."""
-        elements = self._profile().by_module()[""].parameters
+        elements = self._profile().by_module[""].parameters
         return params_to_string(elements) if as_string else elements
 
     def print_model_profile(
@@ -238,7 +238,7 @@ def get_model_profile(
     if print_profile:
         options = {"profile_step": warm_up, "module_depth": module_depth, "top_modules": top_modules}
         _write(render(profile, **options, detailed=detailed), output_file)
-    total = profile.by_module()[""]
+    total = profile.by_module[""]
     if as_string:
         return number_to_string(total.flops), macs_to_string(total.macs), params_to_string(total.parameters)
     return total.flops, total.macs, total.parameters

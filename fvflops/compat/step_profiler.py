@@ -159,13 +159,8 @@ class StepProfiler:
         configuration = self._configuration
         self._profiler.stop_profile()
         try:
-            self._profiler.print_model_profile(
-                profile_step=configuration.profile_step,
-                module_depth=configuration.module_depth,
-                top_modules=configuration.top_modules,
-                detailed=configuration.detailed,
-                output_file=configuration.output_file,
-            )
+            names = (field.name for field in fields(configuration) if field.name != "enabled")
+            self._profiler.print_model_profile(**{name: getattr(configuration, name) for name in names})
             self._written = True
         finally:
             self._profiler.end_profile()

@@ -135,9 +135,9 @@ def test_the_costs_in_the_report_equal_a_hand_count():
     assert profile.batches == (1024,)
     # A call of LeNet-5 and of each of its 13 modules, an op in 11 of them, a transpose in the linear layers, a detach
     # in the four Tanhs, and the flatten between features and classifier.
-    assert profile.durations["classifier.0"] == 3 * MILLISECOND
-    assert profile.durations[""] == (14 + 11 + 3 + 4 + 1) * MILLISECOND == forward.duration_ns
-    costs = profile.by_module()
+    costs = profile.by_module
+    assert costs["classifier.0"].duration_ns == 3 * MILLISECOND
+    assert costs[""].duration_ns == (14 + 11 + 3 + 4 + 1) * MILLISECOND == forward.duration_ns
     assert costs[""].macs == costs["features"].macs + costs["classifier"].macs
 
 
@@ -158,7 +158,7 @@ def test_a_shared_module_is_listed_under_each_name_and_counts_once():
     profiler.start_profile()
     with torch.inference_mode():
         model(torch.ones(2, 4))
-    costs = profiler._profile().by_module()
+    costs = profiler._profile().by_module
     profiler.end_profile()
     assert {name: (cost.macs, cost.parameters) for name, cost in costs.items()} == dict.fromkeys(
         ("", "0", "0.0", "1", "1.0", "1.1"), (3 * 32, 16)
