@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from fvflops.capture.restore.interrupts import allowed, deferred
 from fvflops.compat.deepspeed_profile import Costs, ModelProfile, read_profile, render, render_top
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.profile_analysis import ProfileAnalysis
+from fvflops.measure.step_meter.metered_calls import ModelModes
 from fvflops.text import require_int, short_repr
 from fvflops.trace import Trace
 from fvflops.units import (
@@ -87,9 +86,7 @@ class FlopsProfiler:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end_profile()
 
     def start_profile(self, ignore_list: Collection[type] | None = None) -> None:
@@ -231,7 +228,8 @@ def get_model_profile(
     args = _build_args(model, input_shape, args, kwargs)
     ignored = _check_ignored(ignore_modules)
     formulas = resolve_table(table)
-    with deferred(), _evaluating(model), allowed():
+    with deferred(), ModelModes(model, []).applied(), allowed():
+        model.eval()
         run = _generate if mode == "generate" else _forward
         trace = run(model, args, dict(kwargs or {}), warm_up, formulas)
     profile = read_profile(trace, table=formulas, ignored=ignored)
@@ -273,28 +271,11 @@ def _build_args(
         if not args and not kwargs:
             raise ValueError("the model has no inputs: pass input_shape, args or kwargs")
         return tuple(args)
+    given = "a tensor" if isinstance(input_shape, torch.Tensor) else repr(input_shape)
     if isinstance(input_shape, (str, torch.Tensor)) or not isinstance(input_shape, Sequence) or not input_shape:
-        raise ValueError(f"input_shape must be a tuple of sizes such as (1, 3, 224, 224); got {_describe(input_shape)}")
-    first = next(model.parameters(), None)
-    if first is None:
-        return (torch.ones(*input_shape),)
+        raise ValueError(f"input_shape must be a tuple of sizes such as (1, 3, 224, 224); got {given}")
+    first = next(model.parameters(), torch.empty(0))
     return (torch.ones(*input_shape, dtype=first.dtype, device=first.device),)
-
-
-def _describe(value: object) -> str:
-    return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode in this context."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:

@@ -130,7 +130,7 @@ class Device:
         ]
         sizes = [("bandwidth", self.bandwidth, "B/s"), ("memory", self.memory, "B")]
         notes = [f"{name} {format_short(value)}{unit}" for name, value, unit in sizes if value is not None]
-        notes += [f"source: {self.source}"] if self.source else []
+        notes += [f"source: {self.source}"] * bool(self.source)
         return write_text_table(self.name, ["dtype", *(f"{kind} FLOP/s" for kind in peaks)], rows, "; ".join(notes))
 
     def reserve(self, ranks: int = 1) -> int:
@@ -212,11 +212,6 @@ def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
     return _load_shipped() if file == SHIPPED else _load(file)
 
 
-@lru_cache(maxsize=1)
-def _load_shipped() -> tuple[Device, ...]:
-    return _load(SHIPPED)
-
-
 def _load(file: str) -> tuple[Device, ...]:
     document = read_document(file)
     fields = document.fields("a file of devices", ("description", "devices"))
@@ -232,6 +227,9 @@ def _load(file: str) -> tuple[Device, ...]:
         _check_names(device, node, names)
         devices.append(device)
     return tuple(devices)
+
+
+_load_shipped = lru_cache(maxsize=1)(partial(_load, SHIPPED))
 
 
 def _read_device(name: str, node: Node) -> Device:

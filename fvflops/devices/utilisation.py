@@ -188,11 +188,11 @@ def _utilisation(
         counts = figures.model_flops if model_only else figures.hardware_flops
         seconds = figures.seconds if seconds is None else seconds
         devices = figures.devices if devices == 1 else devices
-    device = resolve_device(device)
-    work = _read_work(counts, dtype, device, float32_matmul, model_only=model_only)
-    share = _utilise(name, work, seconds, device, devices, sparse)
+    machine = _Machine(resolve_device(device), devices, sparse)
+    work = _read_work(counts, dtype, machine.device, float32_matmul, model_only=model_only)
+    share = _utilise(name, work, seconds, machine)
     if dtype is None and float32_matmul is None and not isinstance(counts, (Mapping, Real)):
-        _warn_of_float32(name, share, work, _Machine(device, devices, sparse))
+        _warn_of_float32(name, share, work, machine)
     return share
 
 
@@ -298,9 +298,8 @@ class _Machine(NamedTuple):
         return {dtype: flops / self.peak(dtype) for dtype, flops in work.items()}
 
 
-def _utilise(
-    name: str, work: Mapping[str, Fraction], seconds: float | None, device: Device, devices: int, sparse: bool
-) -> float:
+def _utilise(name: str, work: Mapping[str, Fraction], seconds: float | None, machine: _Machine) -> float:
+    device, devices, sparse = machine
     measured = _read_number(seconds, "seconds")
     if not measured:
         raise ValueError("seconds must be more than 0: pass the measured time")
@@ -309,7 +308,7 @@ def _utilise(
     if sparse and not set(work) & set(device.sparse):
         dtypes = ", ".join(device.dtypes(sparse=True)) or "no dtype"
         raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are of {', '.join(work)}")
-    machine = _Machine(device, int(devices), sparse)
+    machine = machine._replace(devices=int(devices))
     share = sum(machine.times(work).values()) / measured
     utilisation = float(min(share, _MAX_SHARE))  # as a float, so that the least time, rounded to a float, gives 1.0
     if utilisation > 1:
@@ -321,15 +320,11 @@ def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], mach
     """Warn where most of the time is of float32 ops: under torch.autocast the measured run had others."""
     times = machine.times(work)
     faster = next((dtype for dtype in ("bf16", "fp16") if dtype in machine.device.dtypes()), "")
-    if (
-        max(times, key=lambda dtype: times[dtype]) != "fp32"
-        or not faster
-        or machine.peak(faster) <= machine.peak("fp32")
-    ):
+    slowest = max(times, key=lambda dtype: times[dtype])
+    if slowest != "fp32" or not faster or machine.peak(faster) <= machine.peak("fp32"):
         return
-    other = share * float(
-        (sum(times.values()) - times["fp32"] + work["fp32"] / machine.peak(faster)) / sum(times.values())
-    )
+    total = sum(times.values())
+    other = share * float((total - times["fp32"] + work["fp32"] / machine.peak(faster)) / total)
     warnings.warn(
         f"{name} of {format_percent(share, 1)} is of float32 ops at the fp32 peak of {machine.device.name}: if the "
         f"measured run was in torch.autocast, pass dtype={faster!r} ({format_percent(other, 1)}), else dtype='fp32'",
@@ -345,7 +340,8 @@ def _explain_excess(name: str, work: Mapping[str, Fraction], seconds: Fraction, 
     devices = f"devices (at least {format_thousands(math.ceil(share * machine.devices))})"
     checks = ["seconds", "device", _check_dtype(work, seconds, machine), devices if share < _MAX_SHARE else "devices"]
     if not machine.sparse and set(work) & set(machine.device.sparse):
-        checks.append(_check_sparse(work, seconds, machine))
+        time = sum(machine._replace(sparse=True).times(work).values(), Fraction())
+        checks.append(f"sparse ({_percent(time / seconds)} at the 2:4 peak)" if time <= seconds else "sparse")
     checks.append("counts (a kernel may skip counted work, such as the masked half of causal attention)")
     return (
         f"{name} would be {_percent(share)}: {listed} take {format_thousands(machine.devices)} × {machine.device.name} "
@@ -364,11 +360,6 @@ def _check_dtype(work: Mapping[str, Fraction], seconds: Fraction, machine: _Mach
         if times[slowest] > work[slowest] / machine.peak(dtype) and time <= seconds and dtype != "int8":
             hints.append(f"{_percent(time / seconds)} at {dtype}")
     return f"dtype (assumed {slowest}: {', '.join(hints[:3])})" if hints else "dtype"
-
-
-def _check_sparse(work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
-    time = sum(machine._replace(sparse=True).times(work).values(), Fraction())
-    return f"sparse ({_percent(time / seconds)} at the 2:4 peak)" if time <= seconds else "sparse"
 
 
 def _percent(share: Fraction) -> str:

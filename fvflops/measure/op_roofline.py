@@ -128,11 +128,8 @@ class Roofline(Displayed):
     def by_module(self, ancestors: str = "owner") -> dict[str, Load]:
         """Return module name → load, for every module in which an op ran; `ancestors` is that of `Counts`."""
         counts = Counts("bytes", self.modules, ())
-        loads: dict[str, list[Load]] = {}
-        for entry in self.entries:
-            for name in counts.of_scope(entry.scope, ancestors):
-                loads.setdefault(name, []).append(entry.load)
-        return {name: sum_loads(loads[name]) for name in self.modules.by_name if name in loads}
+        loads = sum_by((name, one.load) for one in self.entries for name in counts.of_scope(one.scope, ancestors))
+        return {name: loads[name] for name in self.modules.by_name if name in loads}
 
     def by_operator(self) -> dict[str, Load]:
         """Return operator label → load, the longest time first."""
@@ -143,12 +140,16 @@ class Roofline(Displayed):
         return _by_time((entry.phase, entry.load) for entry in self.entries)
 
 
-def _by_time(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+def sum_by(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+    """Return name → the sum of its loads."""
     loads: dict[str, list[Load]] = {}
     for name, load in items:
         loads.setdefault(name, []).append(load)
-    sums = {name: sum_loads(parts) for name, parts in loads.items()}
-    return dict(sorted(sums.items(), key=lambda item: (-item[1].seconds, item[0])))
+    return {name: sum_loads(parts) for name, parts in loads.items()}
+
+
+def _by_time(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+    return dict(sorted(sum_by(items).items(), key=lambda item: (-item[1].seconds, item[0])))
 
 
 def roofline(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fvflops import paths
-from fvflops.measure.op_roofline import Load, Roofline, sum_loads
+from fvflops.measure.op_roofline import Load, Roofline, sum_by
 from fvflops.measure.roofline_report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
@@ -120,19 +120,16 @@ def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = N
 
 def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
     """Return (name, class, load) of the modules at a depth, of leaves above it, and of the other modules' own ops."""
-    loads: dict[str, list[Load]] = {}
-    for entry in roofline.entries:
-        owner = innermost(entry.scope).split(".")
-        loads.setdefault(".".join(owner[:depth]), []).append(entry.load)
+    loads = sum_by((".".join(innermost(one.scope).split(".")[:depth]), one.load) for one in roofline.entries)
     parents = {above for name in loads for above in modules_above(name)}
     by_name = roofline.modules.by_name
     return [
         (
             (name or "model") + (" itself" if name in parents else ""),
             by_name[name].class_name if name in by_name else "",
-            sum_loads(parts),
+            load,
         )
-        for name, parts in loads.items()
+        for name, load in loads.items()
     ]
 
 

@@ -31,7 +31,7 @@ from fvflops.measure.kernels.profiler_trace import (
     read_events,
     write_document,
 )
-from fvflops.measure.kernels.recorded_calls import Work, work_of
+from fvflops.measure.kernels.recorded_calls import NO_WORK, Work, add_works, work_of
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import short_repr
@@ -201,8 +201,7 @@ class AnnotatedTrace(Displayed):
 
     def work(self) -> Work:
         """Return the MACs and FLOPs of all events: the sums of the rows' `self_macs` and `self_flops`."""
-        known = [work for work in self.match.self_work if work is not None]
-        return Work(sum(work.macs for work in known), sum(work.flops for work in known))
+        return add_works(self.match.self_work) or NO_WORK
 
     def key_averages(self, group_by_input_shape: bool = False, *, group_by_module: bool = False) -> KernelAverages:
         """Return a row for all events of one name, as torch.profiler does; shapes need record_shapes=True."""

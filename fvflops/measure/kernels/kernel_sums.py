@@ -9,7 +9,7 @@ from statistics import median
 
 from fvflops.measure.kernels import kernel_table
 from fvflops.measure.kernels.matching import KernelMatch
-from fvflops.measure.kernels.recorded_calls import Work
+from fvflops.measure.kernels.recorded_calls import Work, add_works
 from fvflops.text import short_repr
 from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
@@ -109,8 +109,8 @@ def _sum(
     events = [match.run.events[index] for index in indexes]
     first = events[0]
     outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
-    work = _add(kernels.get(index, match.work[index]) for index in outermost)
-    self_work = _add(match.self_work[index] for index in indexes)
+    work = add_works(kernels.get(index, match.work[index]) for index in outermost)
+    self_work = add_works(match.self_work[index] for index in indexes)
     cpu_events = [event for event in events if event.kind != "device"]
     outermost_events = [match.run.events[index] for index in outermost]
     return KernelRow(
@@ -132,12 +132,6 @@ def _sum(
         input_shapes=first.shapes if by_shape else "",
         stack=first.stack[:stack_frames],
     )
-
-
-def _add(works: Iterable[Work | None]) -> Work | None:
-    """Return the sum of the known works, None without any."""
-    known = [work for work in works if work is not None]
-    return Work(sum(work.macs for work in known), sum(work.flops for work in known)) if known else None
 
 
 def divide_work(match: KernelMatch) -> dict[int, Work]:
@@ -163,7 +157,7 @@ def divide_work(match: KernelMatch) -> dict[int, Work]:
         for event_index in launched:  # cumulative, so that the rounded parts add up
             time += events[event_index].duration_ns
             share = Work(*(value * time // total if total else 0 for value in work))
-            works[event_index] = Work(share.macs - done.macs, share.flops - done.flops)
+            works[event_index] = share - done
             done = share
     return works
 

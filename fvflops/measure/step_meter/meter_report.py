@@ -7,8 +7,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import TextIO
+from typing import Any, TextIO
 
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, WorkParts, mean_figures
 from fvflops.reports.document import (
@@ -34,6 +35,7 @@ from fvflops.units import (
 
 _POINTS = 400  # of the chart, each the mean of as many steps
 _DEPTH = 3  # levels of modules below the root
+_percent = partial(format_percent, whole=1)
 _SCALE = 10**6  # a chart has integers: shares in millionths, FLOP/s in 10^6
 
 
@@ -95,7 +97,7 @@ def _format_rate(millions: float) -> str:
 
 def _tabulate_figures(summary: MeterSummary) -> Table:
     total = summary.total
-    rates = [
+    rates: list[tuple[str, float, Callable[[Any], str]]] = [
         ("time", total.seconds, format_seconds),
         ("tokens/s", total.tokens_per_second, _format_rounded),
         ("samples/s", total.samples_per_second, format_ratio),
@@ -103,8 +105,8 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
         ("model FLOPs (2 per MAC)", total.model_flops, format_short),
         ("hardware FLOPs (2 per MAC)", total.hardware_flops, format_short),
         ("TFLOP/s of a device", total.tflops_per_device, format_ratio),
-        ("MFU", total.mfu, _format_percent),
-        ("HFU", total.hfu, _format_percent),
+        ("MFU", total.mfu, _percent),
+        ("HFU", total.hfu, _percent),
         ("peak memory, measured (B)", total.memory_peak, format_short),
         ("peak memory, predicted (B)", summary.memory_predicted, format_short),
     ]
@@ -114,10 +116,6 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
 
 def _format_rounded(value: float) -> str:
     return format_thousands(round(value))
-
-
-def _format_percent(share: float) -> str:
-    return format_percent(share, 1)
 
 
 def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:
@@ -138,7 +136,7 @@ def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:
 
 def _tabulate(name: str, column: Column, rows: Sequence[tuple[str, int]], total: int, title: str) -> Table:
     values: list[tuple[Value, ...]] = [(key, flops, flops / total) for key, flops in rows]
-    columns = column, number_column("flops", "FLOPs"), number_column("share", form=_format_percent)
+    columns = column, number_column("flops", "FLOPs"), number_column("share", form=_percent)
     return Table(name, columns, values, title=title, noun=name.removesuffix("s"))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,28 +25,24 @@ class ModelModes:
     """Which modules of a model train and which parameters are trainable, as they are now."""
 
     def __init__(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        self._modules = [(module, module.training) for module in model.modules()]
-        self._parameters = [(parameter, parameter.requires_grad) for parameter in parameters]
+        self._flags: list[tuple[Any, str, bool]] = [(module, "training", module.training) for module in model.modules()]
+        self._flags += [(parameter, "requires_grad", parameter.requires_grad) for parameter in parameters]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Have the model in these modes in a with block."""
-        modules = [(module, module.training) for module, _ in self._modules]
-        parameters = [(parameter, parameter.requires_grad) for parameter, _ in self._parameters]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self._flags]
         try:
-            _apply(self._modules, self._parameters)
+            _set_flags(self._flags)
             yield
         finally:
-            _apply(modules, parameters)
+            _set_flags(before)
 
 
-def _apply(modules: list[tuple[nn.Module, bool]], parameters: list[tuple[nn.Parameter, bool]]) -> None:
-    for module, training in modules:
-        if module.training is not training:
-            module.training = training
-    for parameter, trainable in parameters:
-        if parameter.requires_grad is not trainable:
-            parameter.requires_grad_(trainable)
+def _set_flags(flags: Iterable[tuple[Any, str, bool]]) -> None:
+    for owner, name, value in flags:
+        if getattr(owner, name) is not value:
+            setattr(owner, name, value)
 
 
 @dataclass(slots=True)
@@ -213,19 +210,12 @@ class CallObserver:
         if call.with_grad and result is not None:
             for index, tensor in enumerate(tensors_of(result)):
                 if tensor.requires_grad:
-                    tensor.register_hook(_Noted(call.gradients, index))
+                    tensor.register_hook(partial(_note, call.gradients, index))
 
 
-class _Noted:
-    """Hook of an output that notes that its gradient was computed."""
-
-    __slots__ = ("_gradients", "_index")
-
-    def __init__(self, gradients: set[int], index: int) -> None:
-        self._gradients, self._index = gradients, index
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self._gradients.add(self._index)
+def _note(gradients: set[int], index: int, _: torch.Tensor) -> None:
+    """Note in the hook of an output that its gradient was computed."""
+    gradients.add(index)
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:
