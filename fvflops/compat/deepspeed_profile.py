@@ -13,7 +13,7 @@ from fvflops.formulas.functions.classes import name_class
 from fvflops.reports import escaping
 from fvflops.reports.fvcore.tree import draw_tree
 from fvflops.text import short_repr
-from fvflops.trace import PHASES, Entry, ModuleInfo, ModuleTree, TensorSpec, Trace, TraceError, tensors_in
+from fvflops.trace import PHASES, Entry, ModuleInfo, ModuleTree, Trace, TraceError, tensors_in
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import (
     duration_to_string,
@@ -28,11 +28,7 @@ from fvflops.units import (
 
 
 class Costs(NamedTuple):
-    """The costs of a module or a phase: parameters, MACs, FLOPs in a convention, and time in ns.
-
-    >>> Costs(flops=3000, duration_ns=1500).flops_per_second
-    2000000000.0
-    """
+    """The costs of a module or a phase: parameters, MACs, FLOPs in a convention, and time in ns."""
 
     parameters: int = 0
     macs: int = 0
@@ -105,14 +101,6 @@ def read_profile(
     `table` counts all phases; "deepspeed", which has no formulas for other phases than forward, counts these by
     "exact". `ignored` are classes: the costs of a module of exactly one of these classes, without its submodules, are
     attributed to its caller. A Trace without a module call raises TraceError.
-
-    >>> import torch
-    >>> from fvflops import record
-    >>> model = torch.nn.Linear(3, 2)
-    >>> with record(model, measure={"time"}) as run:
-    ...     y = model(torch.ones(4, 3))
-    >>> read_profile(run.trace(), table="default").phases["forward"].macs
-    24
     """
     formulas = resolve_table(table)
     times = read_times(trace)
@@ -186,13 +174,10 @@ def _read_phases(trace: Trace, times: Times, table: FormulaTable) -> dict[str, C
 
 def _read_batches(trace: Trace) -> tuple[int, ...]:
     """Return the first size of the first input tensor of each call of the model, () if a call has none."""
-    sizes = []
-    for event in trace.events or ():
-        if event.kind == "exit" and event.phase == "forward":
-            signature = trace.region_signatures[event.item]
-            if trace.regions[signature.region] == ("module", ""):
-                shapes = [item.shape for item in tensors_in(signature.inputs) if isinstance(item, TensorSpec)]
-                sizes.append(next((shape[0] for shape in shapes if shape), None))
+    exits = [event.item for event in trace.events or () if event.kind == "exit" and event.phase == "forward"]
+    signatures = [trace.region_signatures[item] for item in exits]
+    inputs = [item.inputs for item in signatures if trace.regions[item.region] == ("module", "")]
+    sizes = [next((spec.shape[0] for spec in tensors_in(item) if spec.shape), None) for item in inputs]
     batches = [size for size in sizes if isinstance(size, int)]
     return tuple(batches) if len(batches) == len(sizes) else ()
 
@@ -238,16 +223,6 @@ def render_top(profile: ModelProfile, *, module_depth: int = -1, top_modules: in
     """Return as text the `top_modules` classes with the most parameters, MACs, FLOPs and time at each depth.
 
     `module_depth` is the last depth shown, 0 being the model; -1 shows all.
-
-    >>> from fvflops.trace import ModuleTree
-    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
-    >>> print(render_top(ModelProfile(tree, {"": Costs(0, 6, 12, 5000)})))
-    The most expensive class of modules at each depth, as the sum over its modules:
-    depth 0:
-        params      - Net: 0
-        MACs        - Net: 6 MACs
-        flops       - Net: 12
-        fwd latency - Net: 5 us
     """
     title = (
         "The most expensive class"

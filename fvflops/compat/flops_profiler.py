@@ -24,13 +24,7 @@ from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.step_meter.metered_calls import ModelModes
 from fvflops.text import require_int, short_repr
 from fvflops.trace import Trace
-from fvflops.units import (
-    duration_to_string,
-    flops_to_string,
-    macs_to_string,
-    number_to_string,
-    params_to_string,
-)
+from fvflops.units import duration_to_string, flops_to_string, macs_to_string, number_to_string, params_to_string
 
 __all__ = [
     "FlopsProfiler",
@@ -230,22 +224,19 @@ def get_model_profile(
     formulas = resolve_table(table)
     with deferred(), ModelModes(model, []).applied(), allowed():
         model.eval()
-        run = _generate if mode == "generate" else _forward
-        trace = run(model, args, dict(kwargs or {}), warm_up, formulas)
+        if mode == "generate":
+            trace = _generate(model, args, dict(kwargs or {}), warm_up, formulas)
+        else:
+            options: dict[str, Any] = {"warmup": warm_up, "repeat": 1, "measure": {"time"}, "table": formulas}
+            trace = ProfileAnalysis(model, args, kwargs=kwargs, **options).trace()
     profile = read_profile(trace, table=formulas, ignored=ignored)
     if print_profile:
-        options = {"profile_step": warm_up, "module_depth": module_depth, "top_modules": top_modules}
-        _write(render(profile, **options, detailed=detailed), output_file)
+        top = {"module_depth": module_depth, "top_modules": top_modules}
+        _write(render(profile, profile_step=warm_up, **top, detailed=detailed), output_file)
     total = profile.by_module[""]
     if as_string:
         return number_to_string(total.flops), macs_to_string(total.macs), params_to_string(total.parameters)
     return total.flops, total.macs, total.parameters
-
-
-def _forward(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], warm_up: int, table: FormulaTable
-) -> Trace:
-    return ProfileAnalysis(model, args, kwargs=kwargs, warmup=warm_up, repeat=1, measure={"time"}, table=table).trace()
 
 
 def _generate(

@@ -56,14 +56,7 @@ Returned = TypeVar("Returned")
 
 
 def short_dtype(dtype: object) -> str:
-    """Return the short name of a dtype in a Device's peaks, from torch's dtype or any of its names.
-
-    >>> short_dtype("torch.bfloat16"), short_dtype("float8_e4m3fn"), short_dtype("fp32")
-    ('bf16', 'fp8', 'fp32')
-    >>> short_dtype("bloat16")
-    Traceback (most recent call last):
-    ValueError: no device has a peak for the dtype 'bloat16': did you mean 'bfloat16'?
-    """
+    """Return the short name of a dtype in a Device's peaks, from torch's dtype or any of its names."""
     name = str(dtype).removeprefix("torch.")
     if name.lower() not in _SHORT:
         # int64 is not a typo of int8.
@@ -203,11 +196,7 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
 
 
 def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
-    """Return the devices of a YAML file in the form that `find_device` reads; the shipped one is cached.
-
-    >>> load_devices()[0].source
-    'NVIDIA V100 Tensor Core GPU, datasheet'
-    """
+    """Return the devices of a YAML file in the form that `find_device` reads; the shipped one is cached."""
     file = os.fspath(file)
     return _load_shipped() if file == SHIPPED else _load(file)
 

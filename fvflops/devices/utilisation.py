@@ -255,9 +255,6 @@ def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | Non
     """Return the dtype whose peak bounds an op's products: its own, by the short name, or tf32 where fp32 runs as tf32.
 
     `float32_matmul` is that of `mfu`.
-
-    >>> [product_dtype(op, "fp32", resolve_device("A100")) for op in ("aten::conv2d", "aten::linear")]
-    ['tf32', 'fp32']
     """
     default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(op)
     return _product_dtype(dtype, "tf32" if float32_matmul is None and default else float32_matmul)

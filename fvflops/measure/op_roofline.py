@@ -53,11 +53,7 @@ class Load(NamedTuple):
 
 
 def sum_loads(loads: Iterable[Load]) -> Load:
-    """Return the sum of loads.
-
-    >>> sum_loads([Load(1, 8, 4, 2.0, 2.0), Load(3, 0, 4, 1.0)])
-    Load(calls=4, flops=8, bytes=8, seconds=3.0, compute_bound=2.0)
-    """
+    """Return the sum of loads."""
     columns = list(zip(*loads, strict=True))
     if not columns:
         return Load()
@@ -90,13 +86,6 @@ class Roofline(Displayed):
     `convention_flops` with `multiply_add` for a MAC; all other FLOPs here have 2, as peaks do.
     `unsupported` is op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype without a
     peak on the device → FLOPs. The times do not include these.
-
-    >>> from fvflops.trace import ModuleInfo
-    >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "fc")})
-    >>> call = Bounded(("", "fc"), "forward", "aten::mm", "mm", "bf16", Load(1, 60, 40, 1e-9))
-    >>> roofline = Roofline("mine", 10**12, {"bf16": 4 * 10**14}, "exact", tree, (call,))
-    >>> roofline.ridge("bf16"), roofline.by_module()["fc"].intensity, roofline.by_module()["fc"].bound
-    (400.0, 1.5, 'memory')
     """
 
     _report = "fvflops.measure.roofline_report:roofline_report"

@@ -125,7 +125,10 @@ class ProfileAnalysis(FlopCountAnalysis):
 
         With a `device`, a name as `roofline` takes it or a Device, each row has its least time on it too.
         """
-        return self._measure_rows(self._clock(self.trace()), device)
+        trace = self._clock(self.trace())
+        bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
+        measured = measure_rows(trace, self.counts(), self._cost_model(), bound)
+        return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def table(
         self,
@@ -161,16 +164,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         device: str | Device | None = None,
     ) -> Document:
         """Return what `table` shows as a document, which every format of a report can write."""
-        measured = self._measure_rows(self._clock(self.trace()), device)
+        measured = self.measured(device=device)
         return profile_report(measured, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
     def call_report(
-        self,
-        *,
-        phase: str | None = None,
-        ignore: Collection[str] = (),
-        sort: str | None = None,
-        top: int | None = None,
+        self, *, phase: str | None = None, ignore: Collection[str] = (), sort: str | None = None, top: int | None = None
     ) -> Document:
         """Return what `op_table` shows as a document, which every format of a report can write."""
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
@@ -201,11 +199,6 @@ class ProfileAnalysis(FlopCountAnalysis):
         run = analysed_run(self)
         timeline = build_timeline(run.trace, self._cost_model())
         return replace(read_breakdown(replace(run, trace=self._clock(run.trace))), timeline=timeline)
-
-    def _measure_rows(self, trace: Trace, device: str | Device | None) -> Profile:
-        bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
-        measured = measure_rows(trace, self.counts(), self._cost_model(), bound)
-        return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def _record(self, stops_at: StopsAt) -> Trace:
         model = self._run.require_model()

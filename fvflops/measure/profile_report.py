@@ -11,14 +11,7 @@ from fvflops.measure.profile_records import EXCESS, FACTOR, Profile, ProfileRow,
 from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES
-from fvflops.units import (
-    format_percent,
-    format_quantity,
-    format_ratio,
-    format_seconds,
-    format_short,
-    format_thousands,
-)
+from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
 from fvflops.views.ranking import check_sort, check_top
 from fvflops.views.summary_rows import check_view, depth_of
 

@@ -25,16 +25,10 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
     module that is never called, such as a ModuleList, has the sums of its submodules. Ops outside all module calls are
     in the root's row. Where the cost model counts a module as a whole, its ops are one operator, named by its class. A
     Trace without measured columns raises TraceError.
-
-    >>> import torch
-    >>> from fvflops import FlopCountAnalysis, record
-    >>> model = torch.nn.Linear(3, 2)
-    >>> with record(model, measure={"time"}) as run:
-    ...     y = model(torch.ones(4, 3))
-    >>> measure_rows(run.trace(), run.counts(), run._cost_model()).total().flops
-    24
     """
-    columns = measured_columns(trace)
+    columns = tuple(name for name in ("time", "memory") if name in trace.info.measured)
+    if not columns or trace.events is None:
+        raise TraceError('this trace has no measured times or memory: record it with measure={"time", "memory"}')
     rows = _Rows(trace, cost_model)
     rows.walk()
     for entry in counts.entries:
@@ -62,14 +56,6 @@ def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: 
         without_peak={} if roofline is None else dict(roofline.without_peak),
         about=trace.about,
     )
-
-
-def measured_columns(trace: Trace) -> tuple[str, ...]:
-    """Return which of "time" and "memory" a Trace has; a Trace with neither raises TraceError."""
-    columns = tuple(name for name in ("time", "memory") if name in trace.info.measured)
-    if not columns or trace.events is None:
-        raise TraceError('this trace has no measured times or memory: record it with measure={"time", "memory"}')
-    return columns
 
 
 def _add_bytes(trace: Trace, rows: _Rows) -> Counter[str]:

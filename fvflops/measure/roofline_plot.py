@@ -189,15 +189,11 @@ def _choose_colours(points: list[Point]) -> colours.Groups:
     return colours.group(name for name, _ in sums.most_common())
 
 
-def _area(point: Point, total: Load) -> float:
-    return _SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds
-
-
 def _draw_point(axes: Any, point: Point, total: Load, colour: str) -> None:
     axes.scatter(
         [point.load.intensity],
         [_height(point.load)],
-        s=_area(point, total),
+        s=_SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds,
         color=colour,
         edgecolors=colours.colour("ink"),
         linewidths=0.5,

@@ -184,7 +184,7 @@ def test_totals_do_not_grow_from_one_profile_to_the_next(capsys):
         assert profiler.get_total_macs(as_string=True) == "1.67 MMACs"
         assert profiler.get_total_params(as_string=True) == "61.71 K"
         assert profiler.get_total_duration() > 0
-        assert re.fullmatch(r"[\d.]+ [mu]s", profiler.get_total_duration(as_string=True))
+        assert re.fullmatch(r"[\d.]+ [mu]?s", profiler.get_total_duration(as_string=True))
     profiler.print_model_aggregated_profile(module_depth=0)
     assert "    flops       - LeNet5: 3.38 M\n" in capsys.readouterr().out
     profiler.end_profile()
@@ -301,10 +301,7 @@ def test_a_step_that_is_not_reached_raises(capsys):
 
 def test_an_exception_passes_through_and_ends_the_profile():
     model = zoo.build("lenet5")
-    with (
-        pytest.raises(ZeroDivisionError),
-        StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=0)),
-    ):
+    with pytest.raises(ZeroDivisionError), StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=0)):
         run_forward(model)
         _ = 1 / 0
     with FlopsProfiler(model) as profiler:

@@ -515,11 +515,6 @@ def test_half_of_the_peak_is_half_of_the_peak_at_any_length(tokens):
     assert mfu(step, seconds, device="H100", dtype="bf16") == pytest.approx(0.5, abs=5e-4)  # with the norms
 
 
-def test_attention_is_dense_or_causal():
-    with pytest.raises(ValueError, match="attention must be 'dense' or 'causal'; got 'masked'"):
-        model_flops(count_llama_step(8)[1], attention="masked")
-
-
 def test_model_flops_leave_out_recomputation_and_the_optimizer():
     from fvflops.zoo.llama import Block
 

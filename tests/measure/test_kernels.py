@@ -81,10 +81,7 @@ class Layer(nn.Module):
         return x + self.mlp(x)
 
 
-MODELS = {
-    "convnet": (make_convnet, (2, 3, 8, 8)),
-    "transformer": (lambda: nn.Sequential(Layer(), Layer()), (2, 6, 16)),
-}
+MODELS = {"convnet": (make_convnet, (2, 3, 8, 8)), "transformer": (lambda: nn.Sequential(Layer(), Layer()), (2, 6, 16))}
 LOSSES = {"forward": None, "training": lambda y: y.sum()}
 
 

@@ -39,13 +39,6 @@ def align(events: Sequence[Item], ends: Sequence[int], calls: Sequence[Item]) ->
     Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
     and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
     place if no dispatch mode is active.
-
-    >>> align([Item("op", "aten::mm"), Item("op", "aten::t"), Item("op", "aten::mul_")], [1, 2, 3], [
-    ...     Item("op", "aten::mul"), Item("op", "aten::mm")])
-    [(0, 1)]
-    >>> align([Item("op", "aten::mm", ((2, 3),)), Item("op", "aten::mm", ((4, 5),))], [1, 2], [
-    ...     Item("op", "aten::mm", ((4, 5),))])
-    [(1, 0)]
     """
     keys: list[Callable[[Item], Hashable]] = [_name]
     if any(event.shapes for event in events) and any(call.shapes for call in calls):

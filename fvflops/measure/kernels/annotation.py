@@ -71,14 +71,6 @@ class ShapeCosts:
 
     A call is repeated on the meta device, for the shapes of its results. An argument that torch.profiler does not
     record, such as a string, has its default. None is the cost of an op without a formula, or of unreadable arguments.
-
-    >>> from fvflops import load_table
-    >>> from fvflops.counting import TableCostModel
-    >>> table = load_table("exact")
-    >>> args = {"Input Dims": [[4, 5], [5, 6]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
-    >>> costs = ShapeCosts([("aten::mm", args)], table, TableCostModel(table, "flops"))
-    >>> costs.work(0), costs.nbytes(0)
-    (Work(macs=120, flops=240), 296)
     """
 
     def __init__(
@@ -234,9 +226,8 @@ class AnnotatedTrace(Displayed):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the chrome trace with its annotations, compressed if the path ends with .gz."""
-        positions = self.events.positions
         metadata: dict[str, Any] = {"about": self.about(), "table": self.table.name, "FLOPs per MAC": 2}
-        document = annotate(self.document, self.match, lambda position, _: positions.get(position), metadata)
+        document = annotate(self.document, self.match, self.events.positions, metadata)
         write_document(document, os.fspath(path))
 
 
@@ -274,7 +265,9 @@ def annotate_trace(
     trace = _read_trace(counted, table)
     if trace is None and not events.has_shapes:
         raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")
-    by_shapes = ShapeCosts(_list_args(document, events), table, cost_model) if events.has_shapes else None
+    raw_events = [document["traceEvents"][position] for position in events.positions]
+    args = [(event["name"], event.get("args", {})) for event in raw_events]
+    by_shapes = ShapeCosts(args, table, cost_model) if events.has_shapes else None
     match = match_kernels(events.run, trace, cost_model, by_shapes=by_shapes)
     return AnnotatedTrace(name, match, table, events, document)
 
@@ -292,12 +285,6 @@ def _read_trace(counted: FlopCountAnalysis | Trace | None, table: FormulaTable) 
     if trace.events is None:
         raise TraceError("the Trace has no events, since it is aggregated: pass that of a single step")
     return FlopCountAnalysis.from_trace(trace, table=table, warn=False).trace()
-
-
-def _list_args(document: ChromeTrace, events: TraceEvents) -> list[tuple[str, dict[str, Any]]]:
-    """Return the name and the args of each event of the run."""
-    raw_events = document["traceEvents"]
-    return [(raw_events[position]["name"], raw_events[position].get("args", {})) for position in events.positions]
 
 
 _MAX_ROWS = 40  # events of a trace that is printed

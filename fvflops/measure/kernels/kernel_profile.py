@@ -283,7 +283,7 @@ class KernelProfile:
         name = _check_path(path)
         match = self.match()
         document = read_document(self._export())
-        write_document(annotate(document, match, find_by_id(match), {"about": self.about()}), name)
+        write_document(annotate(document, match, find_by_id(document, match), {"about": self.about()}), name)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
         """Write the Python stacks of events with a weight, for flamegraph.pl; it needs with_stack=True.

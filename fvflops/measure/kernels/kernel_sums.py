@@ -66,14 +66,7 @@ def sum_kernels(
 
 
 def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
-    """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks.
-
-    >>> from fvflops.trace.kernel_events import KernelLedger
-    >>> run = KernelRun((KernelEvent("aten::mm", "op", stack=("net.py(7): forward", "train.py(3): <module>")),))
-    >>> work = (Work(3, 6),)
-    >>> [*list_stacks(KernelMatch(run, ("",), ("forward",), (0,), work, work, {}, KernelLedger()), "flops")]
-    ['train.py(3):_<module>;net.py(7):_forward 6\\n']
-    """
+    """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks."""
     for event, work in zip(match.run.events, match.self_work, strict=True):
         value = 0 if work is None else work.macs if metric == "macs" else work.flops
         if event.stack and value:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
@@ -96,17 +96,6 @@ def match_kernels(
 
     `by_shapes` are costs of events by the shapes of their own inputs. They replace those of the recorded op where the
     shapes of the two differ, and are those of events which match no op.
-
-    >>> import torch
-    >>> from fvflops import record_call
-    >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TableCostModel
-    >>> from fvflops.trace.kernel_events import KernelEvent
-    >>> cost_model = TableCostModel(load_table("default"), "flops")
-    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
-    >>> run = KernelRun((KernelEvent("Linear", "module"), KernelEvent("aten::linear", "op", parent=0)))
-    >>> match_kernels(run, trace, cost_model).work
-    (Work(macs=24, flops=48), Work(macs=24, flops=48))
     """
     children = _children(run)
     steps = _number_steps(run)
@@ -185,14 +174,9 @@ class _StepMatcher:
         self.call_of_event: dict[int, int] = {}
         self.work: dict[int, Work | None] = {}
         self.counted_by_shapes: set[int] = set()
-        self._no_event: Counter[str] = Counter()
-        self._attributed_to_modules: Counter[str] = Counter()
-        self._other_shapes: Counter[str] = Counter()
-        self._compiled = 0
-        self._landed = 0
-        self._lost = 0
-        self._matched = 0
-        self._flops_by_shapes = 0
+        # Fields of the ledger: sums, and numbers of calls by name.
+        self._sums: Counter[str] = Counter()
+        self._named: dict[str, Counter[str]] = defaultdict(Counter)
         self._ops: set[int] = set()
 
     def match_step(self, step: Sequence[int], others: Sequence[int]) -> None:
@@ -205,27 +189,16 @@ class _StepMatcher:
 
         If code is compiled, the work of recorded ops without an event is on modules and steps: it is not counted twice.
         """
-        if self._by_shapes is not None and not (self._compiled and self._calls is not None):
+        if self._by_shapes is not None and not (self._sums["compiled"] and self._calls is not None):
             self._count_by_shapes(self._children.get(-1, ()), self._by_shapes, self._around_matched())
 
     def ledger(self, recorded: int) -> KernelLedger:
         """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
-        unmatched: Counter[str] = Counter()
         if self._calls is not None or self._by_shapes is not None:
             indexes = self._list_unmatched(self._children.get(-1, ()), self._around_matched())
-            unmatched.update(self._events[event_index].name for event_index in indexes)
-        return KernelLedger(
-            matched=self._matched,
-            no_event=tuple(self._no_event.most_common()),
-            attributed_to_modules=tuple(self._attributed_to_modules.most_common()),
-            no_op=tuple(unmatched.most_common()),
-            compiled=self._compiled,
-            other_shapes=tuple(self._other_shapes.most_common()),
-            recorded_flops=recorded,
-            landed_flops=self._landed,
-            lost_flops=self._lost,
-            flops_by_shapes=self._flops_by_shapes,
-        )
+            self._named["no_op"].update(self._events[event_index].name for event_index in indexes)
+        named: dict[str, Any] = {field: tuple(names.most_common()) for field, names in self._named.items()}
+        return KernelLedger(**{**named, **self._sums}, recorded_flops=recorded)
 
     def _match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
@@ -248,8 +221,8 @@ class _StepMatcher:
         for call_position, inner in enumerate(expected):
             if call_position not in events:
                 unmatched_works.append(inner.total())
-                self._no_event.update([op.name for op in inner.ops()])
-                self._attributed_to_modules.update([op.name for op in inner.ops() if op.work != NO_WORK])
+                self._named["no_event"].update([op.name for op in inner.ops()])
+                self._named["attributed_to_modules"].update([op.name for op in inner.ops() if op.work != NO_WORK])
                 continue
             event_index = events[call_position]
             if inner.trace_index is not None:
@@ -259,9 +232,9 @@ class _StepMatcher:
             else:
                 self._match(inner, self._children.get(event_index, ()), event_index)
         unmatched_work = self._count_products(outermost, add_works(unmatched_works) or NO_WORK)
-        if call_event is None or (self._by_shapes is not None and not self._compiled):
+        if call_event is None or (self._by_shapes is not None and not self._sums["compiled"]):
             # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
-            self._lost += unmatched_work.flops
+            self._sums["lost_flops"] += unmatched_work.flops
         else:
             self.work[call_event] = unmatched_work
 
@@ -271,16 +244,16 @@ class _StepMatcher:
         An event of an op's out= variant has the shapes of the results too.
         """
         work = call.work
-        self._landed += 0 if work is None else work.flops
-        self._matched += 1
+        self._sums["landed_flops"] += 0 if work is None else work.flops
+        self._sums["matched"] += 1
         self._ops.add(event_index)
         local = self._find_local(event_index)
         event = self._events[local]
         if event.tensor_shapes and call.shapes and event.tensor_shapes[: len(call.shapes)] != call.shapes:
-            self._other_shapes[event.name] += 1
+            self._named["other_shapes"][event.name] += 1
             own = None if self._by_shapes is None else self._by_shapes.work(local)
             if own is not None:
-                self._flops_by_shapes += own.flops
+                self._sums["flops_by_shapes"] += own.flops
                 self.counted_by_shapes.add(local)
                 self.work[local] = own
                 return
@@ -320,7 +293,7 @@ class _StepMatcher:
         """
         kind = self._events[event_index].kind
         if kind == "compiled":
-            self._compiled += self._count_ops(event_index)
+            self._sums["compiled"] += self._count_ops(event_index)
             if self._by_shapes is None:
                 for product in self._list_products(event_index):
                     candidates.append(product)
@@ -361,7 +334,7 @@ class _StepMatcher:
                     self.work[product] = work
                     self.counted_by_shapes.add(product)
                     self._ops.add(product)
-                    self._landed += work.flops
+                    self._sums["landed_flops"] += work.flops
         return unmatched
 
     def _is_call(self, event_index: int) -> bool:
@@ -405,7 +378,7 @@ class _StepMatcher:
                 self.work[event_index] = work
                 self._ops.add(event_index)
                 self.counted_by_shapes.add(event_index)
-                self._flops_by_shapes += work.flops
+                self._sums["flops_by_shapes"] += work.flops
 
 
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: CostsByShapes | None) -> dict[int, int]:

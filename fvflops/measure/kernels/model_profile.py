@@ -79,11 +79,7 @@ def profile_kernels(
             for number in range(warmup + repeat):
                 result = model(*args, **keywords)
                 if loss is not None:
-                    scalar = loss(result)
-                    if not number:
-                        _take_gradients(gradients, leaves_of(scalar))
-                    scalar.backward()
-                    del scalar
+                    _run_backward(loss(result), gradients, is_first=not number)
                 del result
                 profile.step()
                 for leaf, _ in gradients.values():
@@ -93,6 +89,12 @@ def profile_kernels(
 
 # Id of a leaf → the leaf, and its gradient before the runs.
 _Gradients = dict[int, tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def _run_backward(scalar: torch.Tensor, gradients: _Gradients, *, is_first: bool) -> None:
+    if is_first:
+        _take_gradients(gradients, leaves_of(scalar))
+    scalar.backward()
 
 
 def _take_gradients(gradients: _Gradients, tensors: Iterable[torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,12 @@ from fvflops import paths
 from fvflops.capture.instrument.torch_profiler import kind_of_range, module_of_range
 from fvflops.measure.kernels.kernel_sums import divide_work
 from fvflops.measure.kernels.matching import KernelMatch
+from fvflops.measure.kernels.recorded_calls import Work
 from fvflops.text import parse_json
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 
 ChromeTrace = dict[str, Any]
-# Position and args of an event of the file → the index of the event in the run, None if it has none.
-FindEvent = Callable[[int, Mapping[str, Any]], "int | None"]
 
 # Categories of the file's events.
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -96,37 +95,31 @@ def _lines(document: ChromeTrace) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def annotate(document: ChromeTrace, match: KernelMatch, find: FindEvent, metadata: Mapping[str, Any]) -> ChromeTrace:
+def annotate(
+    document: ChromeTrace, match: KernelMatch, positions: Mapping[int, int], metadata: Mapping[str, Any]
+) -> ChromeTrace:
     """Return a chrome trace with more args in its events, and with `metadata` at the top level under "fvflops".
 
+    `positions` maps the positions of events in the file to their indexes in the run.
     Events get "module" and "phase", and where known "MACs", "FLOPs" (2 per multiply-add and all other operations),
     "FLOP/s" by their device time, else by their CPU time, and "bytes" (memory traffic without cache reuse or fusion).
     The work of an op is divided over its kernels by their time, so that those of all kernels add up.
-
-    >>> from fvflops.measure.kernels.recorded_calls import Work
-    >>> from fvflops.trace.kernel_events import KernelLedger, KernelRun
-    >>> run = KernelRun((KernelEvent("aten::mm", "op", duration_ns=1000),))
-    >>> match = KernelMatch(run, ("fc",), ("forward",), (0,), (Work(3, 6),), (Work(3, 6),), {}, KernelLedger())
-    >>> annotated = annotate({"traceEvents": [{"name": "aten::mm"}]}, match, lambda position, event: 0, {})
-    >>> annotated["traceEvents"][0]["args"]
-    {'module': 'fc', 'phase': 'forward', 'MACs': 3, 'FLOPs': 6, 'FLOP/s': 6000000}
     """
-    args = _EventArgs(match)
-    events = []
-    for position, event in enumerate(document["traceEvents"]):
-        event_index = find(position, event)
-        added = {} if event_index is None else args.of(event_index)
-        events.append({**event, "args": {**event.get("args", {}), **added}} if added else event)
+    kernels, has_modules = divide_work(match), match.trace is not None or any(match.modules)
+    events = list(document["traceEvents"])
+    for position, event_index in positions.items():
+        event, added = events[position], _args_of(match, event_index, kernels, has_modules)
+        events[position] = {**event, "args": {**event.get("args", {}), **added}}
     return {**document, "fvflops": dict(metadata), "traceEvents": events}
 
 
-def find_by_id(match: KernelMatch) -> FindEvent:
-    """Return a function that finds the events of torch.profiler's own export of a run, by their ids."""
+def find_by_id(document: ChromeTrace, match: KernelMatch) -> dict[int, int]:
+    """Return position → index of the events of torch.profiler's own export of a run, by their ids."""
     events = match.run.events
     on_cpu = {event.event_id: index for index, event in enumerate(events) if event.kind != "device"}
     on_device = {event.event_id: index for index, event in enumerate(events) if event.kind == "device"}
 
-    def find(_: int, event: Mapping[str, Any]) -> int | None:
+    def find(event: Mapping[str, Any]) -> int | None:
         args = event.get("args", {})
         category = event.get("cat")
         if category in DEVICE_CATEGORIES:
@@ -141,41 +134,28 @@ def find_by_id(match: KernelMatch) -> FindEvent:
                 return event_index if outer_id == external_id or events[event_index].name == event["name"] else None
         return None
 
-    return find
+    found = {position: find(event) for position, event in enumerate(document["traceEvents"])}
+    return {position: event_index for position, event_index in found.items() if event_index is not None}
 
 
-class _EventArgs:
-    """The args that are added to each event of a chrome trace."""
-
-    def __init__(self, match: KernelMatch) -> None:
-        self._match = match
-        self._kernels = divide_work(match)
-        self._has_modules = match.trace is not None or any(match.modules)
-
-    def of(self, event_index: int) -> dict[str, Any]:
-        """Return the args of an event."""
-        match = self._match
-        event = match.run.events[event_index]
-        args: dict[str, Any] = {"module": match.modules[event_index]} if self._has_modules else {}
-        args["phase"] = match.phases[event_index]
-        work, time = match.work[event_index], event.device_ns or event.duration_ns
-        if event.kind == "device":
-            work, time = self._kernels.get(event_index), event.duration_ns
-            if event.parent >= 0:
-                args["launched by"] = match.run.events[event.parent].name
-        if work is not None:
-            args |= {"MACs": work.macs, "FLOPs": work.flops}
-            if time:
-                args["FLOP/s"] = round(work.flops * 1_000_000_000 / time)
-        if event_index in match.nbytes:
-            args["bytes"] = match.nbytes[event_index]
-        return args | _list_memory(event)
-
-
-def _list_memory(event: KernelEvent) -> dict[str, int]:
-    if event.before is None or event.after is None or event.peak is None:
-        return {}
-    return {"memory before": event.before, "memory after": event.after, "memory peak": event.peak}
+def _args_of(match: KernelMatch, event_index: int, kernels: Mapping[int, Work], has_modules: bool) -> dict[str, Any]:
+    event = match.run.events[event_index]
+    args: dict[str, Any] = {"module": match.modules[event_index]} if has_modules else {}
+    args["phase"] = match.phases[event_index]
+    work, time = match.work[event_index], event.device_ns or event.duration_ns
+    if event.kind == "device":
+        work, time = kernels.get(event_index), event.duration_ns
+        if event.parent >= 0:
+            args["launched by"] = match.run.events[event.parent].name
+    if work is not None:
+        args |= {"MACs": work.macs, "FLOPs": work.flops}
+        if time:
+            args["FLOP/s"] = round(work.flops * 1_000_000_000 / time)
+    if event_index in match.nbytes:
+        args["bytes"] = match.nbytes[event_index]
+    if event.before is not None and event.after is not None and event.peak is not None:
+        args |= {"memory before": event.before, "memory after": event.after, "memory peak": event.peak}
+    return args
 
 
 _CPU_CATEGORIES = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver", "xpu_runtime")

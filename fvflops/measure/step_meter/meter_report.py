@@ -24,14 +24,7 @@ from fvflops.reports.document import (
     text_column,
 )
 from fvflops.trace.module_tree import modules_above
-from fvflops.units import (
-    format_percent,
-    format_quantity,
-    format_ratio,
-    format_seconds,
-    format_short,
-    format_thousands,
-)
+from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
 
 _POINTS = 400  # of the chart, each the mean of as many steps
 _DEPTH = 3  # levels of modules below the root
@@ -40,11 +33,7 @@ _SCALE = 10**6  # a chart has integers: shares in millionths, FLOP/s in 10^6
 
 
 def meter_report(
-    summary: MeterSummary,
-    steps: Sequence[StepFigures],
-    parts: WorkParts,
-    counted: int,
-    profile: Document | None = None,
+    summary: MeterSummary, steps: Sequence[StepFigures], parts: WorkParts, counted: int, profile: Document | None = None
 ) -> Document:
     """Return the report of a loop.
 
@@ -145,23 +134,10 @@ _WIDTH = 80  # if the terminal does not report its width
 
 
 class LiveLine:
-    """A line of a terminal that is overwritten at most five times a second; nothing on other streams.
+    """A line of a terminal that is overwritten at most five times a second; nothing on other streams."""
 
-    >>> class Terminal(list):
-    ...     isatty, write, flush = lambda self: True, list.append, lambda self: None
-    >>> terminal, seconds = Terminal(), iter([0.0, 0.1, 0.3])
-    >>> line = LiveLine(terminal, clock=lambda: next(seconds))
-    >>> for number in (1, 2, 3):
-    ...     if line.is_due():
-    ...         line.show(StepFigures(number, 0.1, mfu=0.5))
-    >>> line.end()
-    >>> terminal
-    ['\\rstep 1: 100 ms, MFU 50.0%\\x1b[K', '\\rstep 3: 100 ms, MFU 50.0%\\x1b[K', '\\n']
-    """
-
-    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._clock = clock
         self._is_terminal = stream.isatty()
         self._next: float | None = None
         self._drawn = False
@@ -170,7 +146,7 @@ class LiveLine:
         """Return whether a text would be shown now."""
         if not self._is_terminal:
             return False
-        now = self._clock()
+        now = time.monotonic()
         if self._next is not None and now < self._next:
             return False
         self._next = now + _PAUSE

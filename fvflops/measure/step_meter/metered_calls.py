@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,14 +86,8 @@ class ModelCall:
         return args, kwargs
 
 
-class _Held(NamedTuple):
-    """Description of a tensor whose values shape execution does not have."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool
+class _Held(partial[torch.Tensor]):
+    """Makes an empty tensor in place of one whose values shape execution does not have."""
 
 
 def _hold(value: Any) -> Any:
@@ -101,13 +95,13 @@ def _hold(value: Any) -> Any:
         return value
     if value.dtype in INTEGRAL and value.numel() <= CONCRETE_LIMIT:
         return value.clone()
-    return _Held(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)
+    options = {"dtype": value.dtype, "device": value.device, "requires_grad": value.requires_grad}
+    return _Held(torch.empty_strided, tuple(value.shape), value.stride(), **options)
 
 
 def _materialise(value: Any) -> Any:
     if isinstance(value, _Held):
-        tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
-        return tensor.requires_grad_(value.requires_grad)
+        return value()
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
 

@@ -34,13 +34,6 @@ _MOST_AXES = 16
 _RECENT = 20
 
 
-class _Member(NamedTuple):
-    """A call in a family: its size there, and size → call of the whole family."""
-
-    size: int
-    family: dict[int, int]
-
-
 class SizeFamilies:
     """Families of calls that differ in one size alone, at one or several positions of their shapes.
 
@@ -54,7 +47,7 @@ class SizeFamilies:
         self._sizes: dict[Hashable, dict[int, tuple[int, ...]]] = {}  # template → call → its sizes
         self._axes: dict[Hashable, list[tuple[int, ...]]] = {}
         self._families: dict[Hashable, dict[int, int]] = {}
-        self._members: dict[int, list[_Member]] = {}
+        self._members: dict[int, list[tuple[int, dict[int, int]]]] = {}  # call → (its size, size → call) by family
         self._fits: dict[int, tuple[int, _Fit | None]] = {}  # id of a family → number of all counts, and its fit
 
     def __contains__(self, call: int) -> bool:
@@ -106,7 +99,7 @@ class SizeFamilies:
             others = tuple(size for index, size in enumerate(sizes) if index not in axis)
             family = self._families.setdefault((template, axis, others), {})
             family[sizes[axis[0]]] = call
-            self._members[call].append(_Member(sizes[axis[0]], family))
+            self._members[call].append((sizes[axis[0]], family))
 
     def _fit(self, family: dict[int, int], counted: Mapping[int, StepCost]) -> _Fit | None:
         number, fit = self._fits.get(id(family), (-1, None))
