@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fvflops.trace import Trace
@@ -42,7 +42,7 @@ def align(events: Sequence[Item], ends: Sequence[int], calls: Sequence[Item]) ->
     """
     keys: list[Callable[[Item], Hashable]] = [_name]
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
-        keys.insert(0, _name_and_shapes)
+        keys.insert(0, lambda item: (_name(item), item.shapes))
     pairs: Pairs = []
     for key in keys:
         event_keys, call_keys = [key(event) for event in events], [key(call) for call in calls]
@@ -59,10 +59,6 @@ def _name(item: Item) -> Hashable:
     return item.kind, _RECORDED_OPS.get(item.name, item.name).removesuffix("_")
 
 
-def _name_and_shapes(item: Item) -> Hashable:
-    return _name(item), item.shapes
-
-
 _Keys = Sequence[Hashable]
 
 
@@ -70,29 +66,20 @@ def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, p
     """Align events and calls in the gaps; `positions` are those of the calls to align."""
     call_positions = list(positions)
     filled: Pairs = []
-    for pair, event_range, (first_call, last_call) in _list_gaps(pairs, ends, len(events), len(calls)):
-        inside = call_positions[bisect_left(call_positions, first_call) : bisect_left(call_positions, last_call)]
+    event_start = call_start = 0
+    for event, call in (*pairs, (len(events), len(calls))):
+        inside = call_positions[bisect_left(call_positions, call_start) : bisect_left(call_positions, call)]
         expected = [calls[position] for position in inside]
         wanted = set(expected)
-        candidates = [
-            position for position in event_range if events[position] in wanted and ends[position] <= event_range.stop
-        ]
+        gap = range(event_start, event)
+        candidates = [position for position in gap if events[position] in wanted and ends[position] <= event]
         local_ends = [bisect_left(candidates, ends[position]) for position in candidates]
         local = _align_names([events[position] for position in candidates], local_ends, expected)
-        filled += [(candidates[position], inside[call]) for position, call in local]
-        filled += [pair] if pair is not None else []
-    return filled
-
-
-def _list_gaps(
-    pairs: Pairs, ends: Sequence[int], events: int, calls: int
-) -> Iterator[tuple[tuple[int, int] | None, range, tuple[int, int]]]:
-    """Yield the events and calls before each pair, and those after the last one."""
-    event_start = call_start = 0
-    for event, call in pairs:
-        yield (event, call), range(event_start, event), (call_start, call)
-        event_start, call_start = ends[event], call + 1
-    yield None, range(event_start, events), (call_start, calls)
+        filled += [(candidates[position], inside[number]) for position, number in local]
+        filled.append((event, call))
+        if call < len(calls):
+            event_start, call_start = ends[event], call + 1
+    return filled[:-1]
 
 
 def _align_names(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
