@@ -145,10 +145,7 @@ def _time_memory(device: torch.device, seconds: float) -> int:
 
 
 def _best_time(device: torch.device, run: Callable[[], Any], seconds: float) -> float:
-    """Return the seconds of the fastest run after a warm-up run.
-
-    It runs as often as fits in `seconds`, and at least `_MIN_REPEATS` times unless that takes four times as long.
-    """
+    """Return the seconds of the fastest run after a warm-up run, of as many as fit in `seconds` and a few at least."""
     deadline = time.perf_counter() + seconds
     run()
     times: list[float] = []

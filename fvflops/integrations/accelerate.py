@@ -63,10 +63,8 @@ class FlopsRecording(record):
 
 
 def _unwrap(accelerator: Any, model: Any) -> Any:
-    """Return the model inside the wrapper that `prepare` returned, unless `record` unwraps it itself.
-
-    Accelerate's own unwrapping imports DeepSpeed if that is installed, even if it is not used.
-    """
+    """Return the model inside the wrapper that `prepare` returned, unless `record` unwraps it itself."""
+    # Accelerate's own unwrapping imports DeepSpeed if that is installed, even if it is not used.
     unwrapped_by_record = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
     if unwrapped_by_record or not isinstance(getattr(model, "module", None), nn.Module):
         return model

@@ -239,10 +239,7 @@ class ProfileAnalysis(FlopCountAnalysis):
     def _clock_modules(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace, versions: list[tuple[torch.Tensor, int]]
     ) -> list[Trace]:
-        """Return the module times of a forward pass without per-op instrumentation, in the Trace's execution.
-
-        `versions` are those of the model's parameters before that run. The list is empty where there are no times.
-        """
+        """Return the module times of a forward pass without per-op instrumentation, [] where there are none."""
         model = self._run.require_model()
         if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
             return []
@@ -273,10 +270,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         return replace(trace, about=about)
 
     def _clock(self, trace: Trace) -> Trace:
-        """Return the Trace with the forward times of module calls measured without per-op instrumentation.
-
-        Ops that took longer than their module's own time in those runs are scaled to it.
-        """
+        """Return the Trace with the forward times of module calls measured without per-op instrumentation."""
         ends = _ends_of_modules(trace)
         names = list(ends.values())
         if not self._clocked or any(list(_ends_of_modules(run).values()) != names for run in self._clocked):

@@ -54,13 +54,7 @@ def profile_report(
     sort: str | None = None,
     top: int | None = None,
 ) -> Document:
-    """Return the time and memory of modules or operators with their FLOPs and bytes; times are in nanoseconds.
-
-    `by` is "module" or "operator"; `phase` one phase, all if None. Modules come in the order of the model down to
-    `depth` levels below the root, 2 if None, and below that where their time does not match their FLOPs. With `sort`,
-    one of SORTS or a phase, or with `top`, they are ranked, by time without `sort`, and `top` rows are shown. An
-    unknown view, phase or sort key raises ValueError; one for which nothing was recorded, TraceError or ValueError.
-    """
+    """Return the report of a measured run, with times in ns; the arguments are those of `ProfileAnalysis.table`."""
     check_view(by, VIEWS, "the profile")
     check_top(top)
     total = measured.total(phase)

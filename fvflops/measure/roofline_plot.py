@@ -87,9 +87,22 @@ def draw_roofline(
     shown = {**(roofs or {}), **roofline.peaks}
     _set_scales(axes, roofline, points, shown)
     _draw_roofs(axes, roofline, shown)
-    paints = _choose_colours(points)
+    sums: Counter[str] = Counter()
     for point in points:
-        _draw_point(axes, point, total, paints.of(point.group))
+        sums[point.group] += math.ceil(point.load.seconds * point.times * 1e15)
+    paints = colours.group(name for name, _ in sums.most_common())
+    for point in points:
+        axes.scatter(
+            [point.load.intensity],
+            [_height(point.load)],
+            s=_SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds,
+            color=paints.of(point.group),
+            edgecolors=colours.colour("ink"),
+            linewidths=0.5,
+            alpha=0.9,
+            zorder=3,
+            label=point.name,
+        )
     _label(axes, points)
     _write_texts(figure, axes, roofline, total)
     _draw_legend(figure, axes, points, paints, by)
@@ -180,27 +193,6 @@ def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None
 def _format_rate(rate: int, unit: str) -> str:
     number, prefix = re.fullmatch(r"(.*?)([A-Z]?)", format_short(rate)).groups()  # type: ignore[union-attr]
     return f"{number} {prefix}{unit}/s"
-
-
-def _choose_colours(points: list[Point]) -> colours.Groups:
-    sums: Counter[str] = Counter()
-    for point in points:
-        sums[point.group] += math.ceil(point.load.seconds * point.times * 1e15)
-    return colours.group(name for name, _ in sums.most_common())
-
-
-def _draw_point(axes: Any, point: Point, total: Load, colour: str) -> None:
-    axes.scatter(
-        [point.load.intensity],
-        [_height(point.load)],
-        s=_SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds,
-        color=colour,
-        edgecolors=colours.colour("ink"),
-        linewidths=0.5,
-        alpha=0.9,
-        zorder=3,
-        label=point.name,
-    )
 
 
 def _label(axes: Any, points: list[Point]) -> None:

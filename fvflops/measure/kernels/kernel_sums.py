@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -18,6 +18,7 @@ from fvflops.units import format_quantity
 # The name of all module calls in the rows; the column "module" distinguishes them.
 MODULE_CALL = "nn.Module call"
 _MAX_ROWS = 40  # of what is printed
+_UNKNOWN = None, None  # MACs and FLOPs
 # Characters that separate frames and weights in collapsed stacks, as torch.profiler replaces them.
 _SEPARATORS = str.maketrans(" ;\t\n", "____")
 
@@ -62,7 +63,35 @@ def sum_kernels(
         key += (event.stack[:stack_frames],)
         groups[key].append(index)
     kernels = divide_work(match)
-    return [_sum(match, kernels, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
+    rows = []
+    for indexes in groups.values():
+        events = [match.run.events[index] for index in indexes]
+        first = events[0]
+        outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
+        outermost_events = [match.run.events[index] for index in outermost]
+        work = add_works(kernels.get(index, match.work[index]) for index in outermost) or _UNKNOWN
+        self_work = add_works(match.self_work[index] for index in indexes) or _UNKNOWN
+        row = KernelRow(
+            key=_name(first),
+            module=match.modules[indexes[0]] if by_module else None,
+            count=len(events),
+            cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
+            self_cpu_time_total=sum(event.self_ns for event in events if event.kind != "device") / 1000,
+            device_time_total=sum(event.device_ns for event in outermost_events) / 1000,
+            self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
+            cpu_memory_usage=sum(event.memory for event in outermost_events),
+            self_cpu_memory_usage=sum(event.self_memory for event in events),
+            device_memory_usage=sum(event.device_memory for event in outermost_events),
+            self_device_memory_usage=sum(event.self_device_memory for event in events),
+            macs=work[0],
+            self_macs=self_work[0],
+            flops=work[1],
+            self_flops=self_work[1],
+            input_shapes=first.shapes if by_shape else "",
+            stack=first.stack[:stack_frames],
+        )
+        rows.append(row)
+    return rows
 
 
 def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
@@ -89,42 +118,6 @@ def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
         if parent < 0:
             outermost.append(index)
     return outermost
-
-
-def _sum(
-    match: KernelMatch,
-    kernels: Mapping[int, Work],
-    indexes: list[int],
-    by_module: bool,
-    by_shape: bool,
-    stack_frames: int,
-) -> KernelRow:
-    events = [match.run.events[index] for index in indexes]
-    first = events[0]
-    outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
-    work = add_works(kernels.get(index, match.work[index]) for index in outermost)
-    self_work = add_works(match.self_work[index] for index in indexes)
-    cpu_events = [event for event in events if event.kind != "device"]
-    outermost_events = [match.run.events[index] for index in outermost]
-    return KernelRow(
-        key=_name(first),
-        module=match.modules[indexes[0]] if by_module else None,
-        count=len(events),
-        cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
-        self_cpu_time_total=sum(event.self_ns for event in cpu_events) / 1000,
-        device_time_total=sum(event.device_ns for event in outermost_events) / 1000,
-        self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
-        cpu_memory_usage=sum(event.memory for event in outermost_events),
-        self_cpu_memory_usage=sum(event.self_memory for event in events),
-        device_memory_usage=sum(event.device_memory for event in outermost_events),
-        self_device_memory_usage=sum(event.self_device_memory for event in events),
-        macs=None if work is None else work.macs,
-        self_macs=None if self_work is None else self_work.macs,
-        flops=None if work is None else work.flops,
-        self_flops=None if self_work is None else self_work.flops,
-        input_shapes=first.shapes if by_shape else "",
-        stack=first.stack[:stack_frames],
-    )
 
 
 def divide_work(match: KernelMatch) -> dict[int, Work]:

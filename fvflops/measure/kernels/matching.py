@@ -185,10 +185,8 @@ class _StepMatcher:
         self._match(self._calls, [*step, *others], step[0] if step else None)
 
     def count_by_shapes(self) -> None:
-        """Count the outermost op events of known shapes that neither are nor contain a matched op.
-
-        If code is compiled, the work of recorded ops without an event is on modules and steps: it is not counted twice.
-        """
+        """Count the outermost op events of known shapes that neither are nor contain a matched op."""
+        # If code is compiled, the work of recorded ops without an event is on modules and steps.
         if self._by_shapes is not None and not (self._sums["compiled"] and self._calls is not None):
             self._count_by_shapes(self._children.get(-1, ()), self._by_shapes, self._around_matched())
 
@@ -239,16 +237,14 @@ class _StepMatcher:
             self.work[call_event] = unmatched_work
 
     def _add_op(self, event_index: int, call: RecordedCall) -> None:
-        """Give an event the work of the op matched with it, or that of its own shapes if they differ.
-
-        An event of an op's out= variant has the shapes of the results too.
-        """
+        """Give an event the work of the op matched with it, or that of its own shapes if they differ."""
         work = call.work
         self._sums["landed_flops"] += 0 if work is None else work.flops
         self._sums["matched"] += 1
         self._ops.add(event_index)
         local = self._find_local(event_index)
         event = self._events[local]
+        # An event of an op's out= variant has the shapes of the results too.
         if event.tensor_shapes and call.shapes and event.tensor_shapes[: len(call.shapes)] != call.shapes:
             self._named["other_shapes"][event.name] += 1
             own = None if self._by_shapes is None else self._by_shapes.work(local)
@@ -272,10 +268,7 @@ class _StepMatcher:
         return event_index
 
     def _list_outermost(self, event_indexes: Sequence[int]) -> list[int]:
-        """Return the outermost ops, modules and calls of compiled code in events, of all threads, by start time.
-
-        Threads of the backward pass run while the calling thread waits.
-        """
+        """Return the outermost ops, modules and calls of compiled code in events, of all threads, by start time."""
         outermost: list[int] = []
         pending = list(reversed(event_indexes))
         while pending:
@@ -284,6 +277,7 @@ class _StepMatcher:
                 outermost.append(event_index)
             else:
                 pending += reversed(self._children.get(event_index, ()))
+        # Threads of the backward pass run while the calling thread waits.
         return sorted(outermost, key=lambda event_index: self._events[event_index].start_ns)
 
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
@@ -320,10 +314,7 @@ class _StepMatcher:
                 yield from self._list_products(inner)
 
     def _count_products(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
-        """Count the products in compiled code, which may have another order, by their shapes.
-
-        Return the work of the recorded ops without an event that remains.
-        """
+        """Count products in compiled code, in whatever order, by shapes; return the unmatched work that remains."""
         for event_index in event_indexes:
             if self._events[event_index].kind != "compiled" or self._by_shapes is None:
                 continue

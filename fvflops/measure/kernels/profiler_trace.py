@@ -276,10 +276,7 @@ def _link(cpu: Sequence[_Span], device: Sequence[_Span]) -> None:
 def _find_forward_threads(
     raw_events: Sequence[Mapping[str, Any]], ordered: Sequence[_Span], threads: Mapping[tuple[Any, Any], int]
 ) -> dict[int, int]:
-    """Return "Fwd thread id" → the thread, from the arrows between forward and backward ops.
-
-    A thread id in the args is torch's own number; the file's threads have those of the system.
-    """
+    """Return "Fwd thread id", which is torch's own number → the thread, from the arrows of forward to backward ops."""
     starts = {
         event["id"]: threads.get((event.get("pid"), event.get("tid")), 0)
         for event in raw_events
