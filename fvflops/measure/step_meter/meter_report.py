@@ -41,17 +41,25 @@ def meter_report(
     """
     document: list[Part] = [str(summary), *_draw(steps), _tabulate_figures(summary)]
     if counted:
-        total = parts.by_phase.total()
+        total = parts.total()
+        by_module, by_operator, by_phase = (_sum_by(parts, position) for position in range(3))
         share = f"FLOPs of {format_quantity(counted, 'step')} of {format_thousands(len(steps))}, optimizers excluded"
-        inclusive = _sum_modules(parts.by_module)
+        inclusive = _sum_modules(by_module)
         document += [
-            _tabulate("phases", text_column("phase"), parts.by_phase.most_common(), total, f"Phases: {share}"),
+            _tabulate("phases", text_column("phase"), by_phase.most_common(), total, f"Phases: {share}"),
             _tabulate("modules", module_column(), inclusive, total, "Modules with their submodules"),
-            _tabulate("operators", text_column("operator"), parts.by_operator.most_common(), total, "Operators"),
+            _tabulate("operators", text_column("operator"), by_operator.most_common(), total, "Operators"),
         ]
     if profile is not None:
         document += [f"Profile: {profile.title}", *profile.parts]
     return Document("step_meter", f"Utilisation of {format_quantity(summary.steps, 'step')}", document)
+
+
+def _sum_by(parts: WorkParts, position: int) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for part, flops in parts.items():
+        sums[part[position]] += flops
+    return sums
 
 
 def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:

@@ -21,7 +21,7 @@ from fvflops.devices.utilisation import UtilisationError
 from fvflops.formulas import FormulaTable
 from fvflops.measure.step_meter.call_costs import Peaks, count_call, count_optimizer, quiet_log
 from fvflops.measure.step_meter.metered_calls import ModelCall
-from fvflops.measure.step_meter.step_figures import UNKNOWN_COST, StepCost, WorkParts, sum_costs
+from fvflops.measure.step_meter.step_figures import UNKNOWN_COST, StepCost, WorkParts, divide_flops, sum_costs
 from fvflops.reports.escaping import list_ops
 from fvflops.trace import Entry, Status
 
@@ -288,7 +288,7 @@ class StepCosts:
             entries = count_call(call, self._table).entries
             self._warn_of_unsupported(entries)
             cost = self._counted[number] = self._peaks.cost_of(entries)
-            self.parts[number] = WorkParts.of(entries, self._prefixes.get(id(call.model), ""))
+            self.parts[number] = divide_flops(entries, self._prefixes.get(id(call.model), ""))
             self.largest = max(self.largest, (cost.model_flops, call), key=lambda pair: pair[0])
         except UtilisationError:
             raise
@@ -337,7 +337,7 @@ class StepCosts:
             entries = [entry for entry in recording.counts().entries if entry.phase != "optimizer"]
             self._warn_of_unsupported(entries)
             self._recorded[work.recorded] = self._peaks.cost_of(entries)
-            self.parts[work.recorded] = WorkParts.of(entries)
+            self.parts[work.recorded] = divide_flops(entries)
         except UtilisationError:
             raise
         except Exception as error:  # as above
@@ -357,13 +357,14 @@ class StepCosts:
 
     def parts_of(self, works: Iterable[StepWork]) -> tuple[WorkParts, int]:
         """Return the FLOPs of some steps by part without their optimizers, and how many of the steps have them."""
-        total, steps = WorkParts(Counter(), Counter(), Counter()), 0
+        total, steps = Counter[tuple[str, str, str]](), 0
         for work, times in Counter(works).items():
             calls = {(work.recorded, 1)} if self._is_recorded(work) else work.calls
             if calls and all(key in self.parts for key, _ in calls):
                 steps += times
                 for key, calls_of_step in calls:
-                    total.add(self.parts[key], times * calls_of_step)
+                    for part, flops in self.parts[key].items():
+                        total[part] += times * calls_of_step * flops
         return total, steps
 
     def _of_call(self, number: int) -> StepCost:

@@ -36,30 +36,18 @@ class StepCost(NamedTuple):
         return StepCost(*(value * factor for value in self))
 
 
-class WorkParts(NamedTuple):
-    """Hardware FLOPs of some work by module (the owner of each op, "" being the model), operator and phase."""
+# Hardware FLOPs of some work by module (the owner of each op, "" being the model), operator and phase.
+WorkParts = Counter[tuple[str, str, str]]
 
-    by_module: Counter[str]
-    by_operator: Counter[str]
-    by_phase: Counter[str]
 
-    @staticmethod
-    def of(entries: Iterable[Entry], prefix: str = "") -> WorkParts:
-        """Return the parts of entries of counts, with a prefix to the names of modules."""
-        parts = WorkParts(Counter(), Counter(), Counter())
-        for entry in entries:
-            flops = 2 * entry.macs + entry.flops
-            if flops:
-                module = (prefix + innermost(entry.scope)).removesuffix(".")
-                for counter, key in zip(parts, (module, entry.label, entry.phase), strict=True):
-                    counter[key] += flops
-        return parts
-
-    def add(self, other: WorkParts, times: int) -> None:
-        """Add the parts of work that was done several times."""
-        for own, counter in zip(self, other, strict=True):
-            for key, flops in counter.items():
-                own[key] += times * flops
+def divide_flops(entries: Iterable[Entry], prefix: str = "") -> WorkParts:
+    """Return the parts of entries of counts, with a prefix to the names of modules."""
+    parts: WorkParts = Counter()
+    for entry in entries:
+        if flops := 2 * entry.macs + entry.flops:
+            module = (prefix + innermost(entry.scope)).removesuffix(".")
+            parts[module, entry.label, entry.phase] += flops
+    return parts
 
 
 UNKNOWN_COST = StepCost(*[math.nan] * 5)
