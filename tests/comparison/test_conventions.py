@@ -9,8 +9,7 @@ from torch import nn
 
 from fvflops import compare
 from fvflops.cli import main
-from fvflops.comparison.convention_differences import Difference, explain_differences
-from fvflops.comparison.convention_report import render
+from fvflops.comparison.convention_differences import Difference, explain_differences, render
 from fvflops.formulas import shipped_tables
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from tests.support.models.whole_models import build_case

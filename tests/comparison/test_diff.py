@@ -18,9 +18,9 @@ import fvflops
 from fvflops import FlopCountAnalysis, Trace
 from fvflops.analysis.trace_file import load_trace
 from fvflops.cli import main
-from fvflops.comparison.diff import diff_report
-from fvflops.comparison.diff.differences import MEASURES
-from fvflops.comparison.diff.module_matching import match_modules
+from fvflops.comparison import diff_report
+from fvflops.comparison.differences import MEASURES
+from fvflops.comparison.module_matching import match_modules
 from fvflops.formulas import TableError
 from fvflops.reports.formats import FORMATS
 from fvflops.trace import TraceError

@@ -24,9 +24,9 @@ from fvflops import (
     summarise,
 )
 from fvflops.analysis.model_analysis import analysed_run
-from fvflops.comparison.budget import budget_report
-from fvflops.comparison.budget.budget_file import parse_budgets, update_text
-from fvflops.comparison.budget.budget_records import BudgetReport, CheckResult, FlopsChange, Limit
+from fvflops.comparison import model_budget
+from fvflops.comparison.budget_file import Limit, parse_budgets, update_text
+from fvflops.comparison.model_budget import BudgetReport, CheckResult, FlopsChange
 from fvflops.compat.deepspeed import profile_text as deepspeed_report
 from fvflops.compat.deepspeed.module_profile import read_profile
 from fvflops.counting import TableCostModel, build_timeline
@@ -87,7 +87,7 @@ TERMINAL: dict[str, Render] = {
     "flop_count_str": flop_count_str,
     "parameters": lambda analysis: parameters.render(analysis.module_tree()),
     "diff": lambda analysis: str(diff(analysis.trace(), record_benign())),
-    "check": lambda analysis: budget_report.render(judge_names(analysis)),
+    "check": lambda analysis: model_budget.render(judge_names(analysis)),
     **{f"roofline by {by}": draw_roofline(by) for by in ("module", "operator", "op")},
     "profile": lambda analysis: profile(analysis.trace()).table(),
     "profile by operator": lambda analysis: profile(analysis.trace()).table(by="operator"),
@@ -144,7 +144,7 @@ class Tags(HTMLParser):
 
 
 PAGE: dict[str, Render] = {
-    "check": lambda analysis: write_document(budget_report.budget_report(judge_names(analysis)), "html"),
+    "check": lambda analysis: write_document(model_budget.budget_report(judge_names(analysis)), "html"),
     "html": lambda analysis: "".join(REPORTS["html"](read_breakdown(analysed_run(analysis)))),
     "notebook": lambda analysis: analysis._repr_html_(),
     "notebook of a trace": lambda analysis: analysis.trace()._repr_html_(),
@@ -162,7 +162,7 @@ MARKDOWN: dict[str, Render] = {
     **{f"markdown by {by}": report("markdown", by) for by in ("module", "operator", "both")},
     "paper": lambda analysis: REPORTS["paper"](summarise(analysis), depth=2),
     "diff": lambda analysis: diff(analysis.trace(), record_benign()).to_markdown(),
-    "check": lambda analysis: budget_report.render_markdown(judge_names(analysis)),
+    "check": lambda analysis: model_budget.render_markdown(judge_names(analysis)),
 }
 
 

@@ -14,8 +14,7 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.open_analysis import open_model
 from fvflops.cli.outputs import write_report
-from fvflops.comparison.convention_differences import compare_by
-from fvflops.comparison.convention_report import comparison_report
+from fvflops.comparison.convention_differences import compare_by, comparison_report
 from fvflops.formulas import load_table, shipped_tables
 
 EXAMPLES = (

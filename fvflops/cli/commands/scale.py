@@ -31,11 +31,11 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.planning.accelerator import built_on, runs_on
+from fvflops.comparison import scaling_plot
+from fvflops.comparison.cost_functions import CostExpression
 from fvflops.comparison.generation import check_generation_metric, generation_cost
-from fvflops.comparison.scaling import scaling_plot
-from fvflops.comparison.scaling.cost_functions import CostExpression
-from fvflops.comparison.scaling.scaling import Range, cost_of, read_axis
-from fvflops.comparison.scaling.scaling_report import generation_report, scaling_report
+from fvflops.comparison.scaling import Range, cost_of, read_axis
+from fvflops.comparison.scaling_report import generation_report, scaling_report
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.document import Document

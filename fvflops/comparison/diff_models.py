@@ -15,8 +15,8 @@ from fvflops.analysis.files.run_exported import is_program, load_program
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
-from fvflops.comparison.diff import diff_report
-from fvflops.comparison.diff.differences import CountedRun, ModelDifference, diff_counts
+from fvflops.comparison import diff_report
+from fvflops.comparison.differences import CountedRun, ModelDifference, diff_counts
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import html, notebook_page
 from fvflops.reports.display import Displayed

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, GenerationCost, Sizes
-from fvflops.comparison.scaling.polynomial import Exponents, Polynomial
+from fvflops.comparison.cost_functions import Axis, CostExpression, GenerationCost, Sizes
+from fvflops.comparison.polynomial import Exponents, Polynomial
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.document import (
     Column,

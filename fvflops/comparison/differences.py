@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from fvflops.comparison.diff.module_matching import match_modules
+from fvflops.comparison.module_matching import match_modules
 from fvflops.text import record_repr, short_repr
 from fvflops.trace import Counts, ModuleTree, Status
 from fvflops.trace.module_tree import innermost
@@ -224,7 +224,7 @@ def diff_counts(first: CountedRun, second: CountedRun, *, table: str = "", multi
     """Return what changed from a first run to a second; both are counted by one table.
 
     Each op belongs to the innermost module that it ran under. Modules are matched by the rules of
-    `fvflops.comparison.diff.module_matching`.
+    `fvflops.comparison.module_matching`.
     """
     before, after = _costs_by_module(first), _costs_by_module(second)
     pairs = match_modules(

@@ -9,16 +9,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
 from fvflops.capture.run import Loss, Model, record_call
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
-from fvflops.comparison.scaling.fitting import Fit, agrees, find_fit, interpolate
-from fvflops.comparison.scaling.lookups import BoundsCheckedEmbedding
+from fvflops.comparison.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
+from fvflops.comparison.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.torch_internals import disable_dispatch_modes
 from fvflops.trace import Status, Trace
 
 Range = range | tuple[int, int] | tuple[int, int, int]
@@ -286,3 +288,26 @@ def _describe_error(names: Sequence[str], sizes: Sizes, error: Exception) -> str
     message = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     message = message if len(message) <= 300 else message[:300] + " ..."
     return f"the model does not accept {format_sizes(names, sizes)}: {message}; narrow the range, or add a step"
+
+
+class BoundsCheckedEmbedding(TorchFunctionMode):
+    """Raise IndexError where an embedding is indexed beyond its last row, as real execution does; a context manager.
+
+    Only indices with values are checked, such as token and position ids in shape execution.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.embedding and len(args) > 1:
+            _check(indices=args[0], weight=args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:
+    if type(indices) is not torch.Tensor or indices.device.type == "meta" or not indices.numel():
+        return
+    with disable_dispatch_modes():
+        highest = int(indices.max())
+    if highest >= weight.shape[0]:
+        raise IndexError(f"an embedding of {weight.shape[0]:,} rows has no row {highest:,} (counted from 0)")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, Sizes, format_sizes
+from fvflops.comparison.cost_functions import Axis, CostExpression, Sizes, format_sizes
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, width_of

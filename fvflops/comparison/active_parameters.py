@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fvflops.comparison.parameters.token_routing import (
+from fvflops.comparison.token_routing import (
     ALL,
     ExpertStack,
     ModuleCall,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fvflops.comparison.diff.differences import (
+from fvflops.comparison.differences import (
     MEASURES,
     Change,
     Costs,
