@@ -19,7 +19,7 @@ from fvflops.comparison.convention_differences import compare as compare
 from fvflops.comparison.diff_models import diff as diff
 from fvflops.comparison.differences import ModelDifference as ModelDifference
 from fvflops.comparison.generation import generation_cost as generation_cost
-from fvflops.comparison.parameter_records import ParameterCount as ParameterCount
+from fvflops.comparison.parameter_summary import ParameterCount as ParameterCount
 from fvflops.comparison.parameter_summary import parameter_summary as parameter_summary
 from fvflops.comparison.parameter_summary import parameter_summary_table as parameter_summary_table
 from fvflops.comparison.scaling import cost_of as cost_of

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from fvflops import paths
 from fvflops.analysis.files.file_kinds import recognise
 from fvflops.analysis.files.run_exported import is_program, load_program
 from fvflops.analysis.model_analysis import ModelAnalysis, analysed_run
 from fvflops.analysis.model_counts import ActivationCountAnalysis, FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
-from fvflops.comparison import diff_report
-from fvflops.comparison.differences import CountedRun, ModelDifference, diff_counts
+from fvflops.comparison.differences import Costs, ModelDifference, ModuleChange, OperatorChange, Side, sum_costs
+from fvflops.comparison.module_matching import match_modules
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.reports import html, notebook_page
-from fvflops.reports.display import Displayed
-from fvflops.reports.document import Document
-from fvflops.trace import Trace
-from fvflops.views.analysed_run import AnalysedRun
-from fvflops.views.breakdown import Breakdown, read_breakdown
+from fvflops.trace import Entry, ModuleTree, Status, Trace
+from fvflops.trace.module_tree import innermost
 
 # Key of Trace.about → the note for the report.
 _NOTES = {
@@ -34,56 +28,10 @@ _NOTES = {
     "data_dependent": "values of the data are read in {}",
 }
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PrintedDifference(ModelDifference, Displayed):
-    """A ModelDifference that `print` shows as its report, and a notebook as an interactive page of both models.
-
-    `runs` are the two runs, with the names of the report.
-    """
-
-    runs: tuple[AnalysedRun, AnalysedRun] | None = field(default=None, compare=False)
-
-    def _document(self) -> Document:
-        return diff_report.difference_report(self).ranked(top=diff_report.TOP)
-
-    def to_markdown(self) -> str:
-        """Return the report in GitHub's Markdown."""
-        return diff_report.render(self, format="markdown")
-
-    def to_json(self) -> str:
-        """Return all differences as JSON text, with exact numbers."""
-        return diff_report.render(self, format="json")
-
-    def to_html(self, path: str | os.PathLike[str] | None = None, *, measure: str = "flops") -> str:
-        """Return an interactive page that compares both models, opened on a measure; write it to `path` if given.
-
-        Modules are matched by name there.
-
-        >>> import torch
-        >>> page = diff(nn.Linear(4, 8), nn.Linear(4, 16), torch.ones(3, 4)).to_html()
-        >>> "<title>before → after · fvflops</title>" in page
-        True
-        """
-        if path is not None:
-            paths.check_writable(os.fspath(path))
-        if self.runs is None:
-            raise ValueError("this difference has no runs to show as a page: make it by fvflops.diff")
-        names = (self.before.name, self.after.name)
-        pages = [_open_on(measure, read_breakdown(run), name) for run, name in zip(self.runs, names, strict=True)]
-        page = "".join(html.render_comparison(*pages))
-        if path is not None:
-            paths.write_text(os.fspath(path), page)
-        return page
-
-    def _repr_html_(self) -> str:
-        document = self._document()
-        if self.runs is None:
-            return notebook_page.render_document(document)
-        return notebook_page.put_in_frame(self.to_html(), notebook_page.write_tables(document), title=document.title)
-
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
+_ZERO = Costs()
+_CostsByLabel = Mapping[str, Costs]
+# From the most to the least certain.
+_STATUSES = tuple(status.value for status in (Status.COUNTED, Status.ZERO_FLOP, Status.IGNORED, Status.UNSUPPORTED))
 
 
 def diff(
@@ -96,7 +44,7 @@ def diff(
     names: tuple[str, str] | None = None,
     trust: bool = False,
     **options: Any,
-) -> PrintedDifference:
+) -> ModelDifference:
     """Return the differences of `b` from `a` in FLOPs, MACs, activations and parameters, by module and operator.
 
     Each of `a` and `b` is a Trace, an analysis (whose Trace is used), a module or GraphModule that runs on
@@ -124,19 +72,34 @@ def diff(
 
 def diff_traces(
     first: Trace, second: Trace, *, table: FormulaTable, names: tuple[str, str] = ("before", "after")
-) -> PrintedDifference:
-    """Return the differences of the second of two Traces, counted by a table."""
+) -> ModelDifference:
+    """Return the differences of the second of two Traces, counted by a table.
+
+    Each op belongs to the innermost module that it ran under. Modules are matched by the rules of
+    `fvflops.comparison.module_matching`.
+    """
     analyses = [FlopCountAnalysis.from_trace(trace, table=table, warn=False) for trace in (first, second)]
-    runs = [_count(analysis, table, name) for analysis, name in zip(analyses, names, strict=True)]
-    difference = diff_counts(runs[0], runs[1], table=table.name, multiply_add=table.multiply_add)
-    values = {item.name: getattr(difference, item.name) for item in fields(difference) if item.init}
-    return PrintedDifference(**values, runs=(analysed_run(analyses[0]), analysed_run(analyses[1])))
-
-
-def _open_on(measure: str, breakdown: Breakdown, name: str) -> Breakdown:
-    """Return a breakdown for a page, which opens on the first measure."""
-    first = {key: value for key, value in breakdown.measures.items() if key == measure}
-    return replace(breakdown, name=name, measures=first | dict(breakdown.measures))
+    before, after = (_costs_by_module(analysis, table) for analysis in analyses)
+    pairs = match_modules(
+        before.tree,
+        after.tree,
+        *({name: frozenset(labels.items()) for name, labels in run.labels.items()} for run in (before, after)),
+    )
+    statuses = _least_certain_statuses(analyses)
+    before_names = {after_name: before_name for before_name, after_name in pairs.items()}
+    matched: list[tuple[str | None, str | None]] = [
+        (before_names.get(module.name), module.name) for module in after.tree.modules()
+    ]
+    matched += [(module.name, None) for module in before.tree.modules() if module.name not in pairs]
+    return ModelDifference(
+        _describe_run(analyses[0], names[0]),
+        _describe_run(analyses[1], names[1]),
+        table.name,
+        table.multiply_add,
+        tuple(_module_change(before, after, pair, statuses, before_names) for pair in matched),
+        _operator_changes(_sum_labels(before.labels.values()), _sum_labels(after.labels.values()), statuses),
+        (analysed_run(analyses[0]), analysed_run(analyses[1])),
+    )
 
 
 def _read_trace(
@@ -167,10 +130,111 @@ def _name(source: Any, default: str) -> str:
     return os.fspath(source) if isinstance(source, (str, os.PathLike)) else default
 
 
-def _count(flops: FlopCountAnalysis, table: FormulaTable, name: str) -> CountedRun:
+def _describe_run(flops: FlopCountAnalysis, name: str) -> Side:
     trace = flops.trace()
-    activations = ActivationCountAnalysis.from_trace(trace, table=table, warn=False)
     notes = tuple(text.format(trace.about[key]) for key, text in _NOTES.items() if key in trace.about)
     if not trace.complete:
         notes += ("the run raised an error, and is counted up to it",)
-    return CountedRun(name, trace.info.inputs, flops.counts(), activations.counts(), notes)
+    return Side(name, trace.info.inputs, dict(flops.counts().ledger()[Status.UNSUPPORTED]), notes)
+
+
+class _RunCosts(NamedTuple):
+    """The costs of one run by module, without submodules: label → costs of its ops, and elements of its parameters."""
+
+    tree: ModuleTree
+    labels: Mapping[str, _CostsByLabel]
+    parameters: Mapping[str, int]
+
+
+def _costs_by_module(flops: FlopCountAnalysis, table: FormulaTable) -> _RunCosts:
+    sums: dict[str, dict[str, Costs]] = {}
+
+    def add(entry: Entry, costs: Costs) -> None:
+        labels = sums.setdefault(innermost(entry.scope), {})
+        labels[entry.label] = sum_costs((labels.get(entry.label, _ZERO), costs))
+
+    for entry in flops.counts().entries:
+        if entry.value or entry.status is not Status.ZERO_FLOP:
+            add(entry, Costs(entry.value, entry.macs, calls=entry.calls))
+    activations = ActivationCountAnalysis.from_trace(flops.trace(), table=table, warn=False)
+    for entry in activations.counts().entries:
+        if entry.value:
+            add(entry, Costs(activations=entry.value))
+    tree = flops.counts().modules
+    return _RunCosts(tree, sums, _parameters_by_module(tree))
+
+
+def _parameters_by_module(tree: ModuleTree) -> dict[str, int]:
+    """Return module → the elements of its parameters, without submodules."""
+    sums: dict[str, int] = {}
+    for parameter in tree.parameters():
+        owner = parameter.name.rpartition(".")[0]
+        owner = owner if owner in tree.by_name else ""
+        sums[owner] = sums.get(owner, 0) + parameter.spec.numel
+    return sums
+
+
+def _module_change(
+    before: _RunCosts,
+    after: _RunCosts,
+    names: tuple[str | None, str | None],
+    statuses: Mapping[str, str],
+    before_names: Mapping[str, str],
+) -> ModuleChange:
+    """Return the change of a module, by its names before and after; None where it was added or removed."""
+    labels: list[_CostsByLabel] = []
+    costs: list[Costs] = []
+    classes: list[str] = []
+    for run, name in zip((before, after), names, strict=True):
+        labels.append({} if name is None else run.labels.get(name, {}))
+        parameters = 0 if name is None else run.parameters.get(name, 0)
+        costs.append(sum_costs(labels[-1].values())._replace(parameters=parameters))
+        classes.append("" if name is None else run.tree.by_name[name].class_name)
+    operators = _operator_changes(labels[0], labels[1], statuses)
+    return ModuleChange(
+        *names,
+        classes[0],
+        classes[1],
+        costs[0],
+        costs[1],
+        tuple(operator for operator in operators if operator.before != operator.after),
+        parent_renamed=_is_parent_renamed(names, before_names),
+    )
+
+
+def _is_parent_renamed(names: tuple[str | None, str | None], before_names: Mapping[str, str]) -> bool:
+    """Return whether the names of a module differ because its parent was renamed, and not in their last part."""
+    before, after = names
+    if not before or not after or before == after:
+        return False
+    before_parent, before_last = before.rpartition(".")[::2]
+    after_parent, after_last = after.rpartition(".")[::2]
+    same_parent = before_names.get(after_parent) == before_parent
+    return before_last == after_last and same_parent and before_parent != after_parent
+
+
+def _operator_changes(
+    before: _CostsByLabel, after: _CostsByLabel, statuses: Mapping[str, str]
+) -> tuple[OperatorChange, ...]:
+    return tuple(
+        OperatorChange(label, statuses.get(label, ""), before.get(label, _ZERO), after.get(label, _ZERO))
+        for label in dict.fromkeys((*before, *after))
+    )
+
+
+def _sum_labels(modules: Iterable[_CostsByLabel]) -> dict[str, Costs]:
+    sums: dict[str, Costs] = {}
+    for labels in modules:
+        for label, costs in labels.items():
+            sums[label] = sum_costs((sums.get(label, _ZERO), costs))
+    return sums
+
+
+def _least_certain_statuses(analyses: Iterable[FlopCountAnalysis]) -> dict[str, str]:
+    """Return label → the least certain status of its calls."""
+    statuses: dict[str, str] = {}
+    for analysis in analyses:
+        for entry in analysis.counts().entries:
+            status = statuses.get(entry.label, _STATUSES[0])
+            statuses[entry.label] = max(status, entry.status.value, key=_STATUSES.index)
+    return statuses

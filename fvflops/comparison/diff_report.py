@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from fvflops.comparison.differences import (
     MEASURES,
     Change,
+    Changed,
     Costs,
     ModelDifference,
     ModuleChange,
@@ -19,7 +21,6 @@ from fvflops.counting.metrics import METRICS
 from fvflops.reports import document as doc
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.escaping import list_ops, plain_name, printable_short
-from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
@@ -32,27 +33,19 @@ _STATUSES = {"zero_flop": "zero-FLOP", "ignored": "ignored", "unsupported": "uns
 _USUAL_STATUSES = ("counted", "zero-FLOP")  # the column of statuses is hidden if there are no others
 
 
-class _Row(NamedTuple):
-    """A row that sums modules with equal changes, such as those of repeated layers."""
+@dataclass(frozen=True, slots=True)
+class _Row(Changed):
+    """The sum of modules with equal changes, such as those of repeated layers."""
 
     name: str
     modules: tuple[ModuleChange, ...]
-
-    @property
-    def before(self) -> Costs:
-        return sum_costs(module.before for module in self.modules)
-
-    @property
-    def after(self) -> Costs:
-        return sum_costs(module.after for module in self.modules)
-
-    def change(self, measure: str) -> Change:
-        return Change(getattr(self.before, measure), getattr(self.after, measure))
+    before: Costs
+    after: Costs
 
 
-def render(difference: ModelDifference, *, measure: str = "flops", top: int = TOP, format: str = "text") -> str:
-    """Return the report as text of a format, `top` modules and operators of it; JSON has all."""
-    return write_document(difference_report(difference, measure=measure).ranked(top=top), format)
+def shortened_report(difference: ModelDifference) -> Document:
+    """Return the report as `print` shows it."""
+    return difference_report(difference).ranked(top=TOP)
 
 
 def difference_report(difference: ModelDifference, *, measure: str = "flops") -> Document:
@@ -207,7 +200,15 @@ def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
             module.before, module.after, module.operators, module.kind, module.parent_renamed,
         )  # fmt: skip
         groups.setdefault(key, []).append(module)
-    rows = [_Row(_name_row(group), tuple(group)) for group in groups.values()]
+    rows = [
+        _Row(
+            _name_row(group),
+            tuple(group),
+            sum_costs(module.before for module in group),
+            sum_costs(module.after for module in group),
+        )
+        for group in groups.values()
+    ]
     return sorted(rows, key=lambda row: -abs(row.change(measure).difference))
 
 

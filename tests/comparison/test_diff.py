@@ -18,11 +18,11 @@ import fvflops
 from fvflops import FlopCountAnalysis, Trace
 from fvflops.analysis.trace_file import load_trace
 from fvflops.cli import main
-from fvflops.comparison import diff_report
+from fvflops.comparison.diff_report import difference_report
 from fvflops.comparison.differences import MEASURES
 from fvflops.comparison.module_matching import match_modules
 from fvflops.formulas import TableError
-from fvflops.reports.formats import FORMATS
+from fvflops.reports.formats import FORMATS, write_document
 from fvflops.trace import TraceError
 from fvflops.zoo.llama import CONFIGS, Llama
 from tests.support.git_repository import FACTORY, state_of
@@ -96,7 +96,7 @@ def test_attention_is_made_grouped_query():
     assert changes(difference, "parameters") == dict.fromkeys(names, -64 * 48)
     assert changes(difference, "activations") == dict.fromkeys(names, -16 * 48)
     assert [operator.label for operator in difference.by_operator()] == ["linear"]
-    assert "layers.0–1.self_attn.k_proj × 2" in diff_report.render(difference)
+    assert "layers.0–1.self_attn.k_proj × 2" in str(difference)
     assert "-98.3K" in str(difference)
 
 
@@ -343,10 +343,10 @@ def test_unsupported_ops_are_reported():
 
 def test_another_measure_sorts():
     difference = fvflops.diff(net(8), net(16), X)
-    assert "Cost of the model: Parameters +56 (+96.6%)" in diff_report.render(difference, measure="parameters")
+    assert "Cost of the model: Parameters +56 (+96.6%)" in write_document(difference_report(difference, measure="parameters"))
     with pytest.raises(ValueError, match="measure must be one of"):
-        diff_report.render(difference, measure="time")
-    assert "1 more row: difference +48." in diff_report.render(difference, top=1)
+        difference_report(difference, measure="time")
+    assert "1 more row: difference +48." in write_document(difference_report(difference).ranked(top=1))
 
 
 # --- the command line ---
