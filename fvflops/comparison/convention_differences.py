@@ -17,7 +17,6 @@ from fvflops.formulas import FormulaTable, resolve_table, shipped_tables
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column
 from fvflops.reports.escaping import plain_name
-from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.op_coverage import describe_ignored
 from fvflops.text import record_repr, short_repr, suggest
 from fvflops.trace import Counts, Entry, Status, TraceError
@@ -277,11 +276,6 @@ _TOTALS = (
     number_column("macs", "MACs", missing="-"),
     number_column("flops", "other FLOPs"),
 )
-
-
-def render(comparison: Comparison, *, against: str | None = None, shown: int = MAX_REASONS) -> str:
-    """Return the comparison as text; the arguments and errors are those of `comparison_report`."""
-    return write_document(comparison_report(comparison, against=against, shown=shown))
 
 
 def comparison_report(comparison: Comparison, *, against: str | None = None, shown: int = MAX_REASONS) -> Document:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops.comparison.differences import (
@@ -99,68 +99,46 @@ def _list_totals(difference: ModelDifference) -> Table:
 def _list_modules(difference: ModelDifference, measure: str) -> Table:
     """Return the modules with a difference in any measure."""
     rows = [row for row in _group(difference.by_module(measure), measure) if _has_difference(row)]
-    others = _order_others(measure, MEASURES)
     columns = (
         text_column("module", form=lambda name: printable_short(name) or "model", shorten_last=True),
         text_column("change"),
         text_column("class", form=printable_short),
-        *_number_columns(),
-        *map(_difference_column, others),
     )
-    cells = [
-        (
-            row.name,
-            row.modules[0].kind,
-            _class_of(row.modules[0]),
-            *_list_numbers(row.change(measure)),
-            *(row.change(other).difference for other in others),
-        )
-        for row in rows
-    ]
-    hidden = _find_redundant(rows, measure, others)
-    hidden += [] if {row.modules[0].kind for row in rows} - {"changed"} else ["change"]
-    return Table(
-        "modules",
-        data_only(columns, hidden),
-        cells,
-        title=f"Modules without their submodules, by {METRICS[measure].title}",
-        summed="difference",
-    )
+    cells = [(row.name, row.modules[0].kind, _class_of(row.modules[0])) for row in rows]
+    hidden = [] if {row.modules[0].kind for row in rows} - {"changed"} else ["change"]
+    table = _tabulate_changes(columns, cells, rows, measure, MEASURES, hidden)
+    title = f"Modules without their submodules, by {METRICS[measure].title}"
+    return replace(table, name="modules", title=title)
 
 
 def _list_operators(difference: ModelDifference, measure: str) -> Table:
     operators = difference.by_operator(measure)
-    others = _order_others(measure, (*MEASURES[:3], "calls"))
     statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
-    columns = (
-        text_column("operator", form=printable_short),
-        text_column("status"),
-        *_number_columns(),
-        *map(_difference_column, others),
-    )
-    cells = [
-        (
-            operator.label,
-            status,
-            *_list_numbers(operator.change(measure)),
-            *(operator.change(other).difference for other in others),
-        )
-        for operator, status in zip(operators, statuses, strict=True)
+    columns = text_column("operator", form=printable_short), text_column("status")
+    cells = [(operator.label, status) for operator, status in zip(operators, statuses, strict=True)]
+    hidden = [] if set(statuses) - set(_USUAL_STATUSES) else ["status"]
+    table = _tabulate_changes(columns, cells, operators, measure, (*MEASURES[:3], "calls"), hidden)
+    return replace(table, name="operators", title=f"Operators, by {METRICS[measure].title}")
+
+
+def _tabulate_changes(
+    columns: Sequence[Column],
+    cells: Sequence[tuple[Value, ...]],
+    items: Sequence[Changed],
+    measure: str,
+    measures: Sequence[str],
+    hidden: Sequence[str],
+) -> Table:
+    """Return rows of cells, each followed by an item's change of a measure and its differences in the others."""
+    # FLOPs and MACs last, since they largely repeat each other.
+    others = sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
+    rows = [
+        (*first, *_list_numbers(item.change(measure)), *(item.change(other).difference for other in others))
+        for first, item in zip(cells, items, strict=True)
     ]
-    hidden = _find_redundant(operators, measure, others)
-    hidden += [] if set(statuses) - set(_USUAL_STATUSES) else ["status"]
-    return Table(
-        "operators",
-        data_only(columns, hidden),
-        cells,
-        title=f"Operators, by {METRICS[measure].title}",
-        summed="difference",
-    )
-
-
-def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
-    """Return the other measures, FLOPs and MACs last, since they largely repeat each other."""
-    return sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
+    all_columns = (*columns, *_number_columns(), *map(_difference_column, others))
+    redundant = [*_find_redundant(items, measure, others), *hidden]
+    return Table("changes", data_only(all_columns, redundant), rows, summed="difference")
 
 
 def _number_columns() -> tuple[Column, ...]:
@@ -176,7 +154,7 @@ def _list_numbers(change: Change) -> tuple[Value, ...]:
     return change.before, change.after, change.difference, change.ratio
 
 
-def _find_redundant(rows: Sequence[_Row | OperatorChange], measure: str, others: Sequence[str]) -> list[str]:
+def _find_redundant(rows: Sequence[Changed], measure: str, others: Sequence[str]) -> list[str]:
     """Return the measures without a difference, and FLOPs or MACs if equal to the column of the other."""
     main = [row.change(measure).difference for row in rows]
     redundant = []
