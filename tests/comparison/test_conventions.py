@@ -93,11 +93,8 @@ def test_the_report_explains_the_differences(capsys):
 
 def test_the_report_compares_with_another_reference():
     comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "fvcore"])
-    assert (
-        write_document(comparison_report(comparison, against="fvcore"))
-        .split("\n\n")[-2]
-        .endswith("default              0  no difference")
-    )
+    text = write_document(comparison_report(comparison, against="fvcore"))
+    assert text.split("\n\n")[-2].endswith("default              0  no difference")
     with pytest.raises(KeyError, match="no convention 'fvcor' was compared: did you mean 'fvcore'"):
         comparison_report(comparison, against="fvcor")
 
