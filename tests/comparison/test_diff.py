@@ -96,7 +96,7 @@ def test_attention_is_made_grouped_query():
     assert changes(difference, "parameters") == dict.fromkeys(names, -64 * 48)
     assert changes(difference, "activations") == dict.fromkeys(names, -16 * 48)
     assert [operator.label for operator in difference.by_operator()] == ["linear"]
-    assert "layers.0–1.self_attn.k_proj × 2" in str(difference)
+    assert "layers.0–1.self_attn.k_proj × 2" in write_document(difference_report(difference))
     assert "-98.3K" in str(difference)
 
 
