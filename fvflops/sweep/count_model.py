@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.restore.generators import seeded
 from fvflops.counting.ignored_work import describe_ignored_products
-from fvflops.counting.metrics import MetricCounts
+from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.counting.unsupported_locations import find_unsupported_locations
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.plan.memory.predict_memory import predict_memory
@@ -254,12 +255,10 @@ def _count(row: ModelCount, loaded: LoadedModel, settings: CountSettings) -> Mod
 def _with_counts(row: ModelCount, flops: FlopCountAnalysis, table: FormulaTable) -> ModelCount:
     trace, counts = flops.trace(), flops.counts()
     metrics = MetricCounts(trace, table, counts)
+    totals: dict[str, Any] = {name: metrics[name].total() for name in METRICS if name != "parameters"}
     return replace(
         row,
-        flops=counts.total(),
-        macs=sum(entry.macs for entry in counts.entries),
-        activations=metrics["activations"].total(),
-        bytes=metrics["bytes"].total(),
+        **totals,
         unsupported=_list_unsupported(flops),
         ignored=describe_ignored_products(trace, counts, table),
         execution=str(trace.about.get("execution", "")),

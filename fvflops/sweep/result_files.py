@@ -26,7 +26,7 @@ from typing import Any
 from fvflops import paths
 from fvflops.reports.escaping import plain_name
 from fvflops.sweep.joined import list_names
-from fvflops.sweep.model_count import COLUMNS, ModelCount
+from fvflops.sweep.model_count import COLUMNS, MORE_METRICS, ModelCount
 from fvflops.sweep.parquet import import_pyarrow, read_columns, write_columns
 from fvflops.text import checksum, parse_json, suggest
 
@@ -34,7 +34,7 @@ _NAMES = tuple(field.name for field in fields(ModelCount))
 _TEXTS = frozenset(column.key for column in COLUMNS if column.is_text)
 _FLOATS = frozenset({"seconds"})
 _CHECKSUM = "checksum"
-_OPTIONAL = frozenset({"ignored"})  # not in files of 1.0
+_OPTIONAL = frozenset({"ignored", *MORE_METRICS})  # not in files of 1.0, or from before the metric was added
 _COLUMNS = (*_NAMES, _CHECKSUM)
 _TABLE = "models"  # of an SQLite file
 _INTEGER_BITS = 63  # of Parquet and SQLite
