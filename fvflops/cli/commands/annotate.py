@@ -10,7 +10,6 @@ from typing import Any
 from fvflops import paths
 from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_assume,
     add_backward,
@@ -24,6 +23,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import backward_loss, open_trace
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
+from fvflops.cli.progress import activity
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.measure.kernels.annotation import annotate_trace, find_device
 from fvflops.measure.kernels.annotation_report import annotation_report

@@ -15,7 +15,6 @@ from fvflops import paths
 from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.cli.activity import activity
 from fvflops.cli.argument_values import parse_assumptions
 from fvflops.cli.arguments import (
     add_backward,
@@ -31,6 +30,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.planning.accelerator import built_on, runs_on
+from fvflops.cli.progress import activity
 from fvflops.comparison import scaling_plot
 from fvflops.comparison.cost_functions import CostExpression
 from fvflops.comparison.generation import check_generation_metric, generation_cost
