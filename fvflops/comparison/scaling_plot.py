@@ -77,15 +77,16 @@ def _draw_panel(panel: Any, cost: CostExpression, axis_index: int) -> None:
         borderpad=0.1,
         labelcolor=colours.colour("ink"),
     )
-    _style(panel)
+    panel.margins(y=0.12)
+    style_panel(panel)
 
 
-def _style(panel: Any) -> None:
+def style_panel(panel: Any) -> None:
+    """Draw thin grey axes on the left and below, and a grid."""
     panel.tick_params(labelsize=_TEXT - 0.5, colors=colours.colour("quiet"), which="both", width=0.6, length=2.5)
     panel.tick_params(which="minor", length=1.5)
     panel.grid(visible=True, which="major", color=colours.colour("line"), linewidth=0.4)
     panel.set_axisbelow(True)
-    panel.margins(y=0.12)
     for side, spine in panel.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_linewidth(0.6)
