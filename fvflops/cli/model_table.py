@@ -11,9 +11,7 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.cli.argument_values import parse_assumptions
-from fvflops.cli.arguments import (
-    model_options,
-)
+from fvflops.cli.arguments import model_options
 from fvflops.cli.outputs import write
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream

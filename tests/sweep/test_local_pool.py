@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from fvflops import count_many
+from fvflops.sweep.count_model import Task
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits
-from fvflops.sweep.task import Task
 from tests.support.models.sweep_candidates import CANDIDATES
 
 # Prints the page faults of 20 blocks of 64 MB that are written to, before and after freed memory is kept, and the MB

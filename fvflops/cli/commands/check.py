@@ -19,13 +19,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
 from fvflops.comparison.budget_file import Budget, find_budget, load_budgets
-from fvflops.comparison.model_budget import (
-    budget_report,
-    check_budget,
-    render_markdown,
-    rewrite_budget,
-    update_report,
-)
+from fvflops.comparison.model_budget import budget_report, check_budget, render_markdown, rewrite_budget, update_report
 from fvflops.formulas import load_table
 from fvflops.reports.document import Document
 

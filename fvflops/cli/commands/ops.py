@@ -5,12 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.table_examples import check_examples
-from fvflops.cli.arguments import (
-    add_convention,
-    add_imports,
-    add_report,
-    import_modules,
-)
+from fvflops.cli.arguments import add_convention, add_imports, add_report, import_modules
 from fvflops.cli.outputs import write_report
 from fvflops.cli.progress import activity
 from fvflops.formulas import load_table
