@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fvflops.comparison.scaling_plot import style_panel
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
 from fvflops.reports.pictures.leaders import RADIUS, LabelCost, leader_of
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
-from fvflops.reports.pictures.scales import label_linear, label_logarithmic
+from fvflops.reports.pictures.scales import label_linear, label_logarithmic, style_axes
 from fvflops.reports.text.display_width import truncate_middle
 from fvflops.text import suggest
 
@@ -99,7 +98,7 @@ def draw_pareto(
     for column, write in zip(columns, (axes.set_xlabel, axes.set_ylabel), strict=True):
         write(as_text((titles or {}).get(column.key, column.heading)), fontsize=_TEXT, color=colours.colour("ink"))
     _draw_points(axes, points, lower)
-    style_panel(axes)
+    style_axes(axes, _LABEL + 0.5)
     _draw_legend(figure, axes, points)
     figure.draw_without_rendering()  # the layout sets the size of the axes, which the labels need
     figure.set_layout_engine("none")
