@@ -26,8 +26,8 @@ import torch  # noqa: E402
 
 import fvflops  # noqa: E402
 from fvflops.analysis.training_step_analysis import sum_results  # noqa: E402
-from fvflops.comparison.budget.budget_records import budget_keys  # noqa: E402
-from fvflops.comparison.budget.model_budget import measure  # noqa: E402
+from fvflops.comparison.budget_file import budget_keys  # noqa: E402
+from fvflops.comparison.model_budget import measure  # noqa: E402
 from fvflops.formulas.loading import shipped_tables  # noqa: E402
 from fvflops.reports import REPORTS  # noqa: E402
 from fvflops.reports.formats.csv import write_rows  # noqa: E402

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
-from fvflops.comparison.scaling.cost_functions import Axis, Sizes
-from fvflops.comparison.scaling.polynomial import Exponents, Number, Polynomial
+from fvflops.comparison.cost_functions import Axis, Sizes
+from fvflops.comparison.polynomial import Exponents, Number, Polynomial
 
 # The highest power of one size that is tried.
 HIGHEST = 4

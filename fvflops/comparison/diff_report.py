@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fvflops.comparison.diff.differences import (
+from fvflops.comparison.differences import (
     MEASURES,
     Change,
+    Changed,
     Costs,
     ModelDifference,
     ModuleChange,
@@ -19,7 +21,6 @@ from fvflops.counting.metrics import METRICS
 from fvflops.reports import document as doc
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
 from fvflops.reports.escaping import list_ops, plain_name, printable_short
-from fvflops.reports.formats import write_document
 from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
 from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
 
@@ -32,27 +33,19 @@ _STATUSES = {"zero_flop": "zero-FLOP", "ignored": "ignored", "unsupported": "uns
 _USUAL_STATUSES = ("counted", "zero-FLOP")  # the column of statuses is hidden if there are no others
 
 
-class _Row(NamedTuple):
-    """A row that sums modules with equal changes, such as those of repeated layers."""
+@dataclass(frozen=True, slots=True)
+class _Row(Changed):
+    """The sum of modules with equal changes, such as those of repeated layers."""
 
     name: str
     modules: tuple[ModuleChange, ...]
-
-    @property
-    def before(self) -> Costs:
-        return sum_costs(module.before for module in self.modules)
-
-    @property
-    def after(self) -> Costs:
-        return sum_costs(module.after for module in self.modules)
-
-    def change(self, measure: str) -> Change:
-        return Change(getattr(self.before, measure), getattr(self.after, measure))
+    before: Costs
+    after: Costs
 
 
-def render(difference: ModelDifference, *, measure: str = "flops", top: int = TOP, format: str = "text") -> str:
-    """Return the report as text of a format, `top` modules and operators of it; JSON has all."""
-    return write_document(difference_report(difference, measure=measure).ranked(top=top), format)
+def shortened_report(difference: ModelDifference) -> Document:
+    """Return the report as `print` shows it."""
+    return difference_report(difference).ranked(top=TOP)
 
 
 def difference_report(difference: ModelDifference, *, measure: str = "flops") -> Document:
@@ -106,68 +99,46 @@ def _list_totals(difference: ModelDifference) -> Table:
 def _list_modules(difference: ModelDifference, measure: str) -> Table:
     """Return the modules with a difference in any measure."""
     rows = [row for row in _group(difference.by_module(measure), measure) if _has_difference(row)]
-    others = _order_others(measure, MEASURES)
     columns = (
         text_column("module", form=lambda name: printable_short(name) or "model", shorten_last=True),
         text_column("change"),
         text_column("class", form=printable_short),
-        *_number_columns(),
-        *map(_difference_column, others),
     )
-    cells = [
-        (
-            row.name,
-            row.modules[0].kind,
-            _class_of(row.modules[0]),
-            *_list_numbers(row.change(measure)),
-            *(row.change(other).difference for other in others),
-        )
-        for row in rows
-    ]
-    hidden = _find_redundant(rows, measure, others)
-    hidden += [] if {row.modules[0].kind for row in rows} - {"changed"} else ["change"]
-    return Table(
-        "modules",
-        data_only(columns, hidden),
-        cells,
-        title=f"Modules without their submodules, by {METRICS[measure].title}",
-        summed="difference",
-    )
+    cells = [(row.name, row.modules[0].kind, _class_of(row.modules[0])) for row in rows]
+    hidden = [] if {row.modules[0].kind for row in rows} - {"changed"} else ["change"]
+    table = _tabulate_changes(columns, cells, rows, measure, MEASURES, hidden)
+    title = f"Modules without their submodules, by {METRICS[measure].title}"
+    return replace(table, name="modules", title=title)
 
 
 def _list_operators(difference: ModelDifference, measure: str) -> Table:
     operators = difference.by_operator(measure)
-    others = _order_others(measure, (*MEASURES[:3], "calls"))
     statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
-    columns = (
-        text_column("operator", form=printable_short),
-        text_column("status"),
-        *_number_columns(),
-        *map(_difference_column, others),
-    )
-    cells = [
-        (
-            operator.label,
-            status,
-            *_list_numbers(operator.change(measure)),
-            *(operator.change(other).difference for other in others),
-        )
-        for operator, status in zip(operators, statuses, strict=True)
+    columns = text_column("operator", form=printable_short), text_column("status")
+    cells = [(operator.label, status) for operator, status in zip(operators, statuses, strict=True)]
+    hidden = [] if set(statuses) - set(_USUAL_STATUSES) else ["status"]
+    table = _tabulate_changes(columns, cells, operators, measure, (*MEASURES[:3], "calls"), hidden)
+    return replace(table, name="operators", title=f"Operators, by {METRICS[measure].title}")
+
+
+def _tabulate_changes(
+    columns: Sequence[Column],
+    cells: Sequence[tuple[Value, ...]],
+    items: Sequence[Changed],
+    measure: str,
+    measures: Sequence[str],
+    hidden: Sequence[str],
+) -> Table:
+    """Return rows of cells, each followed by an item's change of a measure and its differences in the others."""
+    # FLOPs and MACs last, since they largely repeat each other.
+    others = sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
+    rows = [
+        (*first, *_list_numbers(item.change(measure)), *(item.change(other).difference for other in others))
+        for first, item in zip(cells, items, strict=True)
     ]
-    hidden = _find_redundant(operators, measure, others)
-    hidden += [] if set(statuses) - set(_USUAL_STATUSES) else ["status"]
-    return Table(
-        "operators",
-        data_only(columns, hidden),
-        cells,
-        title=f"Operators, by {METRICS[measure].title}",
-        summed="difference",
-    )
-
-
-def _order_others(measure: str, measures: Sequence[str]) -> list[str]:
-    """Return the other measures, FLOPs and MACs last, since they largely repeat each other."""
-    return sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
+    all_columns = (*columns, *_number_columns(), *map(_difference_column, others))
+    redundant = [*_find_redundant(items, measure, others), *hidden]
+    return Table("changes", data_only(all_columns, redundant), rows, summed="difference")
 
 
 def _number_columns() -> tuple[Column, ...]:
@@ -183,7 +154,7 @@ def _list_numbers(change: Change) -> tuple[Value, ...]:
     return change.before, change.after, change.difference, change.ratio
 
 
-def _find_redundant(rows: Sequence[_Row | OperatorChange], measure: str, others: Sequence[str]) -> list[str]:
+def _find_redundant(rows: Sequence[Changed], measure: str, others: Sequence[str]) -> list[str]:
     """Return the measures without a difference, and FLOPs or MACs if equal to the column of the other."""
     main = [row.change(measure).difference for row in rows]
     redundant = []
@@ -207,7 +178,15 @@ def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
             module.before, module.after, module.operators, module.kind, module.parent_renamed,
         )  # fmt: skip
         groups.setdefault(key, []).append(module)
-    rows = [_Row(_name_row(group), tuple(group)) for group in groups.values()]
+    rows = [
+        _Row(
+            _name_row(group),
+            tuple(group),
+            sum_costs(module.before for module in group),
+            sum_costs(module.after for module in group),
+        )
+        for group in groups.values()
+    ]
     return sorted(rows, key=lambda row: -abs(row.change(measure).difference))
 
 

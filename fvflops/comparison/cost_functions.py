@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fvflops.comparison.scaling.polynomial import Number, Polynomial
+from fvflops.comparison.polynomial import Number, Polynomial
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.display import Displayed
 from fvflops.text import short_repr
@@ -209,7 +209,7 @@ class GenerationCost(Displayed):
     others summed by the polynomial.
     """
 
-    _report = "fvflops.comparison.scaling.scaling_report:generation_report"
+    _report = "fvflops.comparison.scaling_report:generation_report"
 
     metric: str
     batch: int

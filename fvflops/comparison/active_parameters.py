@@ -7,15 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fvflops.comparison.parameters.token_routing import (
-    ALL,
-    ExpertStack,
-    ModuleCall,
-    TokenSelection,
-    floats_in,
-    is_batch,
-    is_float,
-)
+from fvflops.comparison.token_routing import ALL, ExpertStack, ModuleCall, TokenSelection, floats_in, is_batch, is_float
 from fvflops.formulas import load_table
 from fvflops.trace import Event, ModuleTree, Signature, TensorSpec, Trace, TraceError, tensors_in
 from fvflops.trace.module_tree import modules_above

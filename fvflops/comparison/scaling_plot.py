@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, Sizes, format_sizes
+from fvflops.comparison.cost_functions import Axis, CostExpression, Sizes, format_sizes
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, width_of
-from fvflops.reports.pictures.scales import label_logarithmic
+from fvflops.reports.pictures.scales import label_logarithmic, style_axes
 from fvflops.units import format_short
 
 _POINTS = 200  # of a curve
@@ -77,19 +77,8 @@ def _draw_panel(panel: Any, cost: CostExpression, axis_index: int) -> None:
         borderpad=0.1,
         labelcolor=colours.colour("ink"),
     )
-    _style(panel)
-
-
-def _style(panel: Any) -> None:
-    panel.tick_params(labelsize=_TEXT - 0.5, colors=colours.colour("quiet"), which="both", width=0.6, length=2.5)
-    panel.tick_params(which="minor", length=1.5)
-    panel.grid(visible=True, which="major", color=colours.colour("line"), linewidth=0.4)
-    panel.set_axisbelow(True)
     panel.margins(y=0.12)
-    for side, spine in panel.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_linewidth(0.6)
-        spine.set_color(colours.colour("quiet"))
+    style_axes(panel, _TEXT - 0.5)
 
 
 def _list_points(cost: CostExpression, axis_index: int, fixed: Sizes) -> dict[str, list[tuple[int, int]]]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
 from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.run import Loss, Model, record_call
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
-from fvflops.comparison.scaling.fitting import Fit, agrees, find_fit, interpolate
-from fvflops.comparison.scaling.lookups import BoundsCheckedEmbedding
+from fvflops.comparison.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
+from fvflops.comparison.fitting import Fit, agrees, find_fit, interpolate
 from fvflops.counting.metrics import METRICS, MetricCounts
 from fvflops.formulas import FormulaTable, resolve_table
+from fvflops.torch_internals import disable_dispatch_modes
 from fvflops.trace import Status, Trace
 
 Range = range | tuple[int, int] | tuple[int, int, int]
@@ -137,64 +140,46 @@ def describe_costs(
     for counts in samples.values():
         unsupported |= Counter(counts.unsupported)
         about |= counts.about
-    return _Expressions(metric, axes, fit, unsupported, about).of_model(
-        totals,
-        modules={key: value.modules for key, value in samples.items()},
-        operators={key: value.operators for key, value in samples.items()},
+    template = CostExpression(
+        metric=metric,
+        axes=axes,
+        polynomial=None,
+        domain=fit.axes,
+        fitted=fit.fitted,
+        held_out=fit.held_out,
+        without=fit.without,
+        unsupported=unsupported,
+        about=about,
+    )
+    modules = {sizes: value.modules for sizes, value in samples.items()}
+    operators = {sizes: value.operators for sizes, value in samples.items()}
+    return replace(
+        _with_counts(template, fit, totals),
+        modules=_express_parts(template, fit, modules),
+        operators=_express_parts(template, fit, operators),
     )
 
 
-class _Expressions:
-    """Build the costs of a model and its parts from the counts; parts with equal counts share one expression."""
+def _with_counts(template: CostExpression, fit: Fit, counted: dict[Sizes, int]) -> CostExpression:
+    polynomial = None if fit.exponents is None else interpolate(fit, counted)
+    if polynomial is not None and not agrees(fit, polynomial, counted):
+        polynomial = None
+    return replace(template, polynomial=polynomial, counted=counted)
 
-    def __init__(
-        self, metric: str, axes: tuple[Axis, ...], fit: Fit, unsupported: Mapping[str, int], about: Mapping[str, str]
-    ) -> None:
-        self._metric = metric
-        self._axes = axes
-        self._fit = fit
-        self._unsupported = unsupported
-        self._about = about
-        self._by_counts: dict[tuple[int, ...], CostExpression] = {}
 
-    def of_model(
-        self,
-        totals: Mapping[Sizes, int],
-        *,
-        modules: Mapping[Sizes, Mapping[str, int]],
-        operators: Mapping[Sizes, Mapping[str, int]],
-    ) -> CostExpression:
-        """Return the cost of the model with those of its parts."""
-        return self._make(dict(totals), modules=self._parts(modules), operators=self._parts(operators))
-
-    def _parts(self, counts: Mapping[Sizes, Mapping[str, int]]) -> dict[str, CostExpression]:
-        names = dict.fromkeys(name for part in counts.values() for name in part)
-        return {name: self._part({sizes: part.get(name, 0) for sizes, part in counts.items()}) for name in names}
-
-    def _part(self, counted: dict[Sizes, int]) -> CostExpression:
+def _express_parts(
+    template: CostExpression, fit: Fit, counts: Mapping[Sizes, Mapping[str, int]]
+) -> dict[str, CostExpression]:
+    """Return the cost of each module or operator; those with equal counts share one expression."""
+    by_counts: dict[tuple[int, ...], CostExpression] = {}
+    parts: dict[str, CostExpression] = {}
+    for name in dict.fromkeys(name for part in counts.values() for name in part):
+        counted = {sizes: part.get(name, 0) for sizes, part in counts.items()}
         key = tuple(counted.values())
-        if key not in self._by_counts:
-            self._by_counts[key] = self._make(counted)
-        return self._by_counts[key]
-
-    def _make(self, counted: dict[Sizes, int], **parts: Mapping[str, CostExpression]) -> CostExpression:
-        fit = self._fit
-        polynomial = None if fit.exponents is None else interpolate(fit, counted)
-        if polynomial is not None and not agrees(fit, polynomial, counted):
-            polynomial = None
-        return CostExpression(
-            metric=self._metric,
-            axes=self._axes,
-            polynomial=polynomial,
-            domain=fit.axes,
-            counted=counted,
-            fitted=fit.fitted,
-            held_out=fit.held_out,
-            without=fit.without,
-            unsupported=self._unsupported,
-            about=self._about,
-            **parts,
-        )
+        if key not in by_counts:
+            by_counts[key] = _with_counts(template, fit, counted)
+        parts[name] = by_counts[key]
+    return parts
 
 
 class _Source:
@@ -286,3 +271,26 @@ def _describe_error(names: Sequence[str], sizes: Sizes, error: Exception) -> str
     message = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     message = message if len(message) <= 300 else message[:300] + " ..."
     return f"the model does not accept {format_sizes(names, sizes)}: {message}; narrow the range, or add a step"
+
+
+class BoundsCheckedEmbedding(TorchFunctionMode):
+    """Raise IndexError where an embedding is indexed beyond its last row, as real execution does; a context manager.
+
+    Only indices with values are checked, such as token and position ids in shape execution.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.embedding and len(args) > 1:
+            _check(indices=args[0], weight=args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _check(weight: torch.Tensor, indices: torch.Tensor) -> None:
+    if type(indices) is not torch.Tensor or indices.device.type == "meta" or not indices.numel():
+        return
+    with disable_dispatch_modes():
+        highest = int(indices.max())
+    if highest >= weight.shape[0]:
+        raise IndexError(f"an embedding of {weight.shape[0]:,} rows has no row {highest:,} (counted from 0)")

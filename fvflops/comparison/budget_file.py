@@ -17,14 +17,57 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
-from fvflops.comparison.budget.budget_records import OLD_KEYS, Budget, Limit, budget_keys
+from fvflops.counting.metrics import METRICS
 from fvflops.formulas.loading import require_table_name
 from fvflops.formulas.yaml_document import Node, parse_document, read_document
-from fvflops.text import suggest, truncate
+from fvflops.text import record_repr, suggest, truncate
 from fvflops.units import parse_share, parse_size
+
+# Keys besides the metrics: the predicted peak memory in bytes, and the number of unsupported ops.
+OTHER_KEYS = ("memory", "unsupported")
+OLD_KEYS = {"unknown": "unsupported"}  # of older files
+
+
+def budget_keys() -> tuple[str, ...]:
+    """Return the keys that a budget may limit."""
+    return (*METRICS, *OTHER_KEYS)
+
+
+class Limit(NamedTuple):
+    """The limit of one metric: at most `value`, or exactly `value`, with a relative tolerance.
+
+    >>> Limit("flops", 100, tolerance=Fraction(1, 100)).allows(101), Limit("flops", 100, exact=True).allows(99)
+    (True, False)
+    """
+
+    metric: str
+    value: int
+    exact: bool = False
+    tolerance: Fraction = Fraction(0)
+
+    def allows(self, value: int) -> bool:
+        """Return whether a value is within the limit."""
+        over = value - self.value
+        return (abs(over) if self.exact else over) <= self.value * self.tolerance
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Budget:
+    """The limits of one model by metric, and the FLOPs by module and operator that --update recorded."""
+
+    name: str
+    limits: Mapping[str, Limit]
+    table: str | None = None
+    modules: Mapping[str, int] = field(default_factory=dict)
+    operators: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
 
 _FILE_KEYS = ("description", "tolerance", "table", "models")
 _RECORDED_KEYS = ("modules", "operators")  # FLOPs of parts, without limits

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from fvflops.text import short_repr
 
@@ -108,16 +109,13 @@ class Polynomial:
         >>> print(square.substitute(x=Polynomial.of("xy", {(1, 0): 1, (0, 1): -1})))
         x² - 2·x·y + y²
         """
-        remaining = tuple(name for name in self.variables if name not in values)
-        result = Polynomial.of(remaining, {})
-        for exponents, factor in self.terms:
-            by_name = dict(zip(self.variables, exponents, strict=True))
-            product: Polynomial = Polynomial.of(remaining, {tuple(by_name[name] for name in remaining): factor})
-            for name, value in values.items():
-                base = value if isinstance(value, Polynomial) else Polynomial.of((), {(): value})
-                product = product * base ** by_name.get(name, 0)
-            result = result + product
-        return result
+        remaining = [name for name in self.variables if name not in values]
+        bases: list[Any] = [values.get(name, Polynomial.of((name,), {(1,): 1})) for name in self.variables]
+        products: list[Polynomial] = [
+            math.prod(map(pow, bases, exponents), start=Polynomial.of((), {(): factor}))
+            for exponents, factor in self.terms
+        ]
+        return sum(products, start=Polynomial.of(remaining, {}))
 
     def sum_over(self, variable: str, first: Polynomial | Number, count: Polynomial | Number) -> Polynomial:
         """Return the sum over `count` values of a variable, `first` and those after it, as a polynomial.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, GenerationCost, Sizes
-from fvflops.comparison.scaling.polynomial import Exponents, Polynomial
+from fvflops.comparison.cost_functions import CostExpression, GenerationCost, Sizes
+from fvflops.comparison.polynomial import Exponents, Polynomial
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.document import (
     Column,
@@ -227,8 +228,8 @@ def _list_notes(cost: CostExpression) -> list[str]:
 def _encode(cost: CostExpression) -> dict[str, Any]:
     return {
         "metric": cost.metric,
-        "axes": [_encode_axis(axis) for axis in cost.axes],
-        "holds_on": None if cost.polynomial is None else [_encode_axis(axis) for axis in cost.domain],
+        "axes": [asdict(axis) for axis in cost.axes],
+        "holds_on": None if cost.polynomial is None else [asdict(axis) for axis in cost.domain],
         "polynomial": _encode_polynomial(cost.polynomial, cost.symbols),
         "counted": [
             {"sizes": dict(zip(cost.names, sizes, strict=True)), "count": count, "used": role}
@@ -239,10 +240,6 @@ def _encode(cost: CostExpression) -> dict[str, Any]:
         "unsupported": dict(cost.unsupported),
         **reads_of(RunInfo.read(cost.about)),
     }
-
-
-def _encode_axis(axis: Axis) -> dict[str, Any]:
-    return {"name": axis.name, "first": axis.first, "last": axis.last, "step": axis.step}
 
 
 def _encode_polynomial(polynomial: Polynomial | None, symbols: Mapping[str, str]) -> dict[str, Any] | None:
