@@ -21,7 +21,7 @@ from fvflops.sources.offline import offline
 from fvflops.sources.options import SourceOptions
 from fvflops.sources.transformers import build_auto, build_class
 from fvflops.sources.transformers import list_names as list_classes
-from fvflops.sources.transformers.config_json import (
+from fvflops.sources.transformers.configurations import (
     check_harmless,
     check_settings,
     has_model_type,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fvflops.sources.imports import describe_missing, describe_unknown_model, import_library
-from fvflops.sources.transformers.config_json import check_harmless
+from fvflops.sources.transformers.configurations import check_harmless
 
 
 def find_class(name: str) -> type[nn.Module]:
