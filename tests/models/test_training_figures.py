@@ -16,9 +16,7 @@ from fvflops import FlopCountAnalysis, load_table, record_call
 from fvflops.zoo import build
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
-from tests.support.tools import load_tool
-
-training = load_tool("training.py")
+from tests.support import training_figures as training
 
 CASES = training.list_cases()
 ATTENTIONS = ("fused", "unfused")
@@ -94,7 +92,7 @@ def count_by_op(case, attention="fused"):
     return found
 
 
-def test_the_tool_measures_the_published_sizes():
+def test_the_cases_have_the_published_sizes():
     assert list(CASES) == [*GPT2_SIZES, *LLAMA_SIZES] == list(RATIOS)
     assert {*LLAMA_SIZES} == {*CONFIGS} - {"llama_tiny"}
 
@@ -142,7 +140,7 @@ def test_llama_is_the_formula_and_named_terms(name, attention):
 
 
 def check(name, attention, formula, extra, T):
-    """Hold a step against a token's formula and extra terms, by hand and as the tool lists them."""
+    """Hold a step against a token's formula and extra terms, by hand and as they are listed."""
     step = measure(name, attention)
     assert step.count == (formula + sum(extra.values())) * T
     assert sum(list(step.terms.values())[:2]) == formula * T
@@ -151,7 +149,7 @@ def check(name, attention, formula, extra, T):
 
 
 def test_the_smallest_and_the_largest_by_their_digits():
-    """The terms of GPT-2 in the order of the tool, and the totals."""
+    """The terms of GPT-2 in their order, and the totals."""
     assert list(measure("gpt2").terms.values()) == [
         764_558_180_352,
         115_964_116_992,
@@ -313,29 +311,9 @@ def test_a_run_is_whole_steps():
         training.scale(1, step, training.HERD)
 
 
-def test_the_tool_prints_terms_and_run(capsys):
-    assert training.main(["gpt2"]) == 0
-    out = capsys.readouterr().out
-    assert "894,272,274,432   1.0156" in out and "874,944,921,600   0.9937" in out
-    assert "the paper's" not in out and "UNEXPLAINED" not in out
-    training.show_run(measure("llama3_405b"), measure("llama3_405b", "unfused"), training.HERD)
-    out = capsys.readouterr().out
-    assert "3.799e+25   0.9997" in out and "4.148e+25   1.0917   4.096e+25   1.0778" in out
-
-
-def test_the_tool_sees_a_count_that_its_terms_do_not_give(capsys, monkeypatch):
-    """With a layer too many in the formula's L, there is a rest, and the exit status says so."""
+def test_a_count_that_its_terms_do_not_give_has_a_rest():
     case = dataclasses.replace(gpt2_case(TINY_GPT2), L=3)
     assert training.measure(case, "unfused").unexplained == -12 * 48 * 16 * 16
-    monkeypatch.setattr(training, "list_cases", lambda: {"gpt2": case})
-    assert training.main([]) == 1
-    assert "UNEXPLAINED" in capsys.readouterr().out
-
-
-def test_the_tool_names_the_models_it_has(capsys):
-    with pytest.raises(SystemExit):
-        training.main(["gpt3"])
-    assert "no model gpt3: take some of gpt2, " in capsys.readouterr().err
 
 
 def test_an_op_without_a_row_is_an_error():

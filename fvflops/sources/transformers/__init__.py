@@ -10,7 +10,7 @@ from typing import Any
 from fvflops.sources.imports import describe_unknown_model, import_library
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
-from fvflops.sources.quantisation.quantise import quantise
+from fvflops.sources.quantise import quantise
 from fvflops.sources.transformers.configurations import (
     fix_special_tokens,
     make_config_of_class,

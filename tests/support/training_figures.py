@@ -1,16 +1,11 @@
-#!/usr/bin/env python3
-"""Sets a training step's count beside 6 N + 12 L H Q T flops a token (PaLM, appendix B): tools/training.py [MODEL ...].
+"""A training step's count beside 6 N + 12 L H Q T flops a token (PaLM, appendix B), term by term.
 
 Forward and backward of GPT-2 and Llama, by shapes, with the fused attention of torch's CPU and without. Flops are two
-for each multiply-add of the table `default`; a causal mask saves nothing, as in the formula. What the count has more
-or less than the formula is listed term by term, and the exit status is 1 if the terms do not give the count to the
-last digit. Last stands the training of Llama-3-405B as its paper gives it (arXiv:2407.21783, sections 1 and 3).
+for each multiply-add of the table `default`; a causal mask saves nothing, as in the formula.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,20 +14,15 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from tabulate import tabulate  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-
-from fvflops import FlopCountAnalysis, FormulaTable, Trace, load_table, record_call  # noqa: E402
-from fvflops.units import format_thousands  # noqa: E402
-from fvflops.zoo import build  # noqa: E402
-from fvflops.zoo.gpt2 import GPT2, GPT2Config  # noqa: E402
-from fvflops.zoo.llama import CONFIGS  # noqa: E402
+from fvflops import FlopCountAnalysis, FormulaTable, Trace, load_table, record_call
+from fvflops.zoo import build
+from fvflops.zoo.gpt2 import GPT2, GPT2Config
+from fvflops.zoo.llama import CONFIGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,94 +229,3 @@ def scale(flops: int, step: Step, run: Run) -> int:
     if rest:
         raise ValueError(f"{run.tokens} tokens are not whole steps of {step.case.tokens}")
     return flops * steps
-
-
-HEADERS = (
-    *("model", "attention", "tokens", "N", "6 N", "12 L H Q T", "sum"),
-    *("forward", "backward", "count", "others", "ratio", "Kaplan's N", "products' N"),
-)
-
-
-def show_table(steps: list[Step]) -> None:
-    """Print a row for each step, in flops a token and in ratios."""
-    rows = []
-    for step in steps:
-        tokens, formula = step.case.tokens, list(step.terms.values())[:2]
-        figures = [*formula, sum(formula), step.phases["forward"], step.phases["backward"], step.count, step.others]
-        ratios = [
-            step.count / (6 * N * tokens + formula[1])
-            for N in (step.weights.total, step.weights.non_embedding, step.weights.products)
-        ]
-        rows.append(
-            [step.case.name, step.attention, format_thousands(tokens), format_thousands(step.weights.total)]
-            + [f"{figure / tokens:.5g}" for figure in figures]
-            + [f"{ratio:.4f}" for ratio in ratios]
-        )
-    print("Flops a token: the formula with N all parameters; the count; others is what is no product (softmax, norms,")
-    print(
-        "loss ...), by `exact`, and is not in the count. The ratio is count / sum; then with Kaplan's N (no embeddings"
-    )
-    print("and no head), and with the N of the products alone (what multiplies, once for each linear).")
-    print(tabulate(rows, HEADERS, disable_numparse=True, colalign=("left", "left", *["right"] * 12)))
-
-
-def show_terms(fused: Step, unfused: Step) -> None:
-    """Print what the counts are made of, in flops of a step and as ratios to the formula."""
-    case = fused.case
-    formula = sum(list(fused.terms.values())[:2])
-    rows: list[tuple[str, int, int]] = [(name, flops, unfused.terms[name]) for name, flops in fused.terms.items()]
-    if fused.unexplained or unfused.unexplained:
-        rows.append(("UNEXPLAINED", fused.unexplained, unfused.unexplained))
-    rows.append(("= forward and backward, counted", fused.count, unfused.count))
-    rows.append(("  and if masked pairs are left out", fused.skipping, unfused.skipping))
-    rows.append(("  not in it: what is no product, by `exact`", fused.others, unfused.others))
-    sizes = f"L={case.L} H={case.H} Q={case.Q} T={format_thousands(case.T)}"
-    print(f"\n{case.name}, {case.batch} x {format_thousands(case.T)} tokens, {sizes}")
-    print(f"  {'flops of a step, and their ratio to the formula':64}{'fused attention':>36}{'unfused attention':>36}")
-    for name, *both in rows:
-        print(f"  {name:64}" + "".join(f"{format_thousands(n):>27} {n / formula:8.4f}" for n in both))
-
-
-def show_run(fused: Step, unfused: Step, run: Run) -> None:
-    """Print a run's published flops beside the formula's and the counts, each term with its ratio to the paper's."""
-    named, held = 6 * run.parameters * run.tokens, 6 * fused.weights.total * run.tokens
-    rows: list[tuple[str, list[int]]] = [
-        ("the paper's", [run.flops]),
-        (f"6 N tokens, N = {run.parameters // 10**9}e9 as it is named", [named]),
-        (f"6 N tokens, N = {format_thousands(fused.weights.total)}", [held]),
-        ("the paper's less that: it is rounded to two digits", [run.flops - held]),
-    ]
-    steps = (fused, unfused)
-    rows.append(("counted, with fused and with unfused attention", [scale(step.count, step, run) for step in steps]))
-    for name, flops in fused.terms.items():
-        rows.append((f"  {name}", [scale(flops, fused, run), scale(unfused.terms[name], unfused, run)]))
-    left, others = [step.skipping for step in steps], [step.others for step in steps]
-    rows.append(("if masked pairs are left out", [scale(n, fused, run) for n in left]))
-    rows.append(("not in it: what is no product, by `exact`", [scale(n, fused, run) for n in others]))
-    tokens = f"{run.tokens / 10**12:g}T tokens in sequences of {format_thousands(fused.case.T)}"
-    print(f"\n{run.case} on {tokens}: flops, and their ratio to the paper's")
-    for name, figures in rows:
-        print(f"  {name:66}" + "".join(f"{n:12.3e} {n / run.flops:8.4f}" for n in figures))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the table, the terms and the run; return 1 if a count is not what its terms give."""
-    cases = list_cases()
-    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] + ".")
-    parser.add_argument("model", nargs="*", metavar="MODEL", help=f"not all, but these: {', '.join(cases)}")
-    names = parser.parse_args(arguments).model or list(cases)
-    if unknown := [name for name in names if name not in cases]:
-        parser.error(f"no model {', '.join(unknown)}: take some of {', '.join(cases)}")
-    pairs = [(measure(cases[name], "fused"), measure(cases[name], "unfused")) for name in names]
-    steps = [step for pair in pairs for step in pair]
-    show_table(steps)
-    for pair in pairs:
-        show_terms(*pair)
-    for pair in pairs:
-        if pair[0].case.name == HERD.case:
-            show_run(*pair, HERD)
-    return 1 if any(step.unexplained for step in steps) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
