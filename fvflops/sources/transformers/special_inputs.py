@@ -64,7 +64,8 @@ class _Sizes(dict[str, Any]):
             part, *names = self._entry["settings"][name]
             default = names.pop() if isinstance(names[-1], int) else None
             return self.request.setting(*names, part=part, default=default)
-        return _SIZES[name](self.request) if name in _SIZES else self.request.setting(name)
+        value = _SIZES[name](self.request) if name in _SIZES else self.request.setting(name)
+        return tuple(value) if isinstance(value, list) else value
 
     def evaluate(self, size: int | str) -> int:
         """Return a size, or the value of its expression."""
