@@ -72,19 +72,6 @@ def _all_reduce(tensor: Tensor, op: str, group: dist.ProcessGroup | None) -> Non
         dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
 
 
-class VocabularyLoss(nn.Module):
-    """A loss of logits over a vocabulary.
-
-    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.group: dist.ProcessGroup | None = None
-        self.first = 0
-
-
 def initialise(module: nn.Module) -> None:
     """Initialise a layer as published: normal weights with standard deviation 0.02, biases zero."""
     if isinstance(module, nn.Linear | nn.Embedding):

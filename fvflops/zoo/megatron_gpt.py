@@ -15,10 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, VocabularyLoss, initialise
+from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +211,17 @@ class Embedding(nn.Module):
         return x.transpose(0, 1).contiguous()
 
 
-class CrossEntropy(VocabularyLoss):
-    """Mean cross entropy in float32 of logits (n, b, vocabulary) and labels (b, n)."""
+class CrossEntropy(nn.Module):
+    """Mean cross entropy in float32 of logits (n, b, vocabulary) and labels (b, n).
+
+    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.group: dist.ProcessGroup | None = None
+        self.first = 0
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.T.contiguous(), self.first, self.group)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, VocabularyLoss, initialise
+from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +116,17 @@ class Embedding(nn.Module):
         return self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
 
 
-class CrossEntropy(VocabularyLoss):
-    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored."""
+class CrossEntropy(nn.Module):
+    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored.
+
+    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.group: dist.ProcessGroup | None = None
+        self.first = 0
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.group is None:
