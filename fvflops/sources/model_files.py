@@ -104,7 +104,7 @@ def _describe_size(size: int | torch.SymInt, ranges: dict[str, Any]) -> str:
 
 def _build_script(path: str, options: SourceOptions) -> BuiltModel:
     """Return a TorchScript module; its file does not contain the shapes of its inputs."""
-    from fvflops.analysis.files.script_archive import check_script
+    from fvflops.analysis.files.archive_checks import check_script
 
     require_trust(path, "script", options.trusts_file)
     check_script(path)
