@@ -1,10 +1,39 @@
-"""Cross entropy of logits whose vocabulary is divided among processes."""
+"""What the zoo's decoders share: the KV cache, the cross entropy of a divided vocabulary, and the initialisation."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class KVCache:
+    """Keys and values of earlier tokens for each attention, each (b, kv_heads, n, head_size), as in transformers."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def length(self) -> int:
+        """The number of tokens, n."""
+        return next((keys.shape[2] for keys, _ in self._pairs.values()), 0)
+
+    def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the keys and values of new tokens; return those of all."""
+        if attention in self._pairs:
+            before = self._pairs[attention]
+            keys, values = torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
+        self._pairs[attention] = keys, values
+        return keys, values
+
+
+class Decoded(NamedTuple):
+    """What a decoder returns with `use_cache`."""
+
+    logits: Tensor
+    past_key_values: KVCache
 
 
 class VocabularyCrossEntropy(torch.autograd.Function):
@@ -41,3 +70,11 @@ class VocabularyCrossEntropy(torch.autograd.Function):
 def _all_reduce(tensor: Tensor, op: str, group: dist.ProcessGroup | None) -> None:
     if group is not None:
         dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
+
+
+def initialise(module: nn.Module) -> None:
+    """Initialise a layer as published: normal weights with standard deviation 0.02, biases zero."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,4 +1,4 @@
-"""Cost of layers by ptflops, for layers with optional parts such as a bias."""
+"""Formulas that reproduce other tools' conventions: ptflops, torch_flops and torchinfo."""
 
 from __future__ import annotations
 
@@ -93,3 +93,97 @@ def _number(call: Call, name: str) -> int:
             raise ValueError(f"{call.op} has {name} = {value!r}, not an integer")
         product *= number
     return product
+
+
+def count_torch_flops_convolution(call: Call) -> Cost:
+    """Return the cost of a module Conv1d, Conv2d or Conv3d by torch_flops: multiplications, additions, the bias.
+
+    An element of the output has kernel * in_channels / groups multiplications, one addition fewer, and one for the
+    bias, if the module has one. Source: `flops_convnd` in torch_flops/flops_ops.py.
+
+    >>> spec = TensorSpec((1, 6, 6))
+    >>> call = Call("torch.nn.Conv1d", {}, (spec,), attributes={"weight": TensorSpec((6, 2, 3))})
+    >>> count_torch_flops_convolution(call).flops
+    396
+    """
+    weight = call.attributes["weight"]
+    assert isinstance(weight, TensorSpec)
+    multiplications = math.prod(weight.shape[1:])
+    bias = isinstance(call.attributes.get("bias"), TensorSpec)
+    return Cost(flops=call.out.numel * (2 * multiplications - 1 + bias))
+
+
+def count_torch_flops_avg_pool(call: Call) -> Cost:
+    """Return the cost of a module AvgPool1d, AvgPool2d or AvgPool3d by torch_flops: window * output elements.
+
+    Reproduces a bug: a window passed as one number counts as that number, in two and three dimensions too. Source:
+    `flops_avgpoolnd` in torch_flops/flops_ops.py.
+
+    >>> call = Call("torch.nn.AvgPool2d", {}, (TensorSpec((1, 3, 4, 4)),), attributes={"kernel_size": 2})
+    >>> count_torch_flops_avg_pool(call).flops
+    96
+    """
+    return Cost(flops=_window(call) * call.out.numel)
+
+
+def count_torch_flops_max_pool(call: Call) -> Cost:
+    """Return the cost of a module MaxPool1d, MaxPool2d or MaxPool3d by torch_flops: (window - 1) * output elements.
+
+    Reproduces the bug of `count_torch_flops_avg_pool`. Source: `flops_maxpoolnd` in torch_flops/flops_ops.py.
+    """
+    return Cost(flops=(_window(call) - 1) * call.out.numel)
+
+
+def count_torch_flops_interpolate(call: Call) -> Cost:
+    """Return the cost of interpolate by torch_flops: the positions of the size, or the input's elements times a scale.
+
+    Reproduces three bugs: a size counts without batch and channels; a scale is raised to the number of samples, not of
+    dimensions; a non-integer result is ignored by torch_flops. For the overloads `.vec` of the upsampling ops, in
+    which a single scale is a list of equal ones. Source: `FunctionFLOPs_interpolate` in
+    torch_flops/flops_ops.py.
+
+    >>> images = TensorSpec((1, 3, 4, 4))
+    >>> call = Call("aten::upsample_nearest2d.vec", {"input": images, "scale_factors": (2.0, 2.0)}, ())
+    >>> count_torch_flops_interpolate(call).flops
+    96
+    """
+    size, scales = call.arguments.get("output_size"), call.arguments.get("scale_factors")
+    if isinstance(size, tuple):
+        return Cost(flops=math.prod(item for item in size if isinstance(item, int)))
+    assert isinstance(scales, tuple)
+    scale = scales[0]
+    assert isinstance(scale, (int, float))
+    source = call.tensor("input")
+    return Cost(flops=source.numel * int(scale) ** source.shape[0] if scale == int(scale) else 0)
+
+
+def _window(call: Call) -> int:
+    window = call.attributes["kernel_size"]
+    sizes = window if isinstance(window, tuple) else (window,)
+    return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def count_torchinfo_layer(call: Call) -> Cost:
+    """Return the cost of one call of a module without submodules by torchinfo 1.8.0.
+
+    A parameter named `weight` or `bias` counts its elements per index of the output's first dimension, and in a class
+    with "Conv" in its name per position of the output, channels second. One with "weight" or "bias" inside its name, as
+    in recurrent layers, counts them per index of the output's first two dimensions. Other parameters count nothing. The
+    class name is that of the table's row. Source: torchinfo/layer_info.py,
+    calculate_macs.
+
+    >>> linear = {"weight": TensorSpec((5, 8)), "bias": TensorSpec((5,))}
+    >>> count_torchinfo_layer(Call("torch.nn.Linear", {}, (TensorSpec((2, 7, 5)),), attributes=linear)).macs
+    90
+    """
+    out = call.out.shape
+    convolves = "Conv" in call.op.rpartition(".")[2]
+    macs = 0
+    for name, value in call.attributes.items():
+        if not isinstance(value, TensorSpec):
+            continue
+        if name in ("weight", "bias"):
+            macs += value.numel * (math.prod(out[:1] + out[2:]) if convolves else out[0])
+        elif "weight" in name or "bias" in name:
+            macs += value.numel * math.prod(out[:2])
+    return Cost(macs=macs)

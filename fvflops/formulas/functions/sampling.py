@@ -1,12 +1,79 @@
-"""Exact cost of antialiased interpolation and of grid sampling."""
+"""Exact cost of indexing, adaptive pooling, antialiased interpolation and grid sampling."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
+from fvflops.trace import TensorSpec
+
+
+def count_exact_index_put(call: Call) -> Cost:
+    """Return the cost of an index_put: 0, or with `accumulate` one addition per indexed element.
+
+    The indices broadcast together, dimensions without an index are selected whole, and the values broadcast to that. A
+    bool mask is assumed to select as many elements as there are values. For aten::index_put and its variants.
+
+    >>> arguments = {"self": TensorSpec((4, 3)), "indices": (TensorSpec((2,), "int64"),), "values": TensorSpec((3,))}
+    >>> count_exact_index_put(Call("aten::index_put", {**arguments, "accumulate": True}, ())).flops
+    6
+    """
+    if not call.arguments.get("accumulate"):
+        return Cost()
+    target, values = call.tensor("self"), call.tensor("values")
+    indices = call.arguments["indices"]
+    index_tensors = [item for item in (indices if isinstance(indices, tuple) else ()) if isinstance(item, TensorSpec)]
+    flops_per_add = 2 if target.is_complex else 1
+    if any(item.dtype in ("bool", "uint8") for item in index_tensors):
+        return Cost(flops=flops_per_add * values.numel)
+    axes = zip_longest(*(item.shape[::-1] for item in index_tensors), fillvalue=1)
+    positions = math.prod(0 if 0 in sizes else max(sizes) for sizes in axes)
+    unindexed = [size for axis, size in enumerate(target.shape) if not _has_index(indices, axis)]
+    return Cost(flops=flops_per_add * positions * math.prod(unindexed))
+
+
+def _has_index(indices: object, axis: int) -> bool:
+    return isinstance(indices, tuple) and axis < len(indices) and isinstance(indices[axis], TensorSpec)
+
+
+def count_exact_adaptive_average(call: Call) -> Cost:
+    """Return the cost of an adaptive average pooling: an addition per window element, a division per result.
+
+    For aten::adaptive_avg_pool2d, _adaptive_avg_pool3d and their variants.
+
+    >>> image, out = TensorSpec((1, 3, 5, 6)), TensorSpec((1, 3, 3, 2))
+    >>> count_exact_adaptive_average(Call("pool", {"self": image, "output_size": (3, 2)}, (out,))).flops
+    144
+    """
+    out = call.out
+    return Cost(flops=_covered(call.tensor("self"), out, len(call.arguments["output_size"])) + out.numel)  # type: ignore[arg-type]
+
+
+def count_exact_adaptive_maximum(call: Call) -> Cost:
+    """Return the cost of an adaptive maximum pooling: a compare-select per window element."""
+    return Cost(flops=_covered(call.tensor("self"), call.out, len(call.arguments["output_size"])))  # type: ignore[arg-type]
+
+
+def count_exact_adaptive_average_backward(call: Call) -> Cost:
+    """Return the cost of the backward of an adaptive average pooling: a division and an addition per window element.
+
+    For aten::_adaptive_avg_pool2d_backward, 3d and their variants.
+    """
+    grad = call.tensor("grad_output")
+    return Cost(flops=_covered(call.tensor("self"), grad, 2 if "2d" in call.op else 3) + grad.numel)
+
+
+def _covered(image: TensorSpec, out: TensorSpec, spatial: int) -> int:
+    """Return the total number of elements in the windows of all results.
+
+    Along a dimension window i of m reaches from floor(i*n/m) to ceil((i + 1)*n/m), and all have n + m - gcd(n, m).
+    """
+    sizes = zip(image.shape[-spatial:], out.shape[-spatial:], strict=True)
+    return math.prod(out.shape[:-spatial]) * math.prod(n + m - math.gcd(n, m) if n and m else 0 for n, m in sizes)
+
 
 # Filter radius, in units of the larger of both grids' spacing.
 _FILTER_RADII = {"bilinear": 1, "bicubic": 2, "lanczos": 3}

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fvflops
+from fvflops.analysis.files import archive_checks
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
-from fvflops.sources.files import torchscript
 from tests.support.hostile.forbidden_actions import forbidding_actions
 from tests.support.hostile.programs import write_entries
 
@@ -96,7 +96,7 @@ def test_a_hostile_script_is_refused_though_it_is_trusted(tmp_path, name, capsys
 
 
 def test_without_the_check_hostile_scripts_write_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(torchscript, "check_script", lambda path: None)
+    monkeypatch.setattr(archive_checks, "check_script", lambda path: None)
     written = set()
     for name, entries in hostile_scripts(tmp_path / "canary").items():
         write_entries(tmp_path / "x.pt", entries)

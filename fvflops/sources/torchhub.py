@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fvflops.sources.call_arguments import takes
-from fvflops.sources.factory import build_from_factory
+from fvflops.sources.call_arguments import build_from_factory, takes
 from fvflops.sources.imports import import_attribute, import_file
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions

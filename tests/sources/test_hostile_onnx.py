@@ -8,7 +8,7 @@ from torch import nn
 
 from fvflops.cli import main
 from fvflops.sources import load_model
-from fvflops.sources.files import onnx as onnx_source
+from fvflops.sources import onnx as onnx_source
 from tests.support.hostile.forbidden_actions import ForbiddenAction, forbidding_actions
 from tests.support.torchvision_schemas import define_torchvision_schemas
 

@@ -1,8 +1,60 @@
-"""The aims: what fvflops sets out to cost, by section and figure."""
+"""The figures of a section, the aims that they should keep, and the report."""
 
 from __future__ import annotations
 
-from benchmarking.figure import Aim
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["ratio", "s", "MB", "count", "a second"]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A bound that a figure should keep: `at` is "≤", "≥" or "=".
+
+    >>> Aim("≤", 0.12).is_met(0.1)
+    True
+    """
+
+    at: Literal["≤", "≥", "="]
+    bound: float
+
+    def is_met(self, value: float) -> bool:
+        """Return whether a measured value keeps the bound."""
+        return {"≤": value <= self.bound, "≥": value >= self.bound, "=": value == self.bound}[self.at]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A quantity of one section: the median of `samples` values, and their quartiles.
+
+    >>> summarise_values("toy, forward", "warm / bare", "ratio", [3.0, 1.0, 2.0])
+    Figure(section='toy, forward', name='warm / bare', unit='ratio', value=2.0, low=1.5, high=2.5, samples=3)
+    """
+
+    section: str
+    name: str
+    unit: Unit
+    value: float
+    low: float
+    high: float
+    samples: int
+
+
+def summarise_values(section: str, name: str, unit: Unit, values: Sequence[float]) -> Figure:
+    """Return the median of some values, with the quartiles that lie among them."""
+    if len(values) == 1:
+        return Figure(section, name, unit, values[0], values[0], values[0], 1)
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Figure(section, name, unit, middle, low, high, len(values))
+
+
+def summarise_ratios(section: str, name: str, above: Sequence[float], below: Sequence[float]) -> Figure:
+    """Return the median of the ratios of two columns, row by row: both values of a row met the same noise."""
+    return summarise_values(section, name, "ratio", [a / b for a, b in zip(above, below, strict=True)])
+
 
 AIMS: dict[tuple[str, str], Aim] = {
     **{
@@ -30,6 +82,9 @@ AIMS: dict[tuple[str, str], Aim] = {
     ("small GPT, real training step", "metered / plain"): Aim("≤", 1.01),
     ("resnet50, batch 8, measured forward", "time / plain"): Aim("≤", 1.05),
     ("resnet50, batch 8, measured forward", "time and memory / plain"): Aim("≤", 1.10),
+    ("first count", "import fvflops / import torch"): Aim("≤", 0.1),
+    ("first count", "import fvflops and count / import torch"): Aim("≤", 0.25),
+    ("first count", "heavy modules asked for"): Aim("=", 0),
     ("growth with layers", "512 / 8, fvflops warm"): Aim("≤", 64),
     ("growth with layers", "512 / 8, fvflops cold"): Aim("≤", 64),
     ("growth with batch", "4096 / 1, fvflops warm"): Aim("≤", 1.2),
@@ -47,3 +102,9 @@ AIMS: dict[tuple[str, str], Aim] = {
         )
     },
 }
+
+
+def find_aim(figure: Figure) -> Aim | None:
+    """Return the aim of a figure; those of first counts are the same for every model."""
+    section = "first count" if figure.section.startswith("first count: ") else figure.section
+    return AIMS.get((section, figure.name))
