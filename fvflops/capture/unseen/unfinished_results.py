@@ -107,7 +107,7 @@ def _refers_to_tensors(function: Any) -> bool:
         elif isinstance(value, partial):
             pending += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, CellType):
-            pending.append(contents_of(value))
+            pending += contents_of(value)
         elif isinstance(value, (list, tuple)):
             pending += value
         elif isinstance(value, dict):
