@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fvflops.capture.restore.global_settings import _SETTINGS, _read
+from fvflops.capture.restore.global_settings import SETTINGS, read_settings
 from fvflops.capture.run import record_call
 
 
@@ -345,7 +345,7 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
             return out
 
     def look() -> list[object]:
-        found = [_read(get) for get, _ in _SETTINGS]
+        found = read_settings(SETTINGS)
         return [*found, np.geterr(), torch.get_default_device(), settings()]
 
     model, x = Net(), torch.ones(2, 4)
