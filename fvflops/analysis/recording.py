@@ -215,7 +215,7 @@ class record(FlopCountAnalysis):
         """
         with deferred():
             if not self._paused and self._session is not None:
-                self._session.pause()
+                self._session.recorder.pause()
             self._paused = True
 
     def resume(self) -> None:
@@ -226,7 +226,7 @@ class record(FlopCountAnalysis):
                 if self._stage == "open":
                     self._begin()
             elif was_paused:
-                self._session.resume()
+                self._session.recorder.resume()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -287,7 +287,7 @@ class record(FlopCountAnalysis):
 
     def _invalidate_results(self) -> None:
         """Invalidate cached results if the recording has continued since."""
-        length = -1 if self._session is None else self._session.length
+        length = -1 if self._session is None else self._session.recorder.length
         if length != self._counted_length:
             self._counted_length = length
             self._trace = self._counts = self._by_module_and_operator = None

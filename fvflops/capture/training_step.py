@@ -33,7 +33,6 @@ from fvflops.capture.run import (
     suspend_outer_recordings,
 )
 from fvflops.capture.session import Session
-from fvflops.capture.shapes.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
@@ -135,26 +134,21 @@ def _record_once(
     ):
         input_text = ", ".join(describe_inputs(args, kwargs))
         session = Session(model, execution="shapes", inputs=(args, kwargs), **options)
-        session.start()
-        session.pause()  # some optimizers create their state in the constructor, which is not part of a step
         complete = False
         try:
-            for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
-                for parameter in module._parameters.values():
-                    if parameter is not None:
-                        parameter.grad = None
-            about = copy_context().run(run, session)
+            with session.recording():
+                session.recorder.pause()  # some optimizers create their state in the constructor, not in a step
+                for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
+                    for parameter in module._parameters.values():
+                        if parameter is not None:
+                            parameter.grad = None
+                about = copy_context().run(run, session)
             complete = True
         except Exception as error:
-            message = session.describe_failure(error)
             if interrupts.is_interrupt(error) or not needs_real_execution(error):
                 raise
-            remedy = "count a real step with fvflops.record"
-            if session.failure is not None and can_be_assumed(session.failure[0]):
-                remedy += f", or assume its output size or value: {how_to_assume(session.failure[0])}"
-            raise ExecutionError(f"{message}: {remedy}") from error
+            raise ExecutionError(session.describe_failure(error, "count a real step with fvflops.record")) from error
         finally:
-            session.stop(complete=complete)
             leak_message = session.release(describe=complete)  # the frames of an error keep some alive
             if leak_message:
                 _LOGGER.warning("%s", printable(leak_message))
@@ -175,7 +169,7 @@ def _make_step(
 ) -> dict[str, str]:
     """Run a step; in a function, so that its tensors are freed while signals are deferred."""
     instances = [make_optimizer(item, model) for item in optimizers]
-    session.resume()
+    session.recorder.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 from threading import Thread
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from fvflops.capture.recorder.caller_lines import (
     SourceLine,
@@ -19,9 +19,8 @@ from fvflops.capture.recorder.caller_lines import (
     line_of_code,
     source_line_of,
 )
-from fvflops.capture.unseen.callers import find_starter
 from fvflops.capture.unseen.unfinished_results import code_of, find_leaves, is_finished
-from fvflops.capture.unseen.unseen_recorder import Site, UnseenRecorder
+from fvflops.capture.unseen.unseen_reporter import Site, UnseenRecorder, UnseenReporter, find_starter
 
 # Seconds without an op after which a coroutine is thought to wait for something that does not come.
 PATIENCE = 2.0
@@ -101,16 +100,6 @@ _MAX_RESULTS = 64
 _IDLE = frozenset({("queue.py", "get"), ("selectors.py", "select")})
 
 
-class UnfinishedReporter(Protocol):
-    """The part of UnseenWork that UnfinishedWork uses."""
-
-    reported: set[int]
-
-    def is_accessible(self, frame: FrameType | None) -> bool: ...
-    def site_of(self, source: SourceLine) -> Site: ...
-    def report(self, site: Site) -> None: ...
-
-
 class _Task:
     """A function that runs in another thread, and how often in sequence that was found waiting for tasks."""
 
@@ -137,11 +126,9 @@ class UnfinishedWork:
     otherwise the program, or the loss, uses it, and what is not finished at the end is reported.
     """
 
-    def __init__(
-        self, unseen_work: UnfinishedReporter, recorder: UnseenRecorder, *, runs_results: bool = False
-    ) -> None:
+    def __init__(self, reporter: UnseenReporter, recorder: UnseenRecorder, *, runs_results: bool = False) -> None:
         self._runs_results = runs_results
-        self._unseen_work = unseen_work
+        self._reporter = reporter
         self._recorder = recorder
         self._tasks: list[_Task] = []
         self._elsewhere: dict[tuple[int, str, SourceLine], Site] = {}
@@ -150,9 +137,9 @@ class UnfinishedWork:
 
     def record_elsewhere(self, frame: FrameType | None) -> bool:
         """Record that code at a frame has another process or thread compute; return whether it is the model's."""
-        if not self._unseen_work.is_accessible(find_starter(frame)):
+        if not self._reporter.is_accessible(find_starter(frame)):
             return False
-        site = self._unseen_work.site_of(find_source_line(frame))
+        site = self._reporter.site(find_source_line(frame))
         self._elsewhere.setdefault((site.stack, site.phase, site.source), site)
         return True
 
@@ -162,7 +149,7 @@ class UnfinishedWork:
         """Record that a function runs in another thread, which code at a frame started."""
         source = find_source_line(frame)
         name = source_line_of(function).function or source.function
-        site = self._unseen_work.site_of(SourceLine(source.line, name))
+        site = self._reporter.site(SourceLine(source.line, name))
         if site.stack:  # a program's own threads are not the model's
             self._tasks = [task for task in self._tasks if not task.is_done()]
             self._tasks.append(_Task(site, is_done, thread))
@@ -171,11 +158,11 @@ class UnfinishedWork:
         """Run the unfinished work in a result of the function `owner`, or keep it to see; return the arrays in it."""
         leaves = find_leaves(result)
         for work in leaves.unfinished:
-            site = self._unseen_work.site_of(_source_of(work, owner))
+            site = self._reporter.site(_source_of(work, owner))
             if not self._runs_results:
                 self._watch(work, site)
             elif not self._run(work, owner):
-                self._unseen_work.report(site)
+                self._reporter.report(site)
         return leaves.numbers
 
     def _run(self, work: Any, owner: Any) -> bool:
@@ -203,23 +190,23 @@ class UnfinishedWork:
     def _watch(self, work: Any, site: Site) -> None:
         self._results = [row for row in self._results if not is_finished(row[0])]
         if len(self._results) >= _MAX_RESULTS:
-            self._unseen_work.report(self._results.pop(0)[1])
+            self._reporter.report(self._results.pop(0)[1])
         self._results.append((work, site, self._recorder.length))
 
     def end(self) -> None:
         """Wait for the model's threads; report what is not finished, and what ran elsewhere without a known effect."""
         self._wait()
         for task in self._tasks:
-            self._unseen_work.report(task.site)
+            self._reporter.report(task.site)
         for work, site, first in self._results:
             finished = is_finished(work)
             if finished is None:  # if ops ran afterwards, the program has used it
                 finished = self._recorder.has_ops_since(first)
             if not finished:
-                self._unseen_work.report(site)
+                self._reporter.report(site)
         for site in self._elsewhere.values():
-            if site.stack not in self._unseen_work.reported:
-                self._unseen_work.report(site)
+            if site.stack not in self._reporter.reported:
+                self._reporter.report(site)
         self._tasks, self._results = [], []
         self._elsewhere.clear()
 
