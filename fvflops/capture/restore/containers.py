@@ -10,6 +10,7 @@ from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from fvflops.capture.restore.contents import (
     ARRAY,
@@ -26,7 +27,7 @@ from fvflops.capture.restore.contents import (
 )
 from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
-from fvflops.capture.restore.tensor_state import TensorState, restore_all, restore_tensor, save_tensor
+from fvflops.capture.restore.torch_state import without_modes
 
 # At most this many objects are visited, breadth first: a module may refer to a data set, or to a trainer that
 # refers to everything else.
@@ -42,6 +43,8 @@ _EXCLUDED = frozenset(
         *("torch._library", "torch._subclasses", "torch.library"),
     }
 )
+# How an object is restored, the object, and its contents before the run.
+ObjectState = tuple[Kind, Any, Any]
 _CODE = frozenset({ModuleType, FunctionType, MethodType, BuiltinMethodType})
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created at run time, as classes defined in Python are
 
@@ -71,8 +74,7 @@ class ContainerSnapshot:
         self._visited = set() if visited is None else visited
         self._references: list[Any] = []  # keep visited objects alive, since ids are reused
         self._tensors: list[TensorState] = []
-        # How an object is restored, the object, and its contents before the run.
-        self._states: list[tuple[Kind, Any, Any]] = []
+        self._states: list[ObjectState] = []
         self._iterators = Iterators()
 
     def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
@@ -144,7 +146,7 @@ class ContainerSnapshot:
                 )
                 for kind, item, before in self._states
             )
-        restore_all(((_restore_state, states),))
+        restore_all(((restore_object, states),))
 
     def generators(self) -> Iterator[SavedGenerator]:
         """Yield the random generators of Python and NumPy, with their states before the run."""
@@ -187,7 +189,7 @@ class CodeSnapshot(ContainerSnapshot):
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
         if not self._has_new_tensors():
-            return ((_restore_state, [state for state in self._states if state[0] in GENERATORS]),)
+            return ((restore_object, [state for state in self._states if state[0] in GENERATORS]),)
         return *super().restorers(), (self._namespaces.restore, [self.advanced_iterators()])
 
     def _has_new_tensors(self) -> bool:
@@ -252,6 +254,67 @@ def _write_slots(slots: tuple[Any, ...], item: Any, before: list[Any]) -> None:
                 slot.__set__(item, value)
 
 
-def _restore_state(state: tuple[Kind, Any, Any]) -> None:
+def restore_object(state: ObjectState) -> None:
+    """Restore an object's contents."""
     kind, item, before = state
     kind.restore(item, before)
+
+
+# A tensor, an alias of its data, requires_grad, and its gradient.
+TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
+
+
+def save_tensor(tensor: torch.Tensor) -> TensorState:
+    """Return a tensor's state; the alias is None for sparse and nested tensors and subclasses."""
+    is_strided = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    alias = tensor.detach() if is_strided and not tensor.is_nested else None
+    return tensor, alias, tensor.requires_grad, tensor.grad if is_leaf(tensor) else None
+
+
+def restore_tensor(state: TensorState) -> None:
+    """Restore what has changed except the elements, which the undo log restores."""
+    tensor, alias, requires_grad, grad = state
+    if alias is not None and data_location(tensor) != data_location(alias):
+        tensor.data = alias
+    restore_gradient(tensor, requires_grad, grad)
+
+
+def data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the storage, offset, shape and strides of a tensor."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
+    """Restore a leaf's gradient and whether it requires one."""
+    if is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
+        tensor.detach_()  # the run wrote a tensor with autograd history into it
+    if is_leaf(tensor):
+        if tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)
+        if tensor.grad is not grad:
+            tensor.grad = grad
+
+
+def is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Return whether a tensor is a leaf, or None if autograd raises.
+
+    It raises for one of several views, such as FSDP's parameters, whose base was written to.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None
+
+
+def restore_all(restorers: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
+    """Call each function with each of its states; the first exception, of any kind, is raised after all calls."""
+    errors: list[BaseException] = []
+    with without_modes():
+        for restore, states in restorers:
+            for state in states:
+                try:
+                    restore(state)
+                except BaseException as error:
+                    errors.append(error)
+    if errors:
+        raise errors[0]

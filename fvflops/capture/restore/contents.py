@@ -190,6 +190,8 @@ def _write_function(function: types.FunctionType, before: list[Any]) -> None:
 
 
 _FUNCTION_PARTS = ("__defaults__", "__kwdefaults__", "__code__")
+ORDERED_DICT, DICT = (Kind(partial(_read_dict, base), partial(_write_dict, base)) for base in (OrderedDict, dict))
+LIST = Kind(partial(_read_items, list), partial(_write_items, list))
 FUNCTION = Kind(_read_function, _write_function)
 ARRAY = Kind(_read_array, _write_array)
 _NUMPY_GENERATOR = Kind(lambda item: item.bit_generator.state, _write_numpy_generator)
@@ -201,8 +203,9 @@ NUMBER_GENERATORS = (_RANDOM, _NUMPY_GENERATOR, _NUMPY_LEGACY_GENERATOR)
 GENERATORS = (*NUMBER_GENERATORS, _TORCH_GENERATOR)
 
 _KINDS: tuple[tuple[Any, Kind], ...] = (
-    *((base, Kind(partial(_read_dict, base), partial(_write_dict, base))) for base in (OrderedDict, dict)),
-    (list, Kind(partial(_read_items, list), partial(_write_items, list))),
+    (OrderedDict, ORDERED_DICT),
+    (dict, DICT),
+    (list, LIST),
     (tuple, Kind(partial(_read_items, tuple))),
     (frozenset, Kind(partial(_read_items, frozenset))),
     (deque, Kind(partial(_read_items, deque), partial(_refill, deque, deque.extend))),
