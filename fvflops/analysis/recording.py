@@ -328,7 +328,7 @@ class record(FlopCountAnalysis):
             session.stop(complete=complete)
         finally:
             self._session = None
-            self._created = session.created
+            self._created = session.recorder.of_earlier_steps
             self._trace = self._counts = self._by_module_and_operator = None
             trace = session.trace()
             if trace.complete and (step_ended or not self._step):

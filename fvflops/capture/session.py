@@ -157,7 +157,7 @@ class Session:
     def start(self, created: WeakSet[torch.UntypedStorage] | None = None) -> None:
         """Start recording; a session can be started once.
 
-        `created` are storages that earlier steps of the same program created, the `created` of its last session.
+        `created` are storages that earlier steps of the same program created, those of its last session's recorder.
         """
         if self._recorder is not None:
             raise RuntimeError("a recording can be started only once: create another")
@@ -181,7 +181,8 @@ class Session:
         self._thread = threading.get_ident()
         with interrupts.deferred(), ExitStack() as stack:
             self._modes = dispatch_mode_stack()
-            stack.callback(recorder.close)
+            if self.call is None:
+                stack.callback(recorder.close)
             stack.enter_context(undone_in_child(recorder.pause))
             stack.enter_context(compiler_disabled())
             self._enter(recorder, index, stack)
@@ -296,6 +297,8 @@ class Session:
         # Under a caller's autocast the run cast weights without autograd: the cache must not return those.
         stack.callback(torch.clear_autocast_cache)
         stack.callback(snapshot.restore)
+        if self.call is not None:  # what is freed by restoring is not the call's
+            stack.callback(recorder.close)
         if self.draws is not None:
             stack.callback(self.draws.compare, snapshot, recorder)
         stack.enter_context(undone_in_child(snapshot.restore))
@@ -339,7 +342,6 @@ class Session:
     def _call_model(self) -> None:
         recorder, (args, kwargs) = self.recorder, self._arguments
         assert self.call is not None and self._snapshot is not None
-        self._arguments = (), {}
         self.call.run(self.model, recorder, args, kwargs)
         report_changed_arrays(recorder, self._index, self._snapshot)
 
@@ -362,6 +364,7 @@ class Session:
                 self._stack.close()
             finally:
                 self._shape_parameters = self._snapshot = None
+                self._arguments = (), {}
                 if self._torch_state is not None and not complete:
                     self._torch_state.restore()
                 elif not complete:
@@ -414,11 +417,6 @@ class Session:
         """Raise RuntimeError outside the thread that started the recording."""
         if threading.get_ident() != self._thread:
             raise RuntimeError("a recording must be stopped in the thread that started it")
-
-    @property
-    def created(self) -> WeakSet[torch.UntypedStorage]:
-        """Storages that the recorded code, or an earlier step, created, and that still exist after `stop`."""
-        return WeakSet() if self._recorder is None else self._recorder.of_earlier_steps
 
     def in_shapes(self, values: Any) -> Any:
         """Return nested values with shape tensors in place of tensors on other devices than the run's."""

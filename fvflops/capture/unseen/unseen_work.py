@@ -35,8 +35,7 @@ from fvflops.capture.unseen.exported_memory import (
     with_storages,
 )
 from fvflops.capture.unseen.op_kinds import COPIES, METADATA_ONLY, SET_STORAGE, UNINITIALISED
-from fvflops.capture.unseen.unfinished_results import address_of_array, describe_array
-from fvflops.capture.unseen.unfinished_work import UnfinishedWork
+from fvflops.capture.unseen.unfinished_work import UnfinishedWork, address_of_array, describe_array
 from fvflops.capture.unseen.unseen_reporter import Site, UnseenRecorder, UnseenReporter, is_called_by_torch
 from fvflops.torch_internals import peek_interpreter
 from fvflops.trace import TensorSpec
