@@ -26,6 +26,7 @@ from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.session import Session
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.trace import StopsAt, Trace
+from tests.support.interruptions import describe_process, differences
 from tests.support.models.kept_tensors import KINDS, Kind, picture, seed, twin
 from tests.support.models.whole_models import build_case
 
@@ -106,33 +107,10 @@ def describe(root: Any) -> dict[str, Any]:
     return seen
 
 
-def generators() -> tuple[Any, ...]:
-    state = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state[1].tobytes(), state[2]
-
-
-def settings() -> dict[str, Any]:
-    """Return the settings and hooks that a run could leave changed."""
-    return {
-        "grad": torch.is_grad_enabled(),
-        "inference": torch.is_inference_mode_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "device": torch.get_default_device(),
-        "fastpath": torch.backends.mha.get_fastpath_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "threads": torch.get_num_threads(),
-        "anomaly": torch.is_anomaly_enabled(),
-        "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "function modes": torch._C._len_torch_function_stack(),
-        "excluded": torch._C._dispatch_tls_local_exclude_set().raw_repr(),
-        "included": torch._C._dispatch_tls_local_include_set().raw_repr(),
-        "function apply": "apply" in vars(torch.autograd.function._SingleLevelFunction),
-        "global hooks": [
-            len(hooks)
-            for name, hooks in vars(torch.nn.modules.module).items()
-            if name.startswith("_global_") and isinstance(hooks, dict)
-        ],
-    }
+def look_at_process() -> dict[str, Any]:
+    """Return the settings, generators and hooks that a run could leave changed."""
+    hooks = {name: len(item) for name, item in vars(nn.modules.module).items() if name.startswith("_global_") and item}
+    return describe_process() | {"settings": [*read_settings(SETTINGS), np.geterr()], "hooks of modules": hooks}
 
 
 class Untouched:
@@ -141,8 +119,9 @@ class Untouched:
     def __init__(self, *things: Any) -> None:
         self.things = things
 
-    def look(self) -> tuple[Any, ...]:
-        return [describe(thing) for thing in self.things], generators(), settings()
+    def look(self) -> dict[str, Any]:
+        seen = [(number, describe(thing)) for number, thing in enumerate(self.things)]
+        return look_at_process() | {f"{number}{path}": item for number, paths in seen for path, item in paths.items()}
 
     def __enter__(self) -> None:
         gc.collect()
@@ -150,14 +129,8 @@ class Untouched:
 
     def __exit__(self, *_: Any) -> None:
         gc.collect()
-        before, after = self.before, self.look()
-        for one, other in zip(before[0], after[0], strict=True):
-            differing = [path for path in one.keys() | other.keys() if one.get(path) != other.get(path)]
-            if differing:  # not by assert, whose message pytest cuts short
-                raise AssertionError(f"these differ: {', '.join(sorted(differing))}")
-        assert before[1] == after[1]
-        for name in before[2]:
-            assert (name, before[2][name]) == (name, after[2][name])
+        if left := differences(self.before, self.look()):  # not by assert, whose message pytest cuts short
+            raise AssertionError(f"these differ: {', '.join(sorted(left))}")
         assert [left_over(thing) for thing in self.things] == [[] for _ in self.things]
 
 
@@ -264,9 +237,8 @@ def test_the_check_sees_each_change():
     for name in (*changed.split(), *kept.split()):
         assert name in paths, name
     assert left_over(model)
-    before = generators()
-    random.random()
-    assert generators() != before
+    with pytest.raises(AssertionError, match="random"), Untouched():
+        random.random()
     model = nn.Linear(4, 4)
     with pytest.raises(AssertionError, match="weight"), Untouched(model):
         model.weight.data[0, 0] += 1e-7
@@ -684,10 +656,8 @@ def test_a_raising_fused_layer_leaves_no_function_mode(error):
             raise error
 
     model = Broken(8, 2, batch_first=True).eval()
-    before = settings()
-    with pytest.raises(error):
+    with Untouched(model), pytest.raises(error):
         record_call(model, (torch.ones(1, 3, 8),))
-    assert settings() == before
 
 
 def test_inputs_and_what_they_hold_are_as_before():
@@ -855,15 +825,10 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
             torch.set_grad_enabled(False)
             return out
 
-    def look() -> list[object]:
-        found = read_settings(SETTINGS)
-        return [*found, np.geterr(), torch.get_default_device(), settings()]
-
     model, x = Net(), torch.ones(2, 4)
-    before = look()
     for execution in ("shapes", "real"):
-        record_call(model, (x,), execution=execution)
-        assert look() == before
+        with Untouched(model, x):
+            record_call(model, (x,), execution=execution)
     with torch.backends.opt_einsum.flags(enabled=False):  # has no effect once a program has assigned `enabled`
         assert not torch.backends.opt_einsum.enabled
 
