@@ -110,24 +110,25 @@ def record_call(
         draws, call = DrawFinder(), ModelCall(args, kwargs, loss, autocast)
         begin = partial(Session, model, stops_at=stops_at, measure=measure, lines=lines, draws=draws)
         begin_shapes = partial(begin, execution="shapes", device=device, assume=assume, estimate_cost=estimate_cost)
+        record_shapes = partial(_record_shapes, begin_shapes, model, call, execution, device, assume)
         repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and repeatable):
             with gc_paused(), without_symbolic_imports():
-                shapes, failure = _record_shapes(begin_shapes, call, execution)
+                shapes, failure = record_shapes()
             if shapes is not None and not failure:
                 if shapes.info.assumed:
                     _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
                 if draws.needs_second_run:
                     with gc_paused(), without_symbolic_imports():
-                        return _record_shapes(begin_shapes, call, execution)[0] or shapes
+                        return record_shapes()[0] or shapes
                 return shapes
         try:
-            trace = _record_real(begin, call, repeatable=repeatable)
+            trace = _record_real(begin, model, call, repeatable=repeatable)
             if draws.needs_second_run and repeatable:
-                trace = _record_real(begin, call, repeatable=repeatable)
+                trace = _record_real(begin, model, call, repeatable=repeatable)
         except Exception as error:
             if shapes is None or interrupts.is_interrupt(error):
                 raise
@@ -161,16 +162,22 @@ def _reset_lock() -> None:
 at_fork(_reset_lock)
 
 
-def _record_shapes(begin: Callable[..., Session], call: ModelCall, execution: str) -> tuple[Trace | None, str]:
+def _record_shapes(
+    begin: Callable[..., Session],
+    model: Model,
+    call: ModelCall,
+    execution: str,
+    device: str | torch.device | None,
+    assume: Mapping[str, Any] | None,
+) -> tuple[Trace | None, str]:
     """Return the Trace in shape execution or None, and in one line why real execution is needed, "" if it is not."""
-    first = begin(call=call)
-    model_index = ModelIndex(first.model)
+    model_index = ModelIndex(model)
     if model_index.is_fake:
         return None, ""  # FakeTensors have no values anyway
     has_meta_tensors = any(item.type == "meta" for item in model_index.devices) and not _is_offloaded(model_index)
-    may_fall_back = execution == "auto" and not has_meta_tensors and first.device is None
+    may_fall_back = execution == "auto" and not has_meta_tensors and device is None
     devices = dict.fromkeys([*(tensor.device for tensor in tensors_of((call.args, call.kwargs))), *model_index.devices])
-    rules = ShapeRules(first.assume, exact=may_fall_back, device=choose_device(first.device, list(devices)))
+    rules = ShapeRules(assume, exact=may_fall_back, device=choose_device(device, list(devices)))
     sessions: list[Session] = []
 
     def begin_next(call: ModelCall) -> Session:
@@ -250,9 +257,8 @@ def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = Tr
     return composite if calls_same_modules else core
 
 
-def _record_real(begin: Callable[..., Session], call: ModelCall, *, repeatable: bool) -> Trace:
+def _record_real(begin: Callable[..., Session], model: Model, call: ModelCall, *, repeatable: bool) -> Trace:
     """Return the Trace in real execution; not `repeatable` if an argument is an iterator."""
-    model = begin(call=call).model
     model_index = ModelIndex(model)
     if isinstance(model, nn.Module) and _all_parameters_on_meta(model_index):
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (call.args, call.kwargs))

@@ -194,8 +194,9 @@ class Session:
         """Enter the contexts of the recording; unless a program runs for real, the end undoes its changes."""
         by_shapes = self.execution == "shapes"
         undo_log, wrappers, scripts = None, list[Wrapper](), {}
-        if by_shapes:
+        if by_shapes and self.call is None:  # `record_call` does both for its calls
             stack.enter_context(suspend_outer_recordings())
+            self._torch_state = TorchState()
         if by_shapes or self.call is not None:
             undo_log = self._save(recorder, index, stack)
             wrappers += saved_exports(undo_log, recorder.fresh, recorder.is_recording_thread)
@@ -289,7 +290,6 @@ class Session:
 
     def _save(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> UndoLog:
         """Save what the end of the stack restores; return the log of the storages that the run overwrites."""
-        self._torch_state = TorchState()
         if self.call is not None:
             self._metadata["inputs"] = ", ".join(describe_inputs(*self.inputs))
         snapshot, undo_log = Snapshot(index, self.inputs, self.code, program=not self.code), UndoLog()

@@ -145,8 +145,8 @@ class _Handlers:
 
     def install(self) -> None:
         """Wrap each Python handler; if one raises meanwhile, restore all and raise its exception."""
-        handlers = ((number, _handler_of(number)) for number in range(1, signal.NSIG))
-        self._originals = {number: handler for number, handler in handlers if callable(handler)}
+        signals = [number for number in range(1, signal.NSIG) if callable(_handler_of(number))]
+        self._originals = {number: _handler_of(number) for number in signals}
         self._retry(self._wrap_handlers)
         if self._error is not None:
             self.uninstall()

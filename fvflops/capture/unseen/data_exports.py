@@ -77,26 +77,23 @@ def data_exports(recorder: Recorder) -> list[Wrapper]:
     if recorder.unseen is None:
         return []
     return [
-        *((patch, noted(recorder, partial(_note_export, recorder, name))) for name, patch in _EXPORTS.items()),
-        *((patch, noted(recorder, partial(_note_export, recorder, "to_dlpack"))) for patch in _FUNCTIONS),
+        *((patch, partial(noted, recorder, partial(_note_export, recorder, name))) for name, patch in _EXPORTS.items()),
+        *((patch, partial(noted, recorder, partial(_note_export, recorder, "to_dlpack"))) for patch in _FUNCTIONS),
         (_SHARE, partial(_around_share, recorder)),
-        *((patch, noted(recorder, _note_storage_export)) for patch in _STORAGE_EXPORTS),
+        *((patch, partial(noted, recorder, _note_storage_export)) for patch in _STORAGE_EXPORTS),
         *((patch, partial(_around_import, recorder)) for patch in _IMPORTS),
     ]
 
 
-def noted(recorder: Recorder, note: Note) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what wraps a function, so that its calls in recorded threads are noted."""
+def noted(recorder: Recorder, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function, so that its calls in recorded threads are noted."""
 
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if (unseen_work := _active(recorder)) is not None:
-                note(unseen_work, sys._getframe(1), args)
-            return original(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if (unseen_work := _active(recorder)) is not None:
+            note(unseen_work, sys._getframe(1), args)
+        return original(*args, **kwargs)
 
-        return call
-
-    return around
+    return call
 
 
 def _active(recorder: Recorder) -> UnseenWork | None:

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 from concurrent.futures import Future
+from functools import partial
 from multiprocessing.pool import Pool, ThreadPool
 from types import FrameType
 from typing import Any
@@ -40,9 +41,9 @@ def other_processes(recorder: Recorder) -> list[Wrapper]:
     if recorder.unseen is None:
         return []
     return [
-        *((patch, noted(recorder, _note_start)) for patch in _STARTS),
-        (_POOL, noted(recorder, _note_pool)),
-        (_FUTURES, noted(recorder, _note_future)),
+        *((patch, partial(noted, recorder, _note_start)) for patch in _STARTS),
+        (_POOL, partial(noted, recorder, _note_pool)),
+        (_FUTURES, partial(noted, recorder, _note_future)),
     ]
 
 
