@@ -192,9 +192,7 @@ def dispatch_mode_in_thread(mode: TorchDispatchMode) -> Iterator[None]:
     try:
         yield
     finally:
-        stack = dispatch_mode_stack()
-        if any(item is mode for item in stack):
-            _set_modes([item for item in stack if item is not mode])
+        _set_modes([item for item in dispatch_mode_stack() if item is not mode])
 
 
 def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
@@ -210,9 +208,7 @@ def function_mode_removed(mode: TorchFunctionMode) -> Iterator[None]:
     """Remove a function mode, which code inside the context may activate, from the stack at the end."""
 
     def remove() -> None:
-        stack = function_mode_stack()
-        if any(item is mode for item in stack):
-            _set_function_modes([item for item in stack if item is not mode])
+        _set_function_modes([item for item in function_mode_stack() if item is not mode])
 
     with undone_in_child(remove):
         try:

@@ -7,11 +7,10 @@ import io
 import itertools
 import os
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
@@ -55,20 +54,8 @@ def complete(work: Any, take: Callable[[Any], None], count_events: Callable[[], 
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(work, take, count_events, limit)
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(_run(work, take, count_events, limit))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return bool(outcome[0])
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_run, work, take, count_events, limit).result()
 
 
 def _run(work: Any, take: Callable[[Any], None], count_events: Callable[[], int], limit: int) -> bool:
@@ -120,16 +107,14 @@ _MAX_RESULTS = 64
 _IDLE = frozenset({("queue.py", "get"), ("selectors.py", "select")})
 
 
+@dataclass(slots=True)
 class _Task:
     """A function that runs in another thread, and how often in sequence that was found waiting for tasks."""
 
-    __slots__ = ("idle", "is_done", "site", "thread")
-
-    def __init__(self, site: Site, is_done: Callable[[], bool], thread: Thread | None) -> None:
-        self.site = site
-        self.is_done = is_done
-        self.thread = thread
-        self.idle = 0
+    site: Site
+    is_done: Callable[[], bool]
+    thread: Thread | None
+    idle: int = 0
 
     def has_ended(self) -> bool:
         """Return whether the task has ended, or its thread waits for tasks."""
