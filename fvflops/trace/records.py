@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fvflops.text import short_repr
 from fvflops.trace.module_tree import ModuleTree
@@ -48,6 +48,21 @@ class Event(NamedTuple):
     memory_after: int | None = None
     memory_peak: int | None = None
     line: int | None = None
+
+
+def event_of_row(
+    kind: str,
+    item: int,
+    stack: int = 0,
+    phase: str = "forward",
+    thread: int = 0,
+    reads: Iterable[int] = (),
+    writes: Iterable[int] = (),
+    *others: Any,
+) -> Event:
+    """Return the event of a row of a recording, each of whose storages is named once."""
+    unique = dict.fromkeys
+    return Event(kind, item, stack, phase, thread, tuple(unique(reads)), tuple(unique(writes)), *others)
 
 
 class Region(NamedTuple):

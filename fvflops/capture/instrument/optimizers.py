@@ -15,7 +15,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from fvflops.capture.recorder.recorder import OUTSIDE, Recorder
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.run_position import OUTSIDE
 from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
@@ -56,7 +57,7 @@ class OptimizerStep:
     def refresh(self) -> None:
         """Update the storages of each group: parameters, their gradients and states."""
         recorder, groups, states = self._recorder, self._groups, self.optimizer.state
-        storage_of = recorder.storage_of
+        storage_of, indices = recorder.storage_of, recorder.storage_indices
         outside = recorder.stack_at(OUTSIDE) if self._has_parameters_outside_model() else 0
         for number, group in enumerate(self.optimizer.param_groups):
             region = recorder.region(Region("group", f"{self._label} {group.get('group_name', number)}"))
@@ -69,7 +70,9 @@ class OptimizerStep:
                 for position, tensor in enumerate(tensors):
                     origin = _ORIGINS[position] if position < 2 else "optimizer state"
                     if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
-                        index = storage_of(tensor, origin)
+                        index = indices.get(id(tensor.untyped_storage()))
+                        if index is None:
+                            index = storage_of(tensor, origin)
                         groups[index] = chosen
                         if recorder.storages[index][2] == "outside":
                             _set_origin(recorder, index, origin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -87,28 +88,26 @@ class RecordingMode(SubclassAwareMode):
         op = self._direct.get(id(func)) or self._add_direct(func)
         if op is None or types or not recorder.ready or get_dispatch_mode(_FAKE) is not None:
             return self._dispatch(func, types, args, kwargs)
-        schema, unseen_work, calls = op.schema, recorder.unseen, self._calls
+        unseen_work, calls = recorder.unseen, self._calls
         if self._undo_log is not None:
-            self._undo_log.before(schema, args, kwargs, recorder.fresh)
-        pending = calls.before_call(schema, op.calls, args, kwargs)
-        _, _, reads, storages = pending
+            self._undo_log.before(op.schema, args, kwargs, recorder.fresh)
+        pending = calls.before_call(op, args, kwargs)
         if unseen_work is None:
             result = op.call(*args, **kwargs)
-            index, writes, _ = calls.after_call(schema, pending, result)
-            recorder.add(index, reads, writes)
+            calls.record(op, pending, result)
             return result
+        _, _, reads, storages = pending
         if not op.is_view:
-            unseen_work.before(schema, args, kwargs, reads, storages)
+            unseen_work.before(op.schema, args, kwargs, reads, storages)
         thread = get_ident()
         unseen_work.busy.add(thread)
         try:
             result = op.call(*args, **kwargs)
         finally:
             unseen_work.busy.discard(thread)
-        index, writes, new_storages = calls.after_call(schema, pending, result)
-        recorder.add(index, reads, writes)
+        writes, new_storages = calls.record(op, pending, result)
         if op.is_special or storages is None or new_storages is None:
-            unseen_work.after(schema, args, kwargs, reads, result, writes)
+            unseen_work.after(op.schema, args, kwargs, reads, result, writes)
         elif op.writes_to_arguments:
             unseen_work.store((*reads, *writes), (*storages, *new_storages))
         elif not op.is_view:
@@ -159,7 +158,7 @@ class RecordingMode(SubclassAwareMode):
             # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it
             # may contain data exported before.
             unseen_work.set_lifting(func is _LIFT)
-        pending = self._calls.before_call(schema, op.calls, args, kwargs)
+        pending = self._calls.before_call(op, args, kwargs)
         _, _, reads, storages = pending
         if unseen_work is not None:
             unseen_work.before(schema, args, kwargs, reads, storages)
@@ -175,9 +174,8 @@ class RecordingMode(SubclassAwareMode):
             if unseen_work is not None:
                 unseen_work.busy.discard(get_ident())
         duration = None if probe is None or start is None else probe.end(start, ended_ns)
-        index, writes, _ = self._calls.after_call(schema, pending, result)
-        measured = () if probe is None or start is None else probe.columns(start, duration)
-        recorder.add(index, reads, writes, measured)
+        measure = tuple if probe is None or start is None else partial(probe.columns, start, duration)
+        writes, _ = self._calls.record(op, pending, result, measure)
         if unseen_work is not None:
             unseen_work.after(schema, args, kwargs, reads, result, writes)
         if probe is not None and start is not None:

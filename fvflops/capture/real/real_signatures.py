@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.op_call_cache import CachedCalls
+from fvflops.capture.recorder.op_call_cache import OpCalls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import OpSchema, describe_result, intern_signature, normalise
 from fvflops.capture.recorder.value_reader import ValueReader, add_values, have_values
@@ -43,10 +43,8 @@ class SignatureCache:
         self._storage_indices = recorder.storage_indices
         self._values = ValueReader(have_values)
 
-    def before_call(
-        self, schema: OpSchema, cached: CachedCalls, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> PendingCall:
-        """Return a call before it runs; `cached` are earlier calls of its op."""
+    def before_call(self, op: OpCalls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
+        """Return a call before it runs."""
         reads: list[int] = []
         storages: list[torch.UntypedStorage] = []
         key: list[Any] = []
@@ -71,13 +69,13 @@ class SignatureCache:
                 self._add_keys(key, kwargs.values(), reads, storages, "outside")
         except (_Uncacheable, RuntimeError):
             reads = list(self._recorder.storages_of((*args, *kwargs.values())))
-            return self._describe(schema, args, kwargs), None, reads, None
-        if schema.value_arguments:
-            key.append(self._values.read(schema.value_arguments, args, kwargs))
+            return self._describe(op.schema, args, kwargs), None, reads, None
+        if op.schema.value_arguments:
+            key.append(self._values.read(op.schema.value_arguments, args, kwargs))
         call_key = tuple(key)
-        entry = cached.get(call_key)
+        entry = op.calls.get(call_key)
         if entry is None:
-            entry = cached[call_key] = self._describe(schema, args, kwargs), {}
+            entry = op.calls[call_key] = self._describe(op.schema, args, kwargs), {}
         return entry[0], entry[1], reads, storages
 
     def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
@@ -86,34 +84,40 @@ class SignatureCache:
             return inputs
         return add_values(inputs, schema.value_arguments, self._values.read(schema.value_arguments, args, kwargs))
 
-    def after_call(
-        self, schema: OpSchema, pending: PendingCall, result: Any
-    ) -> tuple[int, Sequence[int], Sequence[torch.UntypedStorage] | None]:
-        """Return the index of a call's signature, and the storages of its results, after it ran."""
+    def record(
+        self, op: OpCalls, pending: PendingCall, result: Any, measure: Callable[[], tuple[Any, ...]] = tuple
+    ) -> tuple[Sequence[int], Sequence[torch.UntypedStorage] | None]:
+        """Record a call after it ran; return the storages of its results, as indices and as objects.
+
+        `measure` returns the event's columns from `start_ns` on, once the results' memory is known.
+        """
         recorder = self._recorder
-        inputs, signatures, _, _ = pending
-        if signatures is None:
-            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
-        key: Any
+        inputs, signatures, reads, _ = pending
         try:
+            if signatures is None:
+                raise _Uncacheable
+            key: Any
+            writes: Sequence[int]
             if type(result) is torch.Tensor:
                 storage = result.untyped_storage()
                 index = self._storage_indices.get(id(storage))
-                if index is None:
-                    index = recorder.add_storage(storage, "op")
-                writes, storages = [index], [storage]
-                key = result.shape, result.dtype
+                writes = (recorder.add_storage(storage, "op") if index is None else index,)
+                storages, key = [storage], (result.shape, result.dtype)
             else:
-                writes, storages = [], []
                 keys: list[Any] = []
-                self._add_keys(keys, (result,), writes, storages, "op")
-                key = tuple(keys)
+                indices: list[int] = []
+                storages = []
+                self._add_keys(keys, (result,), indices, storages, "op")
+                writes, key = indices, tuple(keys)
         except (_Uncacheable, RuntimeError):
-            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
+            writes = recorder.storages_of((result,), "op")
+            recorder.add(recorder.intern(_signature(op.schema, inputs, result)), reads, writes, measure())
+            return writes, None
         signature = signatures.get(key)
         if signature is None:
-            signature = signatures[key] = intern_signature(_signature(schema, inputs, result))
-        return recorder.index_of(signature), writes, storages
+            signature = signatures[key] = intern_signature(_signature(op.schema, inputs, result))
+        recorder.add(recorder.index_of(signature), reads, writes, measure())
+        return writes, storages
 
     def _add_keys(
         self,
