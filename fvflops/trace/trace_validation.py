@@ -54,17 +54,7 @@ def _check_modules(by_name: Any) -> None:
 
 def _check_module(module: ModuleInfo) -> None:
     where = f"module {_quote(module.name)}"
-    _check_types(
-        where,
-        (
-            module.name,
-            module.canonical,
-            module.class_name,
-            module.extra_repr,
-            *module.classes,
-        ),
-        str,
-    )
+    _check_types(where, (module.name, module.canonical, module.class_name, module.extra_repr, *module.classes), str)
     _check_types(where, (module.has_forward,), bool)
     _check_types(where, (key for key, _ in module.children), str)
     for key, path in module.children:  # paths grow downward, so no module contains itself
@@ -82,33 +72,21 @@ def _check_module(module: ModuleInfo) -> None:
 
 
 def _check_regions(trace: TraceFields) -> None:
-    _check_choices(
-        "region",
-        (region.kind for region in trace.regions),
-        ("module", "function", "group"),
-    )
+    _check_choices("region", (region.kind for region in trace.regions), ("module", "function", "group"))
     _check_types("region", (region.name for region in trace.regions), str)
     for region in trace.regions:
         if region.kind == "module" and region.name not in trace.modules.by_name:
             raise ValueError(f"region {_quote(region.name)} is not a module")
     if any(len(stack) > _DEEPEST for stack in trace.stacks):
         raise ValueError(f"a stack has more than {_DEEPEST:,} modules")
-    _check_indexes(
-        "stacks",
-        (index for stack in trace.stacks for index in stack),
-        len(trace.regions),
-    )
+    _check_indexes("stacks", (index for stack in trace.stacks for index in stack), len(trace.regions))
 
 
 def _check_signatures(trace: TraceFields) -> None:
     for signature in trace.signatures:
         _check_types("signature", (signature.op, signature.schema, signature.source, *signature.names), str)
         _check_value(signature.op, (signature.inputs, signature.outputs))
-    _check_indexes(
-        "region_signatures",
-        (item.region for item in trace.region_signatures),
-        len(trace.regions),
-    )
+    _check_indexes("region_signatures", (item.region for item in trace.region_signatures), len(trace.regions))
     for item in trace.region_signatures:
         _check_value("region signature", (item.inputs, item.outputs))
 
@@ -118,11 +96,7 @@ def _check_value(where: str, value: Value) -> None:
         for item in value:
             _check_value(where, item)
     elif isinstance(value, TensorSpec):
-        _check_indexes(
-            f"{where}, a shape",
-            (*value.shape, *(() if value.nnz is None else (value.nnz,))),
-            _LARGEST,
-        )
+        _check_indexes(f"{where}, a shape", (*value.shape, *(() if value.nnz is None else (value.nnz,))), _LARGEST)
         _check_types(where, (value.dtype, value.device, value.layout), str)
         _check_types(where, value.values or (), int)
         if value.layout == "nested" and value.values is not None:
@@ -160,19 +134,13 @@ def _check_events(trace: TraceFields, phases: Collection[str]) -> None:
     _check_choices("event", kinds, ends)
     for kind, end in ends.items():
         _check_indexes(
-            f"event {kind}",
-            [item for item, event_kind in zip(items, kinds, strict=True) if event_kind == kind],
-            end,
+            f"event {kind}", [item for item, event_kind in zip(items, kinds, strict=True) if event_kind == kind], end
         )
     _check_indexes("event stack", stacks, len(trace.stacks))
     _check_choices("event phase", phase, phases)
     _check_indexes("event thread", thread, _LARGEST)
     for column in (reads, writes):
-        _check_indexes(
-            "event storage",
-            (index for indexes in column for index in indexes),
-            len(trace.storages),
-        )
+        _check_indexes("event storage", (index for indexes in column for index in indexes), len(trace.storages))
     _check_types("event raised", raised, bool)
     for column in measured:
         _check_types("event measure", column, int, type(None))

@@ -92,11 +92,7 @@ def _patch(cls: type) -> Patch:
 
 
 def _around(
-    recorder: Recorder,
-    scopes: GraphScopes,
-    forward: Callable[..., Any],
-    is_body: bool,
-    original: Callable[..., Any],
+    recorder: Recorder, scopes: GraphScopes, forward: Callable[..., Any], is_body: bool, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if get_ident() != recorder.thread and not recorder.is_recording_thread():
@@ -121,11 +117,11 @@ def _instrument(
     calls = _find_calls(list(graph.nodes))
     if not calls:
         return None
-    begins, ends = defaultdict[fx.Node, list[_Call]](list), defaultdict[fx.Node, list[_Call]](list)
+    begins, ends = (defaultdict[fx.Node, list[_Call]](list), defaultdict[fx.Node, list[_Call]](list))
     for call in calls:
         begins[call.first].append(call)
         ends[call.after].insert(0, call)  # inner calls end first
-    enter, leave = scopes.enter, scopes.leave  # torch 2.7 and older compare functions of a graph by identity
+    enter, leave = (scopes.enter, scopes.leave)  # torch 2.7 and older compare functions of a graph by identity
     for node in {**begins, **ends}:
         with graph.inserting_before(node):
             for call in ends[node]:

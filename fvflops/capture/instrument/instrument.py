@@ -83,7 +83,7 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
             original(self, frame, *args, **kwargs)
             if recorder.is_recording_thread():
                 stack = checkpoint_stacks.get(frame())
-                reruns[self] = recorder.stack_at(BEFORE) if stack is None else stack, None
+                reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
 
         return init
 

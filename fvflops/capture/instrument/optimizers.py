@@ -9,11 +9,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.run_position import OUTSIDE

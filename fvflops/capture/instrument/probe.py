@@ -119,7 +119,7 @@ class Probe:
         if start.memory is None:
             return times
         if self._cuda is None:
-            return *times, start.memory, self.live_bytes, max(start.memory, self.live_bytes)
+            return (*times, start.memory, self.live_bytes, max(start.memory, self.live_bytes))
         allocated = _allocated(self._cuda)
         return *times, start.memory, allocated["current"], allocated["peak"]
 

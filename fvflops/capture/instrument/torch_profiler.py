@@ -197,7 +197,7 @@ def _parent(event: Any, positions: Mapping[int, int], launchers: Mapping[int, in
 
 def _read(event: Any, parent: int, modules: Mapping[str, str], allocated: _AllocatedBytes | None) -> KernelEvent:
     kind = _kind(event, modules)
-    start, end = round(event.time_range.start * 1000), round(event.time_range.end * 1000)
+    start, end = (round(event.time_range.start * 1000), round(event.time_range.end * 1000))
     on_device = kind == "device"
     levels = _Levels() if allocated is None or on_device else allocated.levels(start, end)
     shapes = event.input_shapes

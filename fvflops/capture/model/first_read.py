@@ -161,7 +161,7 @@ def _describe_class(
             is_key = False
     if not is_key:
         described = [(name, describe(value)) for name, value in zip(names, public, strict=True) if is_described(value)]
-        names, public = tuple([name for name, _ in described]), tuple([value for _, value in described])
+        names, public = (tuple([name for name, _ in described]), tuple([value for _, value in described]))
     if repr_kind is ReprKind.EMPTY and not plan.has_extra_repr:
         text = ""
     elif repr_kind is ReprKind.BY_ATTRIBUTES and is_key and not plan.has_extra_repr:

@@ -50,7 +50,7 @@ class ModelIndex:
         first, layout, contents = _read_contents(self.owner)
         self.modules = contents.modules
         self.names: Mapping[nn.Module, str] = IdentityMapping(zip(contents.modules, layout.paths, strict=True))
-        self.mappings, self.keys, self.values = contents.mappings, contents.keys, contents.values
+        self.mappings, self.keys, self.values = (contents.mappings, contents.keys, contents.values)
         self.sizes = layout.sizes
         self.empty = contents.empty
         self.lists, self.others = _split_lists(contents.others)
@@ -398,7 +398,4 @@ def _split_lists(values: Sequence[Any]) -> tuple[list[list[Any]], Sequence[Any]]
 def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]:
     """Return the concatenated keys and values of mappings."""
     mappings = list(mappings)
-    return (
-        list(chain.from_iterable(mappings)),
-        list(chain.from_iterable([mapping.values() for mapping in mappings])),
-    )
+    return (list(chain.from_iterable(mappings)), list(chain.from_iterable([mapping.values() for mapping in mappings])))

@@ -76,11 +76,7 @@ class RecordingMode(SubclassAwareMode):
         self._direct: dict[int, OpCalls] = {}
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if kwargs is None:
             kwargs = {}

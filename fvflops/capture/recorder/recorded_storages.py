@@ -131,7 +131,7 @@ class RecordedStorages(RunPosition):
             thread = get_ident()
             state = self if thread == self.thread else self._thread_states.get(thread)
             if state is None:
-                state, phase = self, "optimizer" if self.active_optimizers else "forward"
+                state, phase = (self, "optimizer" if self.active_optimizers else "forward")
             else:
                 phase = self._phase(state, current_autograd_node())
             self.events.append(("free", index, state.stack, phase, state.thread_number))

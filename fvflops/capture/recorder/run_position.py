@@ -12,12 +12,7 @@ import torch
 
 from fvflops.capture.recorder.tensor_specs import intern_signature, tensors_of
 from fvflops.capture.recorder.thread_state import ThreadState, append_row
-from fvflops.torch_internals import (
-    CheckpointBackward,
-    current_autograd_node,
-    dispatch_mode_stack,
-    next_sequence_number,
-)
+from fvflops.torch_internals import CheckpointBackward, current_autograd_node, dispatch_mode_stack, next_sequence_number
 from fvflops.trace import Region, Signature, Value
 from fvflops.trace.module_tree import modules_above
 

@@ -177,7 +177,7 @@ class ExpandedEvents:
         stacks = self._indexes("stack", stack, moves)
         copied_reads = self._copy_storages(first.reads, reads, step, moves)
         copied_writes = self._copy_storages(first.writes, writes, step, moves)
-        columns = items, stacks, repeat(phase), repeat(thread), copied_reads, copied_writes, repeat(raised)
+        columns = (items, stacks, repeat(phase), repeat(thread), copied_reads, copied_writes, repeat(raised))
         return zip(repeat(kind, len(moves)), *columns)  # noqa: B905 - some columns are endless
 
     def _copy_storages(
@@ -194,7 +194,7 @@ class ExpandedEvents:
         index, begin = second, moves[0]
         if self._rows.places[second] is None:  # the last range refers to a storage at the end of the run
             index, begin = first, moves[0] + step
-        at, stride = self._storages.at(index, begin), moves.step * self._storages.stride(index)
+        at, stride = (self._storages.at(index, begin), moves.step * self._storages.stride(index))
         return range(at, at + stride * len(moves), stride)
 
     def _expand_list_call(self, event: Event, call: ListCall, *, high: bool) -> Row:

@@ -91,21 +91,19 @@ class ExpandedTables:
         self.index = cache(self._index)
 
     def _index(self, table: str, index: int, periods: int) -> int:
-        item = self._rows.moved(table, index, periods)
+        trace = self._rows.trace
         if table == "enter":
-            return self._region(item)
+            return self.regions.setdefault(self._rows.moved(table, index, periods), len(self.regions))
         if table == "exit":
-            signature = RegionSignature(self._region(item[0]), *item[1:])
+            signature = trace.region_signatures[index]
+            signature = replace(signature, region=self.index("enter", signature.region, periods))
             return self.region_signatures.setdefault(signature, len(self.region_signatures))
         if table == "op":
-            return self._intern(item)
-        path = tuple([self._region(region) for region in item])
+            return self._intern(self._rows.moved(table, index, periods))
+        path = tuple([self.index("enter", region, periods) for region in trace.stacks[index]])
         for depth in range(1, len(path)):
             self.stacks.setdefault(path[:depth], len(self.stacks))
         return self.stacks.setdefault(path, len(self.stacks))
-
-    def _region(self, region: Region) -> int:
-        return self.regions.setdefault(region, len(self.regions))
 
     def grown_call(self, index: int, before: int, after: int) -> int:
         """Return the index of the signature of a call on a vector that has an element for each layer."""

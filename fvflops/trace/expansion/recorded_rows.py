@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
-from fvflops.trace.records import Event, Region, Storage
+from fvflops.trace.records import Event, Storage
 from fvflops.trace.signature import Signature
 from fvflops.trace.trace import Trace
 
@@ -219,23 +219,22 @@ class RecordedRows:
         # An item is only once in its table.
         if first == second or self.periods[table][first] is None:
             return first == second and self.periods[table][first] is None
-        return bool(self._move(table, first, step) == self._move(table, second, 0))
+        return bool(self.moved(table, first, step) == self.moved(table, second, 0))
 
     def _move(self, table: str, index: int, periods: int) -> Any:
-        item = read_item(self.trace, table, index)
+        trace, run = self.trace, self.run
+        if table == "stack":
+            return tuple([self.moved("enter", region, periods) for region in trace.stacks[index]])
+        if table == "exit":
+            signature = trace.region_signatures[index]
+            return (self.moved("enter", signature.region, periods), signature.inputs, signature.outputs)
+        item = read_item(trace, table, index)
         if not periods or self.periods[table][index] is None:
             return item
-        if table == "op":
-            inputs = [self.run.rename_in(value, periods) if isinstance(value, str) else value for value in item.inputs]
-            return replace(item, inputs=tuple(inputs))
         if table == "enter":
-            return self._move_region(item, periods)
-        if table == "stack":
-            return tuple([self._move_region(region, periods) for region in item])
-        return self._move_region(item[0], periods), *item[1:]
-
-    def _move_region(self, region: Region, periods: int) -> Region:
-        return region._replace(name=self.run.rename(region.name, periods)) if region.kind == "module" else region
+            return item._replace(name=run.rename(item.name, periods))
+        inputs = [run.rename_in(value, periods) if isinstance(value, str) else value for value in item.inputs]
+        return replace(item, inputs=tuple(inputs))
 
     def _count_storages(self) -> list[int]:
         """Return the number of storages that exist before each event, and after the last one.

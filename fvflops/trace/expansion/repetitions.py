@@ -46,7 +46,7 @@ class ListCall:
         if is_stack:
             outputs = ()
             copied = sum(item.length for item in self.elements)
-            rows.vectors[event.writes[0]] = self.length, self.length + rows.run.added * copied
+            rows.vectors[event.writes[0]] = (self.length, self.length + rows.run.added * copied)
         is_list_call = (
             self.length > 1
             and len(event.reads) >= self.length
