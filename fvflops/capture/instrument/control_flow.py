@@ -6,15 +6,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fvflops.capture.attention.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.instrument.patching import Patch, Wrapper
-from fvflops.capture.instrument.triton_launches import launch_kernel
+from fvflops.capture.instrument.triton_launches import Mode, launch_kernel
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.tensor_specs import OpSchema
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import (
     DispatchKey,
@@ -37,19 +36,6 @@ _COMPILED = None if compile_and_call is None else Patch(*compile_and_call)
 _CALLS = Patch(HigherOrderOperator, "__call__")
 _NO_FLEX_ATTENTION = refusal("flex_attention")  # it accepts no mode of ours
 _TRACERS = tuple(DispatchModeKey.__members__.values())
-
-
-class Mode(Protocol):
-    """The methods of a dispatch mode that control flow uses."""
-
-    def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether all tensors have values."""
-
-    def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
-        """Record an assumption about a data-dependent op; `bound`: the op costs at most that."""
-
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
-        """Record a launch of a kernel, which may write to all of its tensors, and run it in real execution."""
 
 
 @dataclass(frozen=True, slots=True)

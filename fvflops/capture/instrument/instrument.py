@@ -159,7 +159,7 @@ def instrument(
     wrappers = [
         *wrappers,
         *function_regions(recorder),
-        *attention_pairs(recorder, mode),
+        *attention_pairs(recorder, mode.has_values),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
         *other_processes(recorder),

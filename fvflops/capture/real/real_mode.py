@@ -135,7 +135,7 @@ class RecordingMode(SubclassAwareMode):
         op = op_calls(func, recorder.stops_at.values_of(func.name()))
         schema = op.schema
         if recorder.scripts is not None and is_module_call(schema.name):
-            return recorder.scripts.dispatch(schema.name, args)
+            return recorder.scripts(schema.name, args)
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at

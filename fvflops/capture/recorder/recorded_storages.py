@@ -43,6 +43,7 @@ class RecordedStorages(RunPosition):
         self.probe = probe
         self.unseen: UnseenWork | None = None
         self.events: list[tuple[Any, ...]] = []
+        self._pauses = 0
         self.fresh: dict[int, int] = {}
         self.index_of_ref: Callable[[StorageRef], int] = own_index
         self.storage_indices: dict[int, int] = {}
@@ -50,6 +51,11 @@ class RecordedStorages(RunPosition):
         self.of_earlier_steps: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._live_storages: dict[int, _LiveStorage] = {}  # by id of the storage
         self._storage_rows: dict[tuple[int, torch.device, str], tuple[int, str, str]] = {}
+
+    @property
+    def paused(self) -> bool:
+        """Whether recording is paused."""
+        return self._pauses > 0
 
     def register_storages(self, storages: Sequence[torch.UntypedStorage], rows: Sequence[tuple[Any, ...]]) -> list[int]:
         """Register storages that exist before the run and throughout it; return their indices."""

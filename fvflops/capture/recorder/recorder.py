@@ -17,8 +17,7 @@ from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.python_reads import PythonReads
 from fvflops.capture.recorder.recorded_storages import RecordedStorages
 from fvflops.capture.recorder.repeated_events import copy_rows
-from fvflops.capture.recorder.script_calls import ScriptCalls
-from fvflops.capture.recorder.tensor_specs import OpSchema, describe_result, describe_tensor, tensors_of
+from fvflops.capture.recorder.tensor_specs import describe_tensor, tensors_of
 from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.recorder.value_reader import ValueReader, add_values, find_value_arguments, have_values
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
@@ -42,9 +41,9 @@ class Recorder(RecordedStorages):
     """Events of one run in order, with interned regions, stacks, signatures and storages.
 
     `describe` returns a tensor's spec. `failure` is the first failure of the run: op name, module name, error.
-    `estimate_cost` returns the cost of a call, by which alternative branches are compared. `scripts` has the open
-    module calls of TorchScript. Beyond `limit` events only call counts are retained, not the order. With `lines` each
-    op has the source line that called it. `has_attention`: a masked attention was called.
+    `estimate_cost` returns the cost of a call, by which alternative branches are compared. `scripts` is called with the
+    ops by which TorchScript reports module calls. Beyond `limit` events only call counts are retained, not the order.
+    With `lines` each op has the source line that called it. `has_attention`: a masked attention was called.
     """
 
     def __init__(
@@ -67,16 +66,12 @@ class Recorder(RecordedStorages):
         self.failure: tuple[str, str, Exception] | None = None
         self.describe: Callable[[torch.Tensor], Value] = describe_tensor
         self.values = ValueReader(have_values)
-        self._pauses = 0
         self._saved_events: list[tuple[Any, ...]] | None = None  # before a pause or before close
         self._lines: dict[str, int] | None = {} if lines else None  # source line → index
         self.decomposed: set[str] = set()
         self._active: set[int] = set()
-        # The last exception that left a region, and its stack. Errors keep frames alive, with their tensors: those of a
-        # checkpoint's early stop, or that end the program, are not stored.
-        self._raised: tuple[BaseException | None, int] = (None, 0)
         self.has_attention = False
-        self.scripts: ScriptCalls | None = None
+        self.scripts: Callable[[str, Any], None] | None = None
         self.python_reads = PythonReads(self)
 
     @property
@@ -93,11 +88,6 @@ class Recorder(RecordedStorages):
     def has_lines(self) -> bool:
         """Whether each op has the source line that called it."""
         return self._lines is not None
-
-    @property
-    def paused(self) -> bool:
-        """Whether recording is paused."""
-        return self._pauses > 0
 
     def pause(self) -> None:
         """Record nothing until as many calls of `resume`; regions are still entered and left."""
@@ -215,15 +205,6 @@ class Recorder(RecordedStorages):
             subject = _name(self.current_module(error))
         return f"{subject} cannot be run in shape execution ({describe_failure(error)})"
 
-    def current_module(self, error: BaseException | None = None) -> str:
-        """Return the name of the module that is running, or that raised an error."""
-        stack = (
-            self._raised[1]
-            if error is not None and error is self._raised[0]
-            else self._thread_states.get(get_ident(), self).stack
-        )
-        return self.module_at(stack)
-
     def activate(self) -> None:
         """Mark the current stack as active although no op ran."""
         self._active.add(self.thread_state().stack)
@@ -232,14 +213,6 @@ class Recorder(RecordedStorages):
         """Record that a composite op was decomposed."""
         self.decomposed.add(name)
         self._active.add(self.stack_and_phase()[0] if self.backward or self._thread_states else self.stack)
-
-    def call(
-        self, schema: OpSchema, inputs: tuple[Value, ...], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        """Record an op call after it ran; `inputs` are the normalised arguments from before the call."""
-        signature = Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
-        reads = self.storages_of((*args, *kwargs.values()), "outside")
-        self.append_call(signature, reads, self.storages_of((result,), "op"))
 
     def record_opaque_call(self, op: str) -> None:
         """Record a call of an op that bypasses dispatch modes, of which only the name is known."""

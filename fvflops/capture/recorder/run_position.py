@@ -50,6 +50,9 @@ class RunPosition(ThreadState):
         self._thread_states: dict[int, ThreadState] = {}
         self._thread_numbers = count(1)
         self._adopted: set[int] = set()
+        # The last exception that left a region, and its stack. Errors keep frames alive, with their tensors: those of a
+        # checkpoint's early stop, or that end the program, are not stored.
+        self._raised: tuple[BaseException | None, int] = (None, 0)
         self._owner_stacks: dict[int, int] = {}
         # Key of the stack in the metadata of autograd nodes that `assign_graph` attributed.
         self._mark = object()
@@ -119,6 +122,15 @@ class RunPosition(ThreadState):
         regions = list(self._regions)
         names = [regions[region].name for region in self._paths[stack] if regions[region].kind == "module"]
         return names[-1] if names else ""
+
+    def current_module(self, error: BaseException | None = None) -> str:
+        """Return the name of the module that is running, or that raised an error."""
+        stack = (
+            self._raised[1]
+            if error is not None and error is self._raised[0]
+            else self._thread_states.get(get_ident(), self).stack
+        )
+        return self.module_at(stack)
 
     def innermost_region(self, stack: int) -> Region:
         """Return the innermost region of a stack, by default the root module's."""

@@ -36,18 +36,13 @@ class OpenRegion(NamedTuple):
 
 
 class OptimizerStep(Protocol):
-    """A running optimizer step."""
+    """A running optimizer step, which returns the stack of its ops by the storages that they read."""
 
     optimizer: Any
 
-    def is_running(self) -> bool:
-        """Return whether the step is still running."""
-
-    def refresh(self) -> None:
-        """Update the storages of each parameter group."""
-
-    def stack_of(self, reads: Any) -> int:
-        """Return the stack of an op of the step by the storages it reads."""
+    def is_running(self) -> bool: ...
+    def refresh(self) -> None: ...
+    def stack_of(self, reads: Any) -> int: ...
 
 
 class ThreadState:

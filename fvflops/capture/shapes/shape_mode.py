@@ -228,7 +228,7 @@ class ShapeMode(SubclassAwareMode):
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
             if self.recorder.scripts is not None and is_module_call(func.name()):
-                return self.recorder.scripts.dispatch(func.name(), args)
+                return self.recorder.scripts(func.name(), args)
             plan = self._plan(func)
         outcomes, op, handle_miss, _ = plan
         self.last_op = op
