@@ -36,8 +36,8 @@ def encode(trace: TraceFields) -> str:
             "decomposed": sorted(trace.decomposed),
             "active": sorted(trace.active),
             "modules": trace.modules.encode(),
-            "regions": [list(region) for region in trace.regions],
-            "stacks": [list(stack) for stack in trace.stacks],
+            "regions": trace.regions,
+            "stacks": trace.stacks,
             "ops": {item.op: [list(item.names), item.schema] for item in trace.signatures},
             "signatures": [
                 [
@@ -52,7 +52,7 @@ def encode(trace: TraceFields) -> str:
             "calls": [[*key, count] for key, count in trace.calls.items()],
             "region_calls": [[*key, count] for key, count in trace.region_calls.items()],
             "events": None if trace.events is None else _encode_events(trace.events),
-            "storages": [list(storage) for storage in trace.storages],
+            "storages": list(trace.storages),
             **({"lines": list(trace.lines)} if trace.lines else {}),
         }
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,25 +106,26 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
 
         return leave
 
-    def rerun_backward(original: Any) -> Any:
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            if not recorder.is_recording_thread():
-                return original(ctx, *gradients)
-            token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
-            try:
-                return original(ctx, *gradients)
-            finally:
-                recorder.end_rerun(token)
-
-        return backward
-
     return [
         (_MAKE_FRAME, make_frame),
         (_MAKE_HOOK, make_hook),
         (_ENTER_HOOK, enter_hook),
         (_LEAVE_HOOK, leave_hook),
-        (_RERUN_BACKWARD, rerun_backward),
+        (_RERUN_BACKWARD, partial(_around_rerun, recorder)),
     ]
+
+
+def _around_rerun(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if not recorder.is_recording_thread():
+            return original(ctx, *gradients)
+        token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
+        try:
+            return original(ctx, *gradients)
+        finally:
+            recorder.end_rerun(token)
+
+    return backward
 
 
 @contextmanager

@@ -138,20 +138,15 @@ def _around(
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
     hidden_ops = {id(module): ops for module in scripts.values() if (ops := _hidden_ops(module))}
-    unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     outermost = recorder.unseen
+    unseen_work = outermost if outermost is not None and outermost.is_real else None
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
     leaf_calls = find_leaf_calls(recorder, mode, model_index, original)
-    if model_index.graphs is None:  # the usual case, of up to thousands of modules
-        regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
-    else:
-        is_hidden = model_index.graphs.is_hidden
-        pairs = zip(model_index.modules, model_index.regions, strict=True)
-        regions = {id(module): recorder.region(region) for module, region in pairs if not is_hidden(region.name)}
-    for name, module in scripts.items():
-        if name and name.rpartition(".")[0] in scripts:
-            del regions[id(module)]
+    regions = _regions(recorder, model_index)
+    for name in scripts.keys() - {""}:
+        if name.rpartition(".")[0] in scripts:
+            del regions[id(scripts[name])]
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         region = regions.get(id(module))
@@ -159,14 +154,11 @@ def _around(
             return original(module, *args, **kwargs)
         if unseen_work is not None:
             unseen_work.enter(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
-        leaf = None
-        if leaf_calls is not None and len(args) == 1 and not kwargs:
-            leaf = leaf_calls.find(module, args[0])
-            if leaf is not None:
-                replayed = leaf_calls.replay(leaf, region, args[0])
-                if replayed is not None:
-                    return replayed
-                metadata, first_event = args[0].metadata, len(recorder.events)
+        leaf = leaf_calls.find(module, args[0]) if leaf_calls is not None and len(args) == 1 and not kwargs else None
+        if leaf_calls is not None and leaf is not None:
+            if (replayed := leaf_calls.replay(leaf, region, args[0])) is not None:
+                return replayed
+            metadata, first_event = args[0].metadata, len(recorder.events)
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if id(module) in with_fused_path:
@@ -180,9 +172,8 @@ def _around(
         except BaseException as error:
             leave(token, None, error)
             raise
-        if hidden_ops:
-            for op in hidden_ops.get(id(module), ()):
-                recorder.record_opaque_call(op)
+        for op in hidden_ops.get(id(module), ()):
+            recorder.record_opaque_call(op)
         if unseen_work is not None:
             unseen_work.leave(result, getattr(module, "forward", None))
         if token == 0 and outermost is not None and get_ident() == thread and not recorder.paused:
@@ -195,6 +186,15 @@ def _around(
         return result
 
     return call
+
+
+def _regions(recorder: Recorder, model_index: ModelIndex) -> dict[int, int]:
+    """Return id → region of each module, without those that tracing added to a graph."""
+    if model_index.graphs is None:  # the usual case, of up to thousands of modules
+        return dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
+    is_hidden = model_index.graphs.is_hidden
+    pairs = zip(model_index.modules, model_index.regions, strict=True)
+    return {id(module): recorder.region(region) for module, region in pairs if not is_hidden(region.name)}
 
 
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:

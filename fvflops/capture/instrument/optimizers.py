@@ -163,11 +163,12 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
 
     def label_of(optimizer: Optimizer) -> str:
         # "SGD", then "SGD 2,": with the group's name or number, a region is called "SGD 0" or "SGD 2, 0".
-        if id(optimizer) not in labels:
+        label = labels.get(id(optimizer))
+        if label is None:
             previous = sum(type(item) is type(optimizer) for item in optimizers)
             optimizers.append(optimizer)
-            labels[id(optimizer)] = type(optimizer).__name__ + (f" {previous + 1}," if previous else "")
-        return labels[id(optimizer)]
+            label = labels[id(optimizer)] = type(optimizer).__name__ + f" {previous + 1}," * bool(previous)
+        return label
 
     def on_step_start(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not recorder.is_recording_thread():
@@ -177,8 +178,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         if prepare is not None:
             prepare(optimizer)
         state.active_optimizers.append(OptimizerStep(recorder, optimizer, label_of(optimizer), sys._getframe(1)))
-        closures = [value for value in (*args[1:], *kwargs.values()) if callable(value)]
-        if not closures:
+        if not any(map(callable, (*args[1:], *kwargs.values()))):
             return None
 
         def without_active_steps(closure: Any) -> Any:
@@ -194,18 +194,17 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
 
             return call
 
-        wrapped_args = tuple(without_active_steps(value) if value in closures else value for value in args[1:])
-        wrapped_kwargs = {
-            name: without_active_steps(value) if value in closures else value for name, value in kwargs.items()
-        }
-        return (optimizer, *wrapped_args), wrapped_kwargs
+        def wrap(value: Any) -> Any:
+            return without_active_steps(value) if callable(value) else value
+
+        return (optimizer, *map(wrap, args[1:])), {name: wrap(value) for name, value in kwargs.items()}
 
     def on_step_end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not recorder.is_recording_thread():
             return
-        state = recorder.thread_state()
-        if any(step.optimizer is optimizer for step in state.active_optimizers):
-            while state.active_optimizers.pop().optimizer is not optimizer:
+        steps = recorder.thread_state().active_optimizers
+        if any(step.optimizer is optimizer for step in steps):
+            while steps.pop().optimizer is not optimizer:
                 pass
         recorder.is_after_pass = recorder.has_modules
 

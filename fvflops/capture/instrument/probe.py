@@ -135,30 +135,20 @@ class Probe:
         """Return events with final durations: on CUDA after synchronising, on a CPU without the dispatch overhead."""
         if not self._time:
             return list(events)
-        if self._cuda is None:
-            return [self._without_dispatch(event) for event in events]
-        torch.cuda.synchronize(self._cuda)
-        slept = [0, *accumulate(_nanoseconds(*pair) for pair in self._sleeps)]
-        return [_finalize_duration(event, slept) for event in events]
+        slept = [0]  # the cumulative sleep time before each sleep
+        if self._cuda is not None:
+            torch.cuda.synchronize(self._cuda)
+            slept += accumulate(_nanoseconds(*pair) for pair in self._sleeps)
+        return [self._finalize_duration(event, slept) if len(event) > _DURATION else event for event in events]
 
-    def _without_dispatch(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
-        if event[0] != "op" or len(event) <= _DURATION:
-            return event
+    def _finalize_duration(self, event: tuple[Any, ...], slept: Sequence[int]) -> tuple[Any, ...]:
         duration = event[_DURATION]
-        return (
-            *event[:_DURATION],
-            duration - min(self.dispatch_ns, int(duration * _MAX_SHARE)),
-            *event[_DURATION + 1 :],
-        )
-
-
-def _finalize_duration(event: tuple[Any, ...], slept: Sequence[int]) -> tuple[Any, ...]:
-    """Return an event with its duration; `slept` is the cumulative sleep time before each sleep."""
-    if len(event) <= _DURATION or not isinstance(event[_DURATION], tuple):
-        return event
-    start, end, first, last = event[_DURATION]
-    duration = max(_nanoseconds(start, end) - (slept[last] - slept[first]), 0)
-    return *event[:_DURATION], duration, *event[_DURATION + 1 :]
+        if isinstance(duration, tuple):
+            start, end, first, last = duration
+            duration = max(_nanoseconds(start, end) - (slept[last] - slept[first]), 0)
+        elif event[0] == "op" and duration is not None:
+            duration -= min(self.dispatch_ns, int(duration * _MAX_SHARE))
+        return *event[:_DURATION], duration, *event[_DURATION + 1 :]
 
 
 def _record_event() -> Any:

@@ -16,7 +16,6 @@ from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.python_reads import PythonReads
 from fvflops.capture.recorder.recorded_storages import RecordedStorages
-from fvflops.capture.recorder.repeated_events import copy_rows
 from fvflops.capture.recorder.tensor_specs import describe_tensor, tensors_of
 from fvflops.capture.recorder.thread_state import OpenRegion, ThreadState
 from fvflops.capture.recorder.value_reader import ValueReader, add_values, find_value_arguments, have_values
@@ -412,3 +411,36 @@ class _PauseEvents(list[tuple[Any, ...]]):
     def append(self, event: tuple[Any, ...]) -> None:
         if event[0] == "free":
             super().append(event)
+
+
+def copy_rows(rows: Sequence[tuple[Any, ...]], storages: list[tuple[Any, ...]], times: int) -> list[tuple[Any, ...]]:
+    """Return an iteration's event rows repeated, and append to `storages` those that each repetition creates.
+
+    A storage that the iteration frees is created by it; the others, such as weights, are shared by all repetitions.
+
+    >>> storages = [(4, "cpu", "op")]
+    >>> copy_rows([("op", 7, 1, "forward", 0, (), (0,)), ("free", 0, 1)], storages, 2)[2:]
+    [('op', 7, 1, 'forward', 0, (), (2,)), ('free', 2, 1)]
+    >>> len(storages)
+    3
+    """
+    freed = sorted({row[1] for row in rows if row[0] == "free"})  # as they were created
+    copies: list[tuple[Any, ...]] = []
+    for _ in range(times):
+        indices: dict[int, int] = {}
+        for index in freed:
+            indices[index] = len(storages)
+            storages.append(storages[index])
+        for row in rows:
+            if row[0] == "op":
+                reads, writes = row[5], row[6]
+                mapped = (
+                    tuple([indices.get(index, index) for index in reads]),
+                    tuple([indices.get(index, index) for index in writes]),
+                )
+                copies.append((*row[:5], *mapped, *row[7:]))
+            elif row[0] == "free":
+                copies.append(("free", indices[row[1]], *row[2:]))
+            else:
+                copies.append(row)
+    return copies
