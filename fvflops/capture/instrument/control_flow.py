@@ -170,17 +170,14 @@ def _scan(
 
 
 def _run_first(op_call: HigherOrderCall, subgraph: Any, *operands: Any, **_: Any) -> Any:
-    """Call the subgraph with the other arguments."""
     return subgraph(*operands)
 
 
 def _run_named(op_call: HigherOrderCall, subgraph: Any, identifier: str, *operands: Any) -> Any:
-    """Call the subgraph with the other arguments except its identifier."""
     return subgraph(list(operands)) if getattr(subgraph, "_boxed_call", False) else subgraph(*operands)
 
 
 def _run_on_list(op_call: HigherOrderCall, subgraph: Any, operands: Sequence[Any]) -> Any:
-    """Call the subgraph with a list of operands."""
     return subgraph(*operands)
 
 
@@ -214,7 +211,6 @@ def _launch_triton(
 
 
 def _flex_attention(op_call: HigherOrderCall, *args: Any, **kwargs: Any) -> Any:
-    """Run torch's flex attention with the pairs of its block mask counted."""
     return op_call.original(*count_mask(args, BLOCK_MASKS[op_call.op.name()], op_call.mode.has_values), **kwargs)
 
 

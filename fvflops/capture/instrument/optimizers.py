@@ -103,7 +103,6 @@ class OptimizerStep:
 
 
 def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
-    """Return the indices of the storages of a tensor, or of those inside a wrapper subclass such as DTensor."""
     return [index for inner in inner_tensors(tensor) for index in recorder.storages_of((inner,))]
 
 
@@ -158,17 +157,15 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
 
     Ops in a closure that a step calls, as L-BFGS does, are not recorded as part of the step.
     """
-    labels: dict[int, str] = {}
-    optimizers: list[Optimizer] = []  # keep alive, so that ids are not reused
+    labels: dict[int, tuple[Optimizer, str]] = {}  # with the optimizers, so that ids are not reused
 
     def label_of(optimizer: Optimizer) -> str:
         # "SGD", then "SGD 2,": with the group's name or number, a region is called "SGD 0" or "SGD 2, 0".
-        label = labels.get(id(optimizer))
-        if label is None:
-            previous = sum(type(item) is type(optimizer) for item in optimizers)
-            optimizers.append(optimizer)
-            label = labels[id(optimizer)] = type(optimizer).__name__ + f" {previous + 1}," * bool(previous)
-        return label
+        if id(optimizer) not in labels:
+            previous = sum(type(other) is type(optimizer) for other, _ in labels.values())
+            number = f" {previous + 1}," if previous else ""
+            labels[id(optimizer)] = optimizer, type(optimizer).__name__ + number
+        return labels[id(optimizer)][1]
 
     def on_step_start(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not recorder.is_recording_thread():

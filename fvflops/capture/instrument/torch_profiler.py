@@ -180,7 +180,6 @@ def read_events(
 
 
 def _is_range(event: Any, modules: Mapping[str, str]) -> bool:
-    """Return whether an event is a range of the program or of torch."""
     return bool(event.is_user_annotation) or event.name in modules
 
 
