@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter_ns
 from typing import Any
@@ -30,17 +31,15 @@ _MAX_SHARE = 0.1
 _DURATION = 10  # index of `duration_ns` in an event's row
 
 
+@dataclass(slots=True, eq=False)
 class StartMark:
     """Readings at the start of an op or region; the clock `ns` is read last, so that no other reading is timed."""
 
-    __slots__ = ("event", "memory", "ns", "overhead_ns", "sleeps")
-
-    def __init__(self, overhead_ns: int, event: Any, memory: int | None, sleeps: int) -> None:
-        self.ns = 0
-        self.overhead_ns = overhead_ns
-        self.event = event
-        self.memory = memory
-        self.sleeps = sleeps
+    overhead_ns: int
+    event: Any
+    memory: int | None
+    sleeps: int
+    ns: int = 0
 
 
 class Probe:
