@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -77,18 +77,19 @@ def graph_scopes(recorder: Recorder, model_index: ModelIndex) -> list[Wrapper]:
     scopes = GraphScopes(recorder, model_index)
     for position, prefix in graphs.prefixes.items():
         module: Any = model_index.modules[position]
-        region_of = partial(_region, recorder, prefix, graphs.aliases)
+
+        def region_of(path: str, prefix: str = prefix) -> int:
+            full = prefix_path(prefix, path)
+            return recorder.region(Region("module", graphs.aliases.get(full, full)))
+
         forward = _instrument(module, scopes, region_of)
         if forward is not None and "forward" not in vars(module):
-            found.append((_patch(type(module)), partial(_around, recorder, scopes, forward, position in graphs.bodies)))
+            cls = type(module)
+            patch = _FORWARDS.get(id(cls))
+            if patch is None:
+                patch = _FORWARDS[id(cls)] = Patch(cls, "forward")
+            found.append((patch, partial(_around, recorder, scopes, forward, position in graphs.bodies)))
     return found
-
-
-def _patch(cls: type) -> Patch:
-    patch = _FORWARDS.get(id(cls))
-    if patch is None:
-        patch = _FORWARDS[id(cls)] = Patch(cls, "forward")
-    return patch
 
 
 def _around(
@@ -100,11 +101,6 @@ def _around(
         return scopes.run(forward, is_body, *args, **kwargs)
 
     return call
-
-
-def _region(recorder: Recorder, prefix: str, aliases: Mapping[str, str], path: str) -> int:
-    full = prefix_path(prefix, path)
-    return recorder.region(Region("module", aliases.get(full, full)))
 
 
 def _instrument(
