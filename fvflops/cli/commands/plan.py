@@ -6,7 +6,6 @@ import argparse
 from dataclasses import replace
 
 from fvflops import paths
-from fvflops.cli.activity import activity
 from fvflops.cli.argument_values import parse_amount, parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,
@@ -42,6 +41,7 @@ from fvflops.cli.planning.step_options import (
     typed_settings,
 )
 from fvflops.cli.process import report_stream
+from fvflops.cli.progress import activity
 from fvflops.cli.terminal_detection import find_width
 from fvflops.devices.devices import Device
 from fvflops.formulas import FormulaTable, load_table

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fvflops.devices.devices import Device
-from fvflops.devices.model_flops import model_flops
-from fvflops.devices.utilisation import hfu, mfu
+from fvflops.devices.utilisation import hfu, mfu, model_flops
 from fvflops.plan.parallel_axes import count_shares
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.plan.rank_step import Action
