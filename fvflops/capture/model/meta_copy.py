@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -42,15 +42,10 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     >>> [tensor.dtype for tensor in cast_floats((torch.ones(2), torch.ones(2, dtype=torch.int64)), torch.bfloat16)]
     [torch.bfloat16, torch.int64]
     """
-    return map_tensors(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-
-
-def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested inputs with their tensors changed."""
     if isinstance(value, torch.Tensor):
-        return change(value)
+        return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
-        return {name: map_tensors(item, change) for name, item in value.items()}
+        return {name: cast_floats(item, dtype) for name, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(map_tensors(item, change) for item in value)
+        return type(value)(cast_floats(item, dtype) for item in value)
     return value

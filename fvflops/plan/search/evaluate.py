@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.model.meta_copy import map_tensors
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device
 from fvflops.plan.pipeline_stages import Inputs, PipelineStages, find_stages
@@ -65,7 +64,17 @@ def resize_inputs(inputs: Any, *, batch: int, ranks: int = 1) -> Any:
         first = tensor[tuple(slice(size) for size in (1, *shape[1:]))]
         return first.expand(shape).contiguous()
 
-    return map_tensors(inputs, resize)
+    return _map_tensors(inputs, resize)
+
+
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _map_tensors(item, change) for name, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_map_tensors(item, change) for item in value)
+    return value
 
 
 @dataclass(frozen=True)
