@@ -30,7 +30,7 @@ from fvflops.capture.real.real_mode import SubclassAwareMode
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
-from fvflops.capture.shapes.assumptions import how_to_assume
+from fvflops.capture.shapes.rules.assumptions import how_to_assume
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError

@@ -42,7 +42,7 @@ from fvflops.capture.run import (
     needs_real_execution,
     suspend_outer_recordings,
 )
-from fvflops.capture.shapes.assumptions import how_to_assume
+from fvflops.capture.shapes.rules.assumptions import how_to_assume
 from fvflops.capture.shapes.cuda.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode

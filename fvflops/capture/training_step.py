@@ -33,7 +33,7 @@ from fvflops.capture.run import (
     suspend_outer_recordings,
 )
 from fvflops.capture.session import Session
-from fvflops.capture.shapes.assumptions import can_be_assumed, how_to_assume
+from fvflops.capture.shapes.rules.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused

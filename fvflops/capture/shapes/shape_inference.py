@@ -14,7 +14,6 @@ from fvflops.capture.restore import interrupts
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
 from fvflops.capture.shapes.meta_run import OutputInference, substitute
 from fvflops.capture.shapes.metadata import Metadata
-from fvflops.capture.shapes.rules.choice import choose_rule
 from fvflops.capture.shapes.rules.data_dependent import depends_on_values
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings
@@ -48,7 +47,7 @@ class OpInference:
         # Data from other ranks is unknown, since nothing is sent.
         known = not op.needs_other_ranks(args, kwargs) and all(item.known for item in metadata)
         inference = OutputInference(op.schema, tensors, metadata, self._device, self._concrete.device_for)
-        rule = choose_rule(func, self._rules.replacement_for)
+        rule = self._rules.rule_for(func)
         cacheable = True
         try:
             outcome = inference.run(rule, args, kwargs)

@@ -27,12 +27,12 @@ from fvflops.capture.recorder.tensor_specs import (
 )
 from fvflops.capture.recorder.value_reader import ValueReader, have_values
 from fvflops.capture.restore.restore import UndoLog, written_arguments
-from fvflops.capture.shapes.collectives import completed_work, is_work
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
 from fvflops.capture.shapes.graph_tracing import graph_tracer, make_constants, tracer_stashed
 from fvflops.capture.shapes.meta_run import substitute, unpack_result
 from fvflops.capture.shapes.metadata import Metadata, as_lazy, is_available
 from fvflops.capture.shapes.rules.data_dependent import tensors_read
+from fvflops.capture.shapes.rules.missing_rules import completed_work, is_work
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import (
     CachedResult,

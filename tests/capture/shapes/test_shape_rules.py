@@ -13,7 +13,7 @@ from fvflops.analysis.table_examples import NotRunnable, bind_example, overloads
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes import concrete_tensors
 from fvflops.capture.shapes.metadata import metadata_of
-from fvflops.capture.shapes.rules import sequences
+from fvflops.capture.shapes.rules import data_dependent
 from fvflops.capture.shapes.rules.data_dependent import depends_on_values
 from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES, ShapeRules
 from fvflops.capture.shapes.shape_cache import clear_cache
@@ -629,9 +629,9 @@ def test_sequences_of_known_lengths_are_packed():
 @pytest.mark.parametrize(
     ("call", "needed"),
     [
-        (lambda meta: sequences.pack_padded_sequence(torch.ones(2, 3), meta, True), "sequence lengths"),
-        (lambda meta: sequences.pad_packed_sequence(torch.ones(2, 3), meta, True, 0.0, 3), "batch sizes"),
-        (lambda meta: sequences.is_left_aligned(torch.ones(2, 3, 1), meta), "the mask's values"),
+        (lambda meta: data_dependent.pack_padded_sequence(torch.ones(2, 3), meta, True), "sequence lengths"),
+        (lambda meta: data_dependent.pad_packed_sequence(torch.ones(2, 3), meta, True, 0.0, 3), "batch sizes"),
+        (lambda meta: data_dependent.is_left_aligned(torch.ones(2, 3, 1), meta), "the mask's values"),
     ],
 )
 def test_error_for_unknown_sequences_names_what_is_needed(call, needed):
