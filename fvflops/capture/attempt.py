@@ -28,7 +28,7 @@ from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.shapes.cuda.cuda_kernels import cuda_choices
+from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode, missing_device_emulated
 from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf

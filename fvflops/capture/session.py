@@ -42,11 +42,11 @@ from fvflops.capture.run import (
     needs_real_execution,
     suspend_outer_recordings,
 )
-from fvflops.capture.shapes.rules.assumptions import how_to_assume
-from fvflops.capture.shapes.cuda.cuda_kernels import cuda_choices
+from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import is_available
+from fvflops.capture.shapes.rules.assumptions import how_to_assume
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode

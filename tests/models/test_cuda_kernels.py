@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fvflops.capture.shapes.cuda.cuda_kernels import choose_attention_kernel
+from fvflops.capture.shapes.cuda_kernels import choose_attention_kernel
 from tests.support.checkout import DATA
 from tests.support.cuda_cases import list_cases
 from tests.support.cuda_cases.runs import run_all_ways

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from fvflops.capture.attention.pairs import Pairs
+from fvflops.capture.attention import Pairs
 from fvflops.capture.instrument.probe import StartMark
 from fvflops.trace import Value
 

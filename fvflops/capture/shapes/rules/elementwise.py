@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fvflops.capture.lazy_values.lazy_ops import is_dense
 from fvflops.torch_internals import pytree
 
 _META = torch.device("meta")
@@ -62,20 +63,9 @@ def _result_of_one_layout(operands: Sequence[torch.Tensor], dtype: torch.dtype) 
         return torch.empty(first.shape, dtype=dtype, device=_META)
     if first.ndim == 4 and all(operand.is_contiguous(memory_format=torch.channels_last) for operand in operands):
         return torch.empty(first.shape, dtype=dtype, device=_META, memory_format=torch.channels_last)
-    if len({operand.stride() for operand in operands}) == 1 and is_dense(first):
+    if len({operand.stride() for operand in operands}) == 1 and is_dense(first.shape, first.stride()):
         return torch.empty_strided(first.shape, first.stride(), dtype=dtype, device=_META)
     return None
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is non-overlapping and dense."""
-    step = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
-        if size > 1:
-            if stride != step:
-                return False
-            step *= size
-    return True
 
 
 def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from fvflops.capture.shapes.rules.elementwise import is_dense
+from fvflops.capture.lazy_values.lazy_ops import is_dense
 from fvflops.capture.shapes.rules.memory_formats import contiguous_like, like
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.torch_internals import work_from_future
@@ -38,7 +38,7 @@ def preserve_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, *
     """Return torch's result with the strides of a dense argument; torch's rule changes those of size-1 dimensions."""
     result = rule(self, *rest, **options)
     preserves = options.get("memory_format") in (None, torch.preserve_format)
-    if preserves and result.layout is self.layout is torch.strided and is_dense(self):
+    if preserves and result.layout is self.layout is torch.strided and is_dense(self.shape, self.stride()):
         return torch.empty_strided(self.shape, self.stride(), dtype=result.dtype, device=result.device)
     return result
 

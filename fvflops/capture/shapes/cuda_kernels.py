@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fvflops.capture.attention.decomposed import call_with_pairs
+from fvflops.capture.attention import call_with_pairs
 from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.recorder.value_reader import ValueReader
-from fvflops.capture.shapes.cuda.cuda_autocast import cast_by_autocast
+from fvflops.capture.shapes.cuda_autocast import cast_by_autocast
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
