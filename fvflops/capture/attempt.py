@@ -33,14 +33,14 @@ from fvflops.capture.shapes.data_parallel import reducers_restored
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode, missing_device_emulated
 from fvflops.capture.shapes.metadata import Metadata, is_available, metadata_of, metadata_of_leaf
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
-from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_mode import ShapeMode, in_shape_run
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.export_patches import saved_exports
 from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
-from fvflops.torch_internals import below_autograd, dispatch_mode_stack, is_any_autocast_enabled, is_wrapper_subclass
+from fvflops.torch_internals import below_autograd, is_any_autocast_enabled, is_wrapper_subclass
 from fvflops.trace import Region, Signature, StopsAt, Trace
 
 Model = nn.Module | Callable[..., Any]
@@ -313,8 +313,3 @@ class Attempt:
 
 def _has_attribute(module: nn.Module, value: Any) -> bool:
     return any(item is value for item in vars(module).values())
-
-
-def in_shape_run() -> bool:
-    """Return whether this thread is in shape execution."""
-    return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())

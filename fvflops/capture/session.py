@@ -14,7 +14,6 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from fvflops.capture.attempt import in_shape_run
 from fvflops.capture.compiler import compiler_disabled
 from fvflops.capture.errors.model_errors import note_remedy
 from fvflops.capture.instrument.backward import gradients_restored
@@ -49,7 +48,7 @@ from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.rules.assumptions import how_to_assume
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
-from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_mode import ShapeMode, in_shape_run
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
 from fvflops.capture.unseen.draw_lines import DrawFinder

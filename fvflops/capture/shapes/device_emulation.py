@@ -19,9 +19,9 @@ from fvflops.capture.shapes.cuda_autocast import autocast_emulated
 from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
 from fvflops.capture.shapes.metadata import META
 from fvflops.capture.shapes.shape_cache import substitute
-from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_mode import in_shape_run
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
-from fvflops.torch_internals import device_constructors, dispatch_mode_stack
+from fvflops.torch_internals import device_constructors
 
 _DEVICE = torch.Tensor.device
 # The host. Without an index the CPU may stand for the device, since programs create tensors there by default.
@@ -75,7 +75,7 @@ class MissingDeviceMode(TorchFunctionMode):
         def construct(*args: Any, **kwargs: Any) -> Any:
             device = self._parse(kwargs.get("device"))
             is_missing = isinstance(device, torch.device) and device.type == self._device_type
-            if is_missing and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
+            if is_missing and in_shape_run():
                 kwargs["device"] = torch.device("cpu")
             return original(*args, **kwargs)
 

@@ -48,6 +48,7 @@ from fvflops.torch_internals import (
     TorchDispatchMode,
     disable_dispatch_modes,
     disable_torch_function,
+    dispatch_mode_stack,
     get_dispatch_mode,
     set_dispatch_mode,
     unset_dispatch_mode,
@@ -327,6 +328,11 @@ class ShapeMode(ShapeResults):
             return metadata
         description = describe(value)
         return description if description is not value else (kind.__qualname__, value)
+
+
+def in_shape_run() -> bool:
+    """Return whether this thread is in shape execution."""
+    return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())
 
 
 def graph_tracer() -> Any:
