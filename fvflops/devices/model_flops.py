@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel, count
-from fvflops.counting.unknown_masks import describe_unknown_masks
+from fvflops.counting.uncounted_work import describe_unknown_masks
 from fvflops.devices.utilisation import MODEL_PHASES, with_attention
 from fvflops.formulas import FormulaTable, resolve_table
 
 if TYPE_CHECKING:
-    from fvflops.analysis import FlopCountAnalysis
+    from fvflops.analysis.model_counts import FlopCountAnalysis
 
 
 def model_flops(

@@ -12,8 +12,8 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import NamedTuple, Protocol, TypeAlias
 
-from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
 from fvflops.formulas.functions.attention import SKIPS

@@ -6,9 +6,9 @@ import logging
 
 from torch import nn
 
-from fvflops.analysis import recording_schedules
+from fvflops.analysis import steps
 from fvflops.analysis.recording import OnTraceReady, record
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
 from fvflops.integrations.saving import Folder, save_when_ready
 from fvflops.reports.escaping import printable_short
@@ -18,7 +18,7 @@ from fvflops.units import format_quantity
 # Names under which the cost per step is logged: FLOPs, 2 for a multiply-add whatever the table, and multiply-adds.
 LOGGED = ("flops_per_step", "macs_per_step")
 # Steps are usually equal: the first few are representative, and the others run without overhead.
-FIRST_STEPS = recording_schedules.schedule(active=3, repeat=1)
+FIRST_STEPS = steps.schedule(active=3, repeat=1)
 
 _LOGGER = logging.getLogger("fvflops")
 

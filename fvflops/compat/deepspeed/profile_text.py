@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fvflops.compat.deepspeed.module_profile import Costs, ModelProfile
 from fvflops.reports import escaping
-from fvflops.reports.fvcore.tree import draw_tree
+from fvflops.reports.fvcore_tree import draw_tree
 from fvflops.trace import ModuleInfo
 from fvflops.units import (
     duration_to_string,
