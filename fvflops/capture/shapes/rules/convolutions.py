@@ -34,6 +34,8 @@ def format_on_cpu(
     input: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *parameters: Any
 ) -> torch.memory_format:
     """Return the memory format of a convolution's result from the backend that torch selects on the CPU."""
+    if suggested_format(input) is suggested_format(weight) is torch.contiguous_format:
+        return torch.contiguous_format  # from any backend
     probes = _probe(input), _probe(weight)
     return convolution_memory_format(*probes, select_convolution_backend(*probes, None, *parameters, bias_sizes))
 
@@ -77,10 +79,13 @@ def convolution(choose_format: _FormatChoice, *args: Any) -> torch.Tensor:
 
 def convolution_backward(choose_format: _FormatChoice, *args: Any) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of input, weight and bias, in their kernel's memory format."""
-    _, input, weight, bias_sizes, *parameters, _ = args
-    *grads, bias_grad = torch.ops.aten.convolution_backward(*args)
+    grad_output, input, weight, bias_sizes, *parameters, output_mask = args
     memory_format = _kernel_format(choose_format, input, weight, bias_sizes, parameters)
-    return (*(None if grad is None else _in_format(grad, memory_format) for grad in grads), bias_grad)
+    return (
+        _in_format(input, memory_format) if output_mask[0] else None,
+        _in_format(weight, memory_format) if output_mask[1] else None,
+        grad_output.new_empty(grad_output.shape[1]) if output_mask[2] else None,
+    )
 
 
 def backend_convolution(name: str, *args: Any) -> torch.Tensor:
