@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fvflops.capture.real.real_mode import has_wrapper_subclass
-from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.tensor_specs import (
@@ -21,6 +20,7 @@ from fvflops.capture.recorder.tensor_specs import (
     normalise,
     tensors_of,
 )
+from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.recorder.value_reader import ValueReader, have_values
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors
@@ -145,7 +145,7 @@ class ShapeMode(ShapeResults):
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
             if self.recorder.scripts is not None and is_module_call(func.name()):
-                return self.recorder.scripts.dispatch(func.name(), args)
+                return self.recorder.scripts(func.name(), args)
             plan = self._plan(func)
         outcomes, op, handle_miss, _ = plan
         self.last_op = op

@@ -12,9 +12,9 @@ from fvflops.capture.lazy_values.lazy_expressions import Expression
 from fvflops.capture.lazy_values.lazy_ops import COUNTS, base_name, is_dense
 from fvflops.capture.lazy_values.run_values import LazyMemory, LazyValue, LazyValues
 from fvflops.capture.real.real_mode import SubclassAwareMode
-from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.concrete_tensors import ConcreteTensors, without_values
 from fvflops.capture.shapes.metadata import Metadata, as_lazy, is_available
@@ -107,7 +107,7 @@ class ShapeResults(SubclassAwareMode):
         recorder = self.recorder
         self.last_outcome = outcome
         index = self.index_of(outcome)
-        if recorder.backward or recorder.has_threads:
+        if recorder.backward or recorder.has_threads or recorder.has_lines:
             recorder.add(index, reads, writes)
         else:
             recorder.events.append(("op", index, recorder.stack, "forward", 0, reads, writes))

@@ -20,7 +20,7 @@ from fvflops.capture.shapes.rules import (
     normalization,
     vision_rules,
 )
-from fvflops.capture.shapes.rules.assumptions import assumption_for, can_be_assumed, check_assumptions, convert_value
+from fvflops.capture.shapes.rules.assumptions import assumption_for, check_assumptions, convert_value
 from fvflops.capture.shapes.rules.fast_path import FAST_RULES
 from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
 from fvflops.trace.signature import packet_of
@@ -96,10 +96,6 @@ class ShapeRules:
         if key in data_dependent.UPPER_BOUNDED and not self.exact:
             return partial(self._bounded, name, size_rule)
         return None
-
-    def can_assume(self, name: str) -> bool:
-        """Return whether `assume` accepts the op."""
-        return can_be_assumed(name)
 
     def rule_for(self, func: Any) -> Rule:
         """Return the rule for an op's results on the meta device: the fast one where it applies, else another."""
