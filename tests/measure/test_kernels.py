@@ -30,9 +30,8 @@ from fvflops.counting.timing import read_times
 from fvflops.formulas import load_table
 from fvflops.measure.kernels import kernel_table
 from fvflops.measure.kernels.alignment import Item, align
-from fvflops.measure.kernels.kernel_sums import sum_kernels
+from fvflops.measure.kernels.kernel_sums import overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import match_kernels
-from fvflops.measure.kernels.overlay import overlay_times
 from fvflops.measure.kernels.recorded_calls import Work
 from fvflops.reports.files.chrome_trace import write_events as render_chrome_trace
 from fvflops.trace import TraceError
@@ -82,10 +81,7 @@ class Layer(nn.Module):
         return x + self.mlp(x)
 
 
-MODELS = {
-    "convnet": (make_convnet, (2, 3, 8, 8)),
-    "transformer": (lambda: nn.Sequential(Layer(), Layer()), (2, 6, 16)),
-}
+MODELS = {"convnet": (make_convnet, (2, 3, 8, 8)), "transformer": (lambda: nn.Sequential(Layer(), Layer()), (2, 6, 16))}
 LOSSES = {"forward": None, "training": lambda y: y.sum()}
 
 

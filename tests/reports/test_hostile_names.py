@@ -25,11 +25,11 @@ from fvflops.analysis.model_analysis import analysed_run
 from fvflops.comparison.budget import budget_report
 from fvflops.comparison.budget.budget_file import parse_budgets, update_text
 from fvflops.comparison.budget.budget_records import BudgetReport, CheckResult, FlopsChange, Limit
-from fvflops.compat.deepspeed import profile_text as deepspeed_report
-from fvflops.compat.deepspeed.module_profile import read_profile
+from fvflops.compat import deepspeed_profile as deepspeed_report
+from fvflops.compat.deepspeed_profile import read_profile
 from fvflops.formulas import load_table
-from fvflops.measure.roofline import roofline_plot
-from fvflops.measure.roofline.roofline_report import roofline_report
+from fvflops.measure import roofline_plot
+from fvflops.measure.roofline_report import roofline_report
 from fvflops.reports import REPORTS, fvcore_table
 from fvflops.reports.formats import write_document
 from fvflops.reports.pictures import picture

@@ -26,8 +26,7 @@ from fvflops.cli.open_analysis import backward_loss, open_trace
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.measure.kernels.annotation import annotate_trace, find_device
-from fvflops.measure.kernels.annotation_report import annotation_report
+from fvflops.measure.kernels.annotation import annotate_trace, annotation_report, find_device
 from fvflops.sources.load import is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.trace import Trace

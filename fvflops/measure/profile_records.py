@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fvflops.reports.display import Displayed
@@ -28,10 +28,6 @@ class ProfileRow:
     calls of unsupported ops, `unknown_traffic` that of ops with unknown traffic. `before` and `after` are the memory
     allocated before the first and after the last call, `retained` the bytes that the calls allocated and did not free,
     `peak` the most allocated during them; None where memory was not measured.
-
-    >>> row = ProfileRow(1, 2000, flops=3000, hardware_flops=6000, read=1000, written=500, least_seconds=5e-7)
-    >>> row.flops_per_second, row.intensity, row.roofline_share
-    (3000000000.0, 4.0, 0.25)
     """
 
     calls: int = 0
@@ -97,17 +93,7 @@ def sum_rows(rows: Iterable[ProfileRow]) -> ProfileRow:
     )
 
 
-_COUNTS = (
-    "calls",
-    "total_ns",
-    "self_ns",
-    "flops",
-    "hardware_flops",
-    "unsupported",
-    "read",
-    "written",
-    "unknown_traffic",
-)
+_COUNTS = [field.name for field in fields(ProfileRow) if field.type == "int"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,7 +107,7 @@ class Profile(Displayed):
     on the device → FLOPs. `about` describes the run and the table.
     """
 
-    _report = "fvflops.measure.profiling.profile_report:profile_report"
+    _report = "fvflops.measure.profile_report:profile_report"
 
     modules: ModuleTree
     by_module: Mapping[str, Mapping[str, ProfileRow]]
@@ -172,12 +158,7 @@ class Profile(Displayed):
 
 
 def outlier(row: ProfileRow, total: ProfileRow) -> str:
-    """Return "slow" for a row with a far larger share of the time than of the FLOPs, "fast" for a far smaller, else "".
-
-    >>> total = ProfileRow(total_ns=100, flops=100)
-    >>> [outlier(ProfileRow(total_ns=ns, flops=flops), total) for ns, flops in ((30, 10), (30, 40), (3, 1), (10, 40))]
-    ['slow', '', '', 'fast']
-    """
+    """Return "slow" for a row with far more of the time than of the FLOPs, "fast" for one with far less, else ""."""
     if row.unsupported or not total.total_ns or not total.flops:
         return ""
     time, flops = row.total_ns / total.total_ns, row.flops / total.flops
@@ -187,11 +168,7 @@ def outlier(row: ProfileRow, total: ProfileRow) -> str:
 
 
 def time_flop_ratio(row: ProfileRow, total: ProfileRow) -> float | None:
-    """Return a row's share of the time divided by its share of the FLOPs, None if one of them is unknown.
-
-    >>> time_flop_ratio(ProfileRow(total_ns=30, flops=10), ProfileRow(total_ns=100, flops=100))
-    3.0
-    """
+    """Return a row's share of the time divided by its share of the FLOPs, None if one of them is unknown."""
     if row.unsupported or not total.total_ns or not total.flops:
         return None
     if not row.flops:

@@ -53,11 +53,7 @@ class Load(NamedTuple):
 
 
 def sum_loads(loads: Iterable[Load]) -> Load:
-    """Return the sum of loads.
-
-    >>> sum_loads([Load(1, 8, 4, 2.0, 2.0), Load(3, 0, 4, 1.0)])
-    Load(calls=4, flops=8, bytes=8, seconds=3.0, compute_bound=2.0)
-    """
+    """Return the sum of loads."""
     columns = list(zip(*loads, strict=True))
     if not columns:
         return Load()
@@ -90,16 +86,9 @@ class Roofline(Displayed):
     `convention_flops` with `multiply_add` for a MAC; all other FLOPs here have 2, as peaks do.
     `unsupported` is op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype without a
     peak on the device → FLOPs. The times do not include these.
-
-    >>> from fvflops.trace import ModuleInfo
-    >>> tree = ModuleTree({name: ModuleInfo(name, name, "Module") for name in ("", "fc")})
-    >>> call = Bounded(("", "fc"), "forward", "aten::mm", "mm", "bf16", Load(1, 60, 40, 1e-9))
-    >>> roofline = Roofline("mine", 10**12, {"bf16": 4 * 10**14}, "exact", tree, (call,))
-    >>> roofline.ridge("bf16"), roofline.by_module()["fc"].intensity, roofline.by_module()["fc"].bound
-    (400.0, 1.5, 'memory')
     """
 
-    _report = "fvflops.measure.roofline.roofline_report:roofline_report"
+    _report = "fvflops.measure.roofline_report:roofline_report"
 
     device: str
     bandwidth: int
@@ -128,11 +117,8 @@ class Roofline(Displayed):
     def by_module(self, ancestors: str = "owner") -> dict[str, Load]:
         """Return module name → load, for every module in which an op ran; `ancestors` is that of `Counts`."""
         counts = Counts("bytes", self.modules, ())
-        loads: dict[str, list[Load]] = {}
-        for entry in self.entries:
-            for name in counts.of_scope(entry.scope, ancestors):
-                loads.setdefault(name, []).append(entry.load)
-        return {name: sum_loads(loads[name]) for name in self.modules.by_name if name in loads}
+        loads = sum_by((name, one.load) for one in self.entries for name in counts.of_scope(one.scope, ancestors))
+        return {name: loads[name] for name in self.modules.by_name if name in loads}
 
     def by_operator(self) -> dict[str, Load]:
         """Return operator label → load, the longest time first."""
@@ -143,12 +129,16 @@ class Roofline(Displayed):
         return _by_time((entry.phase, entry.load) for entry in self.entries)
 
 
-def _by_time(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+def sum_by(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+    """Return name → the sum of its loads."""
     loads: dict[str, list[Load]] = {}
     for name, load in items:
         loads.setdefault(name, []).append(load)
-    sums = {name: sum_loads(parts) for name, parts in loads.items()}
-    return dict(sorted(sums.items(), key=lambda item: (-item[1].seconds, item[0])))
+    return {name: sum_loads(parts) for name, parts in loads.items()}
+
+
+def _by_time(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+    return dict(sorted(sum_by(items).items(), key=lambda item: (-item[1].seconds, item[0])))
 
 
 def roofline(

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fvflops import paths
-from fvflops.measure.roofline.op_roofline import Load, Roofline, sum_loads
-from fvflops.measure.roofline.roofline_report import DEPTH, VIEWS
+from fvflops.measure.op_roofline import Load, Roofline, sum_by
+from fvflops.measure.roofline_report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.labels import Frame, Label, LabelCost, around, leader_of, place_labels
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
@@ -86,9 +86,22 @@ def draw_roofline(
     shown = {**(roofs or {}), **roofline.peaks}
     _set_scales(axes, roofline, points, shown)
     _draw_roofs(axes, roofline, shown)
-    paints = _choose_colours(points)
+    sums: Counter[str] = Counter()
     for point in points:
-        _draw_point(axes, point, total, paints.of(point.group))
+        sums[point.group] += math.ceil(point.load.seconds * point.times * 1e15)
+    paints = colours.group(name for name, _ in sums.most_common())
+    for point in points:
+        axes.scatter(
+            [point.load.intensity],
+            [_height(point.load)],
+            s=_SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds,
+            color=paints.of(point.group),
+            edgecolors=colours.colour("ink"),
+            linewidths=0.5,
+            alpha=0.9,
+            zorder=3,
+            label=point.name,
+        )
     _label(axes, points)
     _write_texts(figure, axes, roofline, total)
     _draw_legend(figure, axes, points, paints, by)
@@ -119,19 +132,16 @@ def find_points(roofline: Roofline, *, by: str = "module", depth: int | None = N
 
 def _cut_tree(roofline: Roofline, depth: int) -> list[tuple[str, str, Load]]:
     """Return (name, class, load) of the modules at a depth, of leaves above it, and of the other modules' own ops."""
-    loads: dict[str, list[Load]] = {}
-    for entry in roofline.entries:
-        owner = innermost(entry.scope).split(".")
-        loads.setdefault(".".join(owner[:depth]), []).append(entry.load)
+    loads = sum_by((".".join(innermost(one.scope).split(".")[:depth]), one.load) for one in roofline.entries)
     parents = {above for name in loads for above in modules_above(name)}
     by_name = roofline.modules.by_name
     return [
         (
             (name or "model") + (" itself" if name in parents else ""),
             by_name[name].class_name if name in by_name else "",
-            sum_loads(parts),
+            load,
         )
-        for name, parts in loads.items()
+        for name, load in loads.items()
     ]
 
 
@@ -182,31 +192,6 @@ def _draw_roofs(axes: Any, roofline: Roofline, roofs: Mapping[str, int]) -> None
 def _format_rate(rate: int, unit: str) -> str:
     number, prefix = re.fullmatch(r"(.*?)([A-Z]?)", format_short(rate)).groups()  # type: ignore[union-attr]
     return f"{number} {prefix}{unit}/s"
-
-
-def _choose_colours(points: list[Point]) -> colours.Groups:
-    sums: Counter[str] = Counter()
-    for point in points:
-        sums[point.group] += math.ceil(point.load.seconds * point.times * 1e15)
-    return colours.group(name for name, _ in sums.most_common())
-
-
-def _area(point: Point, total: Load) -> float:
-    return _SMALLEST + _LARGEST * point.load.seconds * point.times / total.seconds
-
-
-def _draw_point(axes: Any, point: Point, total: Load, colour: str) -> None:
-    axes.scatter(
-        [point.load.intensity],
-        [_height(point.load)],
-        s=_area(point, total),
-        color=colour,
-        edgecolors=colours.colour("ink"),
-        linewidths=0.5,
-        alpha=0.9,
-        zorder=3,
-        label=point.name,
-    )
 
 
 def _label(axes: Any, points: list[Point]) -> None:

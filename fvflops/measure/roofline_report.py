@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
-from fvflops.measure.roofline.op_roofline import Load, Roofline
+from fvflops.measure.op_roofline import Load, Roofline
 from fvflops.reports.document import Document, Part, Table, Value, module_column, number_column, text_column
-from fvflops.reports.escaping import plain_name
+from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace.module_tree import innermost
 from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
 from fvflops.views.summary_rows import check_view, depth_of
@@ -17,10 +18,7 @@ DEPTH = 3  # levels of modules below the root
 SHOWN = 20  # ops, those with the longest time
 
 
-def _percent(share: float) -> str:
-    return format_percent(share, 1)
-
-
+_percent = partial(format_percent, whole=1)
 _LOAD = (
     number_column("seconds", "least time", form=format_seconds),
     number_column("share", form=_percent),
@@ -52,17 +50,16 @@ def roofline_report(roofline: Roofline, *, by: str = "module", depth: int | None
     """
     check_view(by, VIEWS, "the roofline")
     total = roofline.total()
-    if by == "module":
-        table = _tabulate_modules(roofline, total, DEPTH if depth is None else depth)
-    else:
-        table = _tabulate_operators(roofline, total) if by == "operator" else _tabulate_ops(roofline, total)
+    table = _tabulate(roofline, total, by, DEPTH if depth is None else depth)
     parts: list[Part] = [
         table,
         _describe_convention(roofline, total),
         "\n".join([_describe_total(total), *_list_gaps(roofline)]),
     ]
     if roofline.peaks:
-        parts.append(_tabulate_peaks(roofline))
+        ranked = sorted(roofline.peaks.items(), key=lambda item: -item[1])
+        rows = [(dtype, peak, roofline.bandwidth, roofline.ridge(dtype)) for dtype, peak in ranked]
+        parts.append(Table("peaks", _PEAKS, rows, title=f"Peaks of {roofline.device}", noun="dtype"))
     title = (
         f"{subject or 'Roofline'} on {roofline.device}: at least {format_seconds(total.seconds)}, {total.bound}-bound"
     )
@@ -78,37 +75,25 @@ def _describe_convention(roofline: Roofline, total: Load) -> str:
     return f"{text[:-1]}: {counted} FLOPs. A roofline has 2 per multiply-add, as peaks do: {shown} FLOPs."
 
 
-def _tabulate_modules(roofline: Roofline, total: Load, depth: int) -> Table:
-    rows = [
-        (name, *_list_values(load, total))
-        for name, load in roofline.by_module().items()
-        if depth_of(name) <= depth and load.seconds
-    ]
-    return Table("modules", (module_column(), *_LOAD), rows, noun="module")
-
-
-def _tabulate_operators(roofline: Roofline, total: Load) -> Table:
-    rows = [
-        (name, load.calls, *_list_values(load, total)) for name, load in roofline.by_operator().items() if load.seconds
-    ]
-    total_row = ("total", total.calls, *_list_values(total, total))
-    return Table("operators", (text_column("operator"), _CALLS, *_LOAD), rows, total=total_row, noun="operator")
-
-
-def _tabulate_ops(roofline: Roofline, total: Load) -> Table:
+def _tabulate(roofline: Roofline, total: Load, by: str, depth: int) -> Table:
+    rows: list[tuple[Value, ...]]
+    if by == "module":
+        loads = roofline.by_module().items()
+        rows = [(name, *_list_values(load, total)) for name, load in loads if depth_of(name) <= depth and load.seconds]
+        return Table("modules", (module_column(), *_LOAD), rows, noun="module")
+    if by == "operator":
+        rows = [
+            (name, load.calls, *_list_values(load, total))
+            for name, load in roofline.by_operator().items()
+            if load.seconds
+        ]
+        total_row = ("total", total.calls, *_list_values(total, total))
+        return Table("operators", (text_column("operator"), _CALLS, *_LOAD), rows, total=total_row, noun="operator")
     rows = [
         (entry.op, innermost(entry.scope), entry.dtype, entry.load.calls, *_list_values(entry.load, total))
         for entry in sorted(roofline.entries, key=lambda entry: -entry.load.seconds)
     ]
     return Table("ops", (*_OP, *_LOAD), rows, noun="op")
-
-
-def _tabulate_peaks(roofline: Roofline) -> Table:
-    rows = [
-        (dtype, peak, roofline.bandwidth, roofline.ridge(dtype))
-        for dtype, peak in sorted(roofline.peaks.items(), key=lambda item: -item[1])
-    ]
-    return Table("peaks", _PEAKS, rows, title=f"Peaks of {roofline.device}", noun="dtype")
 
 
 def _list_values(load: Load, total: Load) -> tuple[Value, ...]:
@@ -128,18 +113,14 @@ def _describe_total(total: Load) -> str:
 def _list_gaps(roofline: Roofline) -> Iterator[str]:
     """Yield a sentence for each kind of work that is missing from the totals."""
     if roofline.unsupported:
-        yield f"Unsupported by {roofline.table}, so not in FLOPs: {_list(roofline.unsupported, _calls)}."
+        yield f"Unsupported by {roofline.table}, so not in FLOPs: {list_ops(_rank(roofline.unsupported))}."
     if roofline.unknown_traffic:
-        yield f"Unknown memory traffic, so not in bytes: {_list(roofline.unknown_traffic, _calls)}."
+        yield f"Unknown memory traffic, so not in bytes: {list_ops(_rank(roofline.unknown_traffic))}."
     if roofline.without_peak:
-        listed = _list(roofline.without_peak, lambda flops: f"{format_short(flops)} FLOPs")
-        yield f"Without a peak on {roofline.device}, so not in the least time: {listed}."
+        ranked = _rank(roofline.without_peak).items()
+        dtypes = ", ".join(f"{plain_name(dtype)} ({format_short(flops)} FLOPs)" for dtype, flops in ranked)
+        yield f"Without a peak on {roofline.device}, so not in the least time: {dtypes}."
 
 
-def _list(counts: Mapping[str, int], format_count: Callable[[int], str]) -> str:
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{plain_name(name)} ({format_count(count)})" for name, count in ranked)
-
-
-def _calls(count: int) -> str:
-    return format_quantity(count, "call")
+def _rank(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
-from fvflops.measure.profiling.profile_records import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
+from fvflops.measure.profile_records import EXCESS, FACTOR, Profile, ProfileRow, outlier, time_flop_ratio
 from fvflops.reports.document import Column, Document, Part, Table, Value, module_column, number_column, text_column
-from fvflops.reports.escaping import plain_name
+from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES
-from fvflops.units import (
-    format_percent,
-    format_quantity,
-    format_ratio,
-    format_seconds,
-    format_short,
-    format_thousands,
-)
+from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
 from fvflops.views.ranking import check_sort, check_top
 from fvflops.views.summary_rows import check_view, depth_of
 
@@ -60,13 +54,7 @@ def profile_report(
     sort: str | None = None,
     top: int | None = None,
 ) -> Document:
-    """Return the time and memory of modules or operators with their FLOPs and bytes; times are in nanoseconds.
-
-    `by` is "module" or "operator"; `phase` one phase, all if None. Modules come in the order of the model down to
-    `depth` levels below the root, 2 if None, and below that where their time does not match their FLOPs. With `sort`,
-    one of SORTS or a phase, or with `top`, they are ranked, by time without `sort`, and `top` rows are shown. An
-    unknown view, phase or sort key raises ValueError; one for which nothing was recorded, TraceError or ValueError.
-    """
+    """Return the report of a measured run, with times in ns; the arguments are those of `ProfileAnalysis.table`."""
     check_view(by, VIEWS, "the profile")
     check_top(top)
     total = measured.total(phase)
@@ -82,11 +70,13 @@ def profile_report(
         if in_order and len(shown) < len(rows):
             notes.append(f"{format_quantity(len(rows) - len(shown), f'more {by}')} below depth {limit}.")
     columns = _choose_columns(measured, by, phase)
+    in_all = _RowContext("", total, total)
+    sums = ["total", *(column.value(in_all) if column.in_total else None for column in columns)]
     table = Table(
         f"{by}s",
         [module_column() if by == "module" else _OPERATOR, *(column.column for column in columns)],
         [(name, *(column.value(_RowContext(name, row, total)) for column in columns)) for name, row in shown.items()],
-        total=None if by == "module" else _add_up(total, columns),
+        total=None if by == "module" else sums,
         notes=notes,
         noun=by,
     )
@@ -149,12 +139,8 @@ def _choose_columns(measured: Profile, by: str, phase: str | None) -> list[_Repo
     columns.append(_ReportColumn(_FLOP_SHARE, lambda item: _share(item.row.flops, item.total.flops)))
     columns.append(_ReportColumn(number_column("read"), lambda item: item.row.read))
     columns.append(_ReportColumn(number_column("written"), lambda item: item.row.written))
-    return [_make_optional(column) for column in columns]
-
-
-def _make_optional(column: _ReportColumn) -> _ReportColumn:
-    hide_order = int(column.column.key in _OPTIONAL)
-    return column._replace(column=replace(column.column, hide_order=hide_order))
+    optional = (replace(column.column, hide_order=int(column.column.key in _OPTIONAL)) for column in columns)
+    return [shown._replace(column=column) for shown, column in zip(columns, optional, strict=True)]
 
 
 def _phase_column(measured: Profile, by: str, phase: str) -> _ReportColumn:
@@ -176,10 +162,7 @@ def _time(nanoseconds: int) -> str:
     return format_seconds(nanoseconds / 1e9) if nanoseconds else "0"
 
 
-def _percent(share: float) -> str:
-    return format_percent(share, 1)
-
-
+_percent = partial(format_percent, whole=1)
 _OPERATOR = text_column("operator", form=lambda op: op.removeprefix("aten::"))
 _TIME_SHARE = number_column("share", "% time", form=_percent)
 _FLOP_SHARE = number_column("flops_share", "% FLOPs", form=_percent)
@@ -196,11 +179,6 @@ def _share(part: int, total: int) -> float | None:
 def _compare(row: ProfileRow, total: ProfileRow) -> float | None:
     """Return a row's share of the time divided by that of the FLOPs; a row without FLOPs has one only if it is slow."""
     return time_flop_ratio(row, total) if row.flops or outlier(row, total) else None
-
-
-def _add_up(total: ProfileRow, columns: Sequence[_ReportColumn]) -> list[Value]:
-    row = _RowContext("", total, total)
-    return ["total", *(column.value(row) if column.in_total else None for column in columns)]
 
 
 def _choose_sort(measured: Profile, by: str, sort: str | None) -> str:
@@ -311,5 +289,4 @@ def _sentence(text: str) -> str:
 
 
 def _list(calls: Mapping[str, int]) -> str:
-    ranked = sorted(calls.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{plain_name(name)} ({format_quantity(count, 'call')})" for name, count in ranked)
+    return list_ops(dict(sorted(calls.items(), key=lambda item: (-item[1], item[0]))))

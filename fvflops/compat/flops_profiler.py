@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,19 +18,13 @@ from torch import nn
 from fvflops import paths
 from fvflops.analysis.recording import record
 from fvflops.capture.restore.interrupts import allowed, deferred
-from fvflops.compat.deepspeed.module_profile import Costs, ModelProfile, read_profile
-from fvflops.compat.deepspeed.profile_text import render, render_top
+from fvflops.compat.deepspeed_profile import Costs, ModelProfile, read_profile, render, render_top
 from fvflops.formulas import FormulaTable, resolve_table
-from fvflops.measure.profiling.profile_analysis import ProfileAnalysis
+from fvflops.measure.profile_analysis import ProfileAnalysis
+from fvflops.measure.step_meter.metered_calls import ModelModes
 from fvflops.text import require_int, short_repr
 from fvflops.trace import Trace
-from fvflops.units import (
-    duration_to_string,
-    flops_to_string,
-    macs_to_string,
-    number_to_string,
-    params_to_string,
-)
+from fvflops.units import duration_to_string, flops_to_string, macs_to_string, number_to_string, params_to_string
 
 __all__ = [
     "FlopsProfiler",
@@ -88,9 +80,7 @@ class FlopsProfiler:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end_profile()
 
     def start_profile(self, ignore_list: Collection[type] | None = None) -> None:
@@ -140,7 +130,7 @@ class FlopsProfiler:
 
     def get_total_params(self, as_string: bool = False) -> int | str:
         """Return the number of elements of the model's parameters; a tied parameter counts once."""
-        elements = self._profile().by_module()[""].parameters
+        elements = self._profile().by_module[""].parameters
         return params_to_string(elements) if as_string else elements
 
     def print_model_profile(
@@ -232,23 +222,21 @@ def get_model_profile(
     args = _build_args(model, input_shape, args, kwargs)
     ignored = _check_ignored(ignore_modules)
     formulas = resolve_table(table)
-    with deferred(), _evaluating(model), allowed():
-        run = _generate if mode == "generate" else _forward
-        trace = run(model, args, dict(kwargs or {}), warm_up, formulas)
+    with deferred(), ModelModes(model, []).applied(), allowed():
+        model.eval()
+        if mode == "generate":
+            trace = _generate(model, args, dict(kwargs or {}), warm_up, formulas)
+        else:
+            options: dict[str, Any] = {"warmup": warm_up, "repeat": 1, "measure": {"time"}, "table": formulas}
+            trace = ProfileAnalysis(model, args, kwargs=kwargs, **options).trace()
     profile = read_profile(trace, table=formulas, ignored=ignored)
     if print_profile:
-        options = {"profile_step": warm_up, "module_depth": module_depth, "top_modules": top_modules}
-        _write(render(profile, **options, detailed=detailed), output_file)
-    total = profile.by_module()[""]
+        top = {"module_depth": module_depth, "top_modules": top_modules}
+        _write(render(profile, profile_step=warm_up, **top, detailed=detailed), output_file)
+    total = profile.by_module[""]
     if as_string:
         return number_to_string(total.flops), macs_to_string(total.macs), params_to_string(total.parameters)
     return total.flops, total.macs, total.parameters
-
-
-def _forward(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], warm_up: int, table: FormulaTable
-) -> Trace:
-    return ProfileAnalysis(model, args, kwargs=kwargs, warmup=warm_up, repeat=1, measure={"time"}, table=table).trace()
 
 
 def _generate(
@@ -274,28 +262,11 @@ def _build_args(
         if not args and not kwargs:
             raise ValueError("the model has no inputs: pass input_shape, args or kwargs")
         return tuple(args)
+    given = "a tensor" if isinstance(input_shape, torch.Tensor) else repr(input_shape)
     if isinstance(input_shape, (str, torch.Tensor)) or not isinstance(input_shape, Sequence) or not input_shape:
-        raise ValueError(f"input_shape must be a tuple of sizes such as (1, 3, 224, 224); got {_describe(input_shape)}")
-    first = next(model.parameters(), None)
-    if first is None:
-        return (torch.ones(*input_shape),)
+        raise ValueError(f"input_shape must be a tuple of sizes such as (1, 3, 224, 224); got {given}")
+    first = next(model.parameters(), torch.empty(0))
     return (torch.ones(*input_shape, dtype=first.dtype, device=first.device),)
-
-
-def _describe(value: object) -> str:
-    return "a tensor" if isinstance(value, torch.Tensor) else repr(value)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode in this context."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def _check_ignored(classes: Collection[type] | None) -> tuple[type, ...]:

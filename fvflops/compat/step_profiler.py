@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from types import TracebackType
 from typing import Any
 
 from torch import nn
 
 from fvflops import paths
-from fvflops.compat.deepspeed.flops_profiler import FlopsProfiler
+from fvflops.compat.flops_profiler import FlopsProfiler
 from fvflops.formulas import FormulaTable
 from fvflops.formulas.yaml_document import Node, read_document
 from fvflops.text import require_int, suggest
@@ -127,9 +126,7 @@ class StepProfiler:
         self._begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self._profiler.end_profile()
             return
@@ -159,13 +156,8 @@ class StepProfiler:
         configuration = self._configuration
         self._profiler.stop_profile()
         try:
-            self._profiler.print_model_profile(
-                profile_step=configuration.profile_step,
-                module_depth=configuration.module_depth,
-                top_modules=configuration.top_modules,
-                detailed=configuration.detailed,
-                output_file=configuration.output_file,
-            )
+            names = (field.name for field in fields(configuration) if field.name != "enabled")
+            self._profiler.print_model_profile(**{name: getattr(configuration, name) for name in names})
             self._written = True
         finally:
             self._profiler.end_profile()

@@ -26,10 +26,10 @@ from fvflops.counting.listed_calls import select_calls
 from fvflops.counting.timing import Times, read_times
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
-from fvflops.measure.profiling.profile_records import Profile
-from fvflops.measure.profiling.profile_report import describe_subject, profile_report
-from fvflops.measure.profiling.profile_rows import fit_ops, measure_rows
-from fvflops.measure.roofline.op_roofline import roofline
+from fvflops.measure.op_roofline import roofline
+from fvflops.measure.profile_records import Profile
+from fvflops.measure.profile_report import describe_subject, profile_report
+from fvflops.measure.profile_rows import fit_ops, measure_rows
 from fvflops.reports.call_tables import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
@@ -124,7 +124,10 @@ class ProfileAnalysis(FlopCountAnalysis):
 
         With a `device`, a name as `roofline` takes it or a Device, each row has its least time on it too.
         """
-        return self._measure_rows(self._clock(self.trace()), device)
+        trace = self._clock(self.trace())
+        bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
+        measured = measure_rows(trace, self.counts(), self._cost_model(), bound)
+        return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def table(
         self,
@@ -160,16 +163,11 @@ class ProfileAnalysis(FlopCountAnalysis):
         device: str | Device | None = None,
     ) -> Document:
         """Return what `table` shows as a document, which every format of a report can write."""
-        measured = self._measure_rows(self._clock(self.trace()), device)
+        measured = self.measured(device=device)
         return profile_report(measured, by=by, phase=phase, depth=depth, sort=sort, top=top)
 
     def call_report(
-        self,
-        *,
-        phase: str | None = None,
-        ignore: Collection[str] = (),
-        sort: str | None = None,
-        top: int | None = None,
+        self, *, phase: str | None = None, ignore: Collection[str] = (), sort: str | None = None, top: int | None = None
     ) -> Document:
         """Return what `op_table` shows as a document, which every format of a report can write."""
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
@@ -200,11 +198,6 @@ class ProfileAnalysis(FlopCountAnalysis):
         run = analysed_run(self)
         timeline = build_timeline(run.trace, self._cost_model())
         return replace(read_breakdown(replace(run, trace=self._clock(run.trace))), timeline=timeline)
-
-    def _measure_rows(self, trace: Trace, device: str | Device | None) -> Profile:
-        bound = None if device is None else roofline(trace, device=device, table=self._table or "exact")
-        measured = measure_rows(trace, self.counts(), self._cost_model(), bound)
-        return replace(measured, about={**describe_run(analysed_run(self)), "clocked": trace.about.get("clocked", "")})
 
     def _record(self, stops_at: StopsAt) -> Trace:
         model = self._run.require_model()
@@ -245,10 +238,7 @@ class ProfileAnalysis(FlopCountAnalysis):
     def _clock_modules(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], trace: Trace, versions: list[tuple[torch.Tensor, int]]
     ) -> list[Trace]:
-        """Return the module times of a forward pass without per-op instrumentation, in the Trace's execution.
-
-        `versions` are those of the model's parameters before that run. The list is empty where there are no times.
-        """
+        """Return the module times of a forward pass without per-op instrumentation, [] where there are none."""
         model = self._run.require_model()
         if "time" not in self._measure or self._compiled or not isinstance(model, nn.Module):
             return []
@@ -279,10 +269,7 @@ class ProfileAnalysis(FlopCountAnalysis):
         return replace(trace, about=about)
 
     def _clock(self, trace: Trace) -> Trace:
-        """Return the Trace with the forward times of module calls measured without per-op instrumentation.
-
-        Ops that took longer than their module's own time in those runs are scaled to it.
-        """
+        """Return the Trace with the forward times of module calls measured without per-op instrumentation."""
         ends = _ends_of_modules(trace)
         names = list(ends.values())
         if not self._clocked or any(list(_ends_of_modules(run).values()) != names for run in self._clocked):
