@@ -1,19 +1,30 @@
-"""The dispatch mode of real execution: it records every op, and decomposes composite ops not in `stops_at`."""
+"""The dispatch mode of real execution: it records every op, and decomposes composite ops not in `stops_at`.
+
+The signature of a call is found by its arguments and results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from fvflops.capture.real.real_signatures import SignatureCache
 from fvflops.capture.recorder.op_call_cache import OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
-from fvflops.capture.recorder.tensor_specs import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
-from fvflops.capture.recorder.value_reader import have_values
+from fvflops.capture.recorder.tensor_specs import (
+    OpSchema,
+    cached_schema,
+    describe_result,
+    describe_tensor,
+    intern_signature,
+    normalise,
+    tensors_of,
+)
+from fvflops.capture.recorder.value_reader import ValueReader, add_values, have_values
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.rules.data_dependent import tensors_read
@@ -26,12 +37,24 @@ from fvflops.torch_internals import (
     get_dispatch_mode,
     is_wrapper_subclass_type,
 )
-from fvflops.trace import Signature
+from fvflops.trace import Signature, Value
 
 # Queries by torch of a FakeTensor or a wrapper subclass, not ops of the model.
 _QUERIES = frozenset({"prim::device", "prim::layout"})
 _LIFT = torch.ops.aten.lift_fresh.default
 _FAKE = DispatchModeKey.FAKE
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_KEY_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device, complex})
+_SEQUENCES = frozenset({list, tuple, torch.Size})
+_INTEGER_TYPES = frozenset({int, bool})
+_TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
+
+# A call before it runs: argument values, signatures of equal calls by their results (None: not cacheable), and the
+# storages it reads, as indices and as objects (None: not cacheable).
+PendingCall = tuple[
+    tuple[Value, ...], "dict[Any, Signature] | None", Sequence[int], "Sequence[torch.UntypedStorage] | None"
+]
 
 
 def has_wrapper_subclass(types: Sequence[type]) -> bool:
@@ -75,11 +98,7 @@ class RecordingMode(SubclassAwareMode):
         self._direct: dict[int, OpCalls] = {}
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if kwargs is None:
             kwargs = {}
@@ -87,28 +106,26 @@ class RecordingMode(SubclassAwareMode):
         op = self._direct.get(id(func)) or self._add_direct(func)
         if op is None or types or not recorder.ready or get_dispatch_mode(_FAKE) is not None:
             return self._dispatch(func, types, args, kwargs)
-        schema, unseen_work, calls = op.schema, recorder.unseen, self._calls
+        unseen_work, calls = recorder.unseen, self._calls
         if self._undo_log is not None:
-            self._undo_log.before(schema, args, kwargs, recorder.fresh)
-        pending = calls.before_call(schema, op.calls, args, kwargs)
-        _, _, reads, storages = pending
+            self._undo_log.before(op.schema, args, kwargs, recorder.fresh)
+        pending = calls.before_call(op, args, kwargs)
         if unseen_work is None:
             result = op.call(*args, **kwargs)
-            index, writes, _ = calls.after_call(schema, pending, result)
-            recorder.add(index, reads, writes)
+            calls.record(op, pending, result)
             return result
+        _, _, reads, storages = pending
         if not op.is_view:
-            unseen_work.before(schema, args, kwargs, reads, storages)
+            unseen_work.before(op.schema, args, kwargs, reads, storages)
         thread = get_ident()
         unseen_work.busy.add(thread)
         try:
             result = op.call(*args, **kwargs)
         finally:
             unseen_work.busy.discard(thread)
-        index, writes, new_storages = calls.after_call(schema, pending, result)
-        recorder.add(index, reads, writes)
+        writes, new_storages = calls.record(op, pending, result)
         if op.is_special or storages is None or new_storages is None:
-            unseen_work.after(schema, args, kwargs, reads, result, writes)
+            unseen_work.after(op.schema, args, kwargs, reads, result, writes)
         elif op.writes_to_arguments:
             unseen_work.store((*reads, *writes), (*storages, *new_storages))
         elif not op.is_view:
@@ -140,7 +157,7 @@ class RecordingMode(SubclassAwareMode):
         op = op_calls(func, recorder.stops_at.values_of(func.name()))
         schema = op.schema
         if recorder.scripts is not None and is_module_call(schema.name):
-            return recorder.scripts.dispatch(schema.name, args)
+            return recorder.scripts(schema.name, args)
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at
@@ -159,7 +176,7 @@ class RecordingMode(SubclassAwareMode):
             # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it
             # may contain data exported before.
             unseen_work.set_lifting(func is _LIFT)
-        pending = self._calls.before_call(schema, op.calls, args, kwargs)
+        pending = self._calls.before_call(op, args, kwargs)
         _, _, reads, storages = pending
         if unseen_work is not None:
             unseen_work.before(schema, args, kwargs, reads, storages)
@@ -175,9 +192,8 @@ class RecordingMode(SubclassAwareMode):
             if unseen_work is not None:
                 unseen_work.busy.discard(get_ident())
         duration = None if probe is None or start is None else probe.end(start, ended_ns)
-        index, writes, _ = self._calls.after_call(schema, pending, result)
-        measured = () if probe is None or start is None else probe.columns(start, duration)
-        recorder.add(index, reads, writes, measured)
+        measure = tuple if probe is None or start is None else partial(probe.columns, start, duration)
+        writes, _ = self._calls.record(op, pending, result, measure)
         if unseen_work is not None:
             unseen_work.after(schema, args, kwargs, reads, result, writes)
         if probe is not None and start is not None:
@@ -215,3 +231,136 @@ class RecordingMode(SubclassAwareMode):
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether torch would run the composite kernel: sparse and nested tensors have other kernels."""
     return all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs)))
+
+
+class _Uncacheable(Exception):
+    """An argument for which there is no key."""
+
+
+class SignatureCache:
+    """Signatures by the keys of arguments and results.
+
+    This code runs between kernels, which evict the processor's caches, so every access takes microseconds. Hence the
+    key of a tensor is only its shape, dtype and device (sparse, nested and functorch tensors raise _Uncacheable), and
+    that of a single result only its shape and dtype, as the arguments determine its device.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._storage_indices = recorder.storage_indices
+        self._values = ValueReader(have_values)
+
+    def before_call(self, op: OpCalls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
+        """Return a call before it runs."""
+        reads: list[int] = []
+        storages: list[torch.UntypedStorage] = []
+        key: list[Any] = []
+        storage_indices, rows = self._storage_indices, self._recorder.storages
+        try:
+            # As in _add_keys, without a call for each tensor.
+            for value in args:
+                if type(value) in _TENSORS:
+                    storage = value.untyped_storage()
+                    index = storage_indices.get(id(storage))
+                    if index is None:
+                        index = self._recorder.storage_of(value, "outside")
+                    reads.append(index)
+                    storages.append(storage)
+                    key += value.shape, value.dtype, rows[index][1]
+                elif type(value) is int or value is None:
+                    key.append(value)
+                else:
+                    self._add_keys(key, (value,), reads, storages, "outside")
+            if kwargs:
+                key += kwargs
+                self._add_keys(key, kwargs.values(), reads, storages, "outside")
+        except (_Uncacheable, RuntimeError):
+            reads = list(self._recorder.storages_of((*args, *kwargs.values())))
+            return self._describe(op.schema, args, kwargs), None, reads, None
+        if op.schema.value_arguments:
+            key.append(self._values.read(op.schema.value_arguments, args, kwargs))
+        call_key = tuple(key)
+        entry = op.calls.get(call_key)
+        if entry is None:
+            entry = op.calls[call_key] = self._describe(op.schema, args, kwargs), {}
+        return entry[0], entry[1], reads, storages
+
+    def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
+        inputs = normalise(schema, args, kwargs)
+        if not schema.value_arguments:
+            return inputs
+        return add_values(inputs, schema.value_arguments, self._values.read(schema.value_arguments, args, kwargs))
+
+    def record(
+        self, op: OpCalls, pending: PendingCall, result: Any, measure: Callable[[], tuple[Any, ...]] = tuple
+    ) -> tuple[Sequence[int], Sequence[torch.UntypedStorage] | None]:
+        """Record a call after it ran; return the storages of its results, as indices and as objects.
+
+        `measure` returns the event's columns from `start_ns` on, once the results' memory is known.
+        """
+        recorder = self._recorder
+        inputs, signatures, reads, _ = pending
+        try:
+            if signatures is None:
+                raise _Uncacheable
+            key: Any
+            writes: Sequence[int]
+            if type(result) is torch.Tensor:
+                storage = result.untyped_storage()
+                index = self._storage_indices.get(id(storage))
+                writes = (recorder.add_storage(storage, "op") if index is None else index,)
+                storages, key = [storage], (result.shape, result.dtype)
+            else:
+                keys: list[Any] = []
+                indices: list[int] = []
+                storages = []
+                self._add_keys(keys, (result,), indices, storages, "op")
+                writes, key = indices, tuple(keys)
+        except (_Uncacheable, RuntimeError):
+            writes = recorder.storages_of((result,), "op")
+            recorder.add(recorder.intern(_signature(op.schema, inputs, result)), reads, writes, measure())
+            return writes, None
+        signature = signatures.get(key)
+        if signature is None:
+            signature = signatures[key] = intern_signature(_signature(op.schema, inputs, result))
+        recorder.add(recorder.index_of(signature), reads, writes, measure())
+        return writes, storages
+
+    def _add_keys(
+        self,
+        key: list[Any],
+        values: Iterable[Any],
+        indices: list[int],
+        storages: list[torch.UntypedStorage],
+        origin: str,
+    ) -> None:
+        """Append the keys of arguments or results, and the storages of their tensors."""
+        storage_indices, rows = self._storage_indices, self._recorder.storages
+        for value in values:
+            kind = type(value)
+            if kind in _TENSORS:
+                storage = value.untyped_storage()  # raises RuntimeError for sparse and functorch tensors
+                index = storage_indices.get(id(storage))
+                if index is None:
+                    index = self._recorder.storage_of(value, origin)
+                indices.append(index)
+                storages.append(storage)
+                key += value.shape, value.dtype, rows[index][1]
+            elif kind in _KEY_TYPES:
+                key.append(value)
+            elif kind is bool:
+                key.append(_TRUE if value else _FALSE)
+            elif kind is float:
+                key.append((value,) if value == value else "nan")
+            elif kind in _SEQUENCES:
+                if _INTEGER_TYPES.issuperset(map(type, value)):
+                    key.append(tuple(value))  # torch passes homogeneous lists, mostly int[] and bool[]
+                else:
+                    key.append(len(value))
+                    self._add_keys(key, value, indices, storages, origin)
+            else:
+                raise _Uncacheable
+
+
+def _signature(schema: OpSchema, inputs: tuple[Value, ...], result: Any) -> Signature:
+    return Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)
