@@ -1,19 +1,19 @@
 """Public names, each with the module from which it is imported on first use."""
 
-from fvflops.analysis import ActivationCountAnalysis as ActivationCountAnalysis
-from fvflops.analysis import FlopCountAnalysis as FlopCountAnalysis
-from fvflops.analysis import ModelAnalysis as ModelAnalysis
-from fvflops.analysis import TrainingStepAnalysis as TrainingStepAnalysis
-from fvflops.analysis import activation_count as activation_count
-from fvflops.analysis import flop_count as flop_count
-from fvflops.analysis import flop_count_str as flop_count_str
-from fvflops.analysis import flop_count_table as flop_count_table
-from fvflops.analysis import parameter_count as parameter_count
-from fvflops.analysis import parameter_count_table as parameter_count_table
-from fvflops.analysis import record as record
-from fvflops.analysis import schedule as schedule
-from fvflops.analysis import summarise as summarise
 from fvflops.analysis.byte_counts import ByteCountAnalysis as ByteCountAnalysis
+from fvflops.analysis.fvcore_text import flop_count_str as flop_count_str
+from fvflops.analysis.fvcore_text import flop_count_table as flop_count_table
+from fvflops.analysis.fvcore_text import parameter_count_table as parameter_count_table
+from fvflops.analysis.fvcore_text import summarise as summarise
+from fvflops.analysis.model_analysis import ModelAnalysis as ModelAnalysis
+from fvflops.analysis.model_counts import ActivationCountAnalysis as ActivationCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis as FlopCountAnalysis
+from fvflops.analysis.model_counts import activation_count as activation_count
+from fvflops.analysis.model_counts import flop_count as flop_count
+from fvflops.analysis.model_counts import parameter_count as parameter_count
+from fvflops.analysis.recording import record as record
+from fvflops.analysis.steps import schedule as schedule
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis as TrainingStepAnalysis
 from fvflops.capture.run import record_call as record_call
 from fvflops.comparison.convention_differences import compare as compare
 from fvflops.comparison.diff.diff_models import diff as diff

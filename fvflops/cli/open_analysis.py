@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
-from fvflops.analysis.training_step_analysis import sum_results
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis, sum_results
 from fvflops.capture.run import Loss
 from fvflops.cli.activity import activity
 from fvflops.cli.argument_values import parse_assumptions

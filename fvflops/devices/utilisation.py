@@ -12,11 +12,11 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.errors.model_check import trace_of
 from fvflops.counting import TableCostModel, count
-from fvflops.counting.unknown_masks import describe_unknown_masks
+from fvflops.counting.uncounted_work import describe_unknown_masks
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.formulas.functions.attention import SKIPS
@@ -25,7 +25,7 @@ from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
 
 if TYPE_CHECKING:
-    from fvflops.analysis import FlopCountAnalysis
+    from fvflops.analysis.model_counts import FlopCountAnalysis
 
 ATTENTION = ("dense", "causal")
 

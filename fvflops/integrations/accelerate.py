@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fvflops.analysis.recording import OnTraceReady, record
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
 from fvflops.integrations.loop import Folder, save_when_ready
 

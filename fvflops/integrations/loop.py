@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fvflops import paths
-from fvflops.analysis import recording_schedules
+from fvflops.analysis import steps
 from fvflops.analysis.recording import OnTraceReady, record
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
 from fvflops.measure.step_meter.meter import StepMeter
 from fvflops.reports.escaping import printable_short
@@ -24,7 +24,7 @@ from fvflops.units import format_quantity
 # Names under which the cost per step is logged: FLOPs, 2 for a multiply-add whatever the table, and multiply-adds.
 LOGGED = ("flops_per_step", "macs_per_step")
 # Steps are usually equal: the first few are representative, and the others run without overhead.
-FIRST_STEPS = recording_schedules.schedule(active=3, repeat=1)
+FIRST_STEPS = steps.schedule(active=3, repeat=1)
 
 # Figures of a metered loop that are logged: means over the steps since the last log.
 LOGGED_FIGURES = (

@@ -88,7 +88,7 @@ class FlopsBudget:
         `overrides` are limits and options that replace those of the marker; invalid ones raise ValueError.
         """
         __tracebackhide__ = True
-        from fvflops.analysis import FlopCountAnalysis
+        from fvflops.analysis.model_counts import FlopCountAnalysis
         from fvflops.comparison.budget import budget_report
         from fvflops.comparison.budget.model_budget import check_budget, rewrite_budget
 

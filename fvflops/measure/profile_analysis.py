@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import InputSize, check_repeatable
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.analysis.recording_schedules import ACTIVE, Schedule, action_at
+from fvflops.analysis.model_run import InputSize, check_repeatable
+from fvflops.analysis.steps import ACTIVE, Schedule, action_at
 from fvflops.capture.instrument.module_clock import time_modules
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.counting import build_timeline
+from fvflops.counting.listed_calls import select_calls
 from fvflops.counting.timing import Times, read_times
 from fvflops.devices.devices import Device, resolve_device, short_dtype
 from fvflops.formulas import FormulaTable
@@ -29,7 +30,7 @@ from fvflops.measure.op_roofline import roofline
 from fvflops.measure.profile_records import Profile
 from fvflops.measure.profile_report import describe_subject, profile_report
 from fvflops.measure.profile_rows import fit_ops, measure_rows
-from fvflops.reports.calls.op_call_table import op_call_notes, op_call_table
+from fvflops.reports.call_tables import op_call_notes, op_call_table
 from fvflops.reports.display import WIDTH
 from fvflops.reports.document import Document, Items
 from fvflops.reports.formats import write_document
@@ -37,9 +38,7 @@ from fvflops.text import explaining_arguments, require_int
 from fvflops.trace import Event, StopsAt, Trace, TraceError
 from fvflops.units import format_quantity
 from fvflops.views.analysed_run import describe_run
-from fvflops.views.breakdown import Breakdown, read_breakdown
-from fvflops.views.call_selection import select_calls
-from fvflops.views.run_views import Peaks
+from fvflops.views.breakdown import Breakdown, Peaks, read_breakdown
 
 _MEASURED = ("start_ns", "duration_ns", "memory_before", "memory_after", "memory_peak")
 _COMPILED = "the model is compiled, but was run eagerly: these are not the times of compiled code"

@@ -13,8 +13,7 @@ from fvflops import paths
 from fvflops.measure.op_roofline import Load, Roofline, sum_by
 from fvflops.measure.roofline_report import DEPTH, VIEWS
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
-from fvflops.reports.pictures.leaders import LabelCost, leader_of
+from fvflops.reports.pictures.labels import Frame, Label, LabelCost, around, leader_of, place_labels
 from fvflops.reports.pictures.picture import as_text, encode, escape, fit, make_figure, plain, prepare, width_of
 from fvflops.reports.pictures.scales import label_logarithmic
 from fvflops.trace.module_tree import innermost, modules_above

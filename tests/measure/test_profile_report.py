@@ -16,8 +16,8 @@ from fvflops import ByteCountAnalysis, Device, FlopCountAnalysis, ProfileAnalysi
 from fvflops.measure.profile_analysis import trimmed_mean
 from fvflops.measure.profile_records import Profile, ProfileRow, outlier
 from fvflops.measure.profile_report import SORTS, profile_report
+from fvflops.reports.display_width import display_width
 from fvflops.reports.formats import write_document
-from fvflops.reports.text.display_width import display_width
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.checkout import DATA

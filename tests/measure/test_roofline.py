@@ -18,8 +18,8 @@ from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.measure.op_roofline import Load, roofline
 from fvflops.measure.profile_analysis import read_peaks
 from fvflops.measure.roofline_report import VIEWS, roofline_report
+from fvflops.reports.display_width import display_width
 from fvflops.reports.formats import write_document
-from fvflops.reports.text.display_width import display_width
 from fvflops.zoo import build
 
 # 1 GFLOP/s in float32, 10 in bfloat16, 1 GB/s: ridges at 1 and 10 FLOP/byte.

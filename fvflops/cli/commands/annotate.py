@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fvflops import paths
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import save_trace
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_assume,

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis import schedule
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
@@ -35,7 +34,7 @@ from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
 from fvflops.measure.profile_analysis import ProfileAnalysis
 from fvflops.measure.profile_report import check_profile_sort
-from fvflops.reports.calls.op_call_table import SORTS as CALL_SORTS
+from fvflops.reports.call_tables import SORTS as CALL_SORTS
 from fvflops.sources.load import is_built_on_meta, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.text import nearest, suggest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fvflops.comparison.parameters.parameter_records import ParameterCount
 from fvflops.reports.escaping import printable_short
-from fvflops.reports.text.pipe_table import pipe_table
+from fvflops.reports.fvcore_table import pipe_table
 from fvflops.units import format_bytes, format_size
 from fvflops.views.summary_rows import depth_of
 

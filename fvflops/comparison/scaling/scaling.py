@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
+from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
 from fvflops.comparison.scaling.fitting import Fit, agrees, find_fit, interpolate

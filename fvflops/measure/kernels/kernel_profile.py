@@ -17,7 +17,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.recording import record
-from fvflops.analysis.recording_schedules import ACTIVE, Schedule, action_at
+from fvflops.analysis.steps import ACTIVE, Schedule, action_at
 from fvflops.capture.instrument.torch_profiler import module_ranges, read_run
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import is_compiled, unwrap_data_parallel

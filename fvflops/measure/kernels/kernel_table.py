@@ -7,8 +7,8 @@ from dataclasses import fields
 from operator import attrgetter
 
 from fvflops.formulas import FormulaTable
+from fvflops.reports.display_width import text_table
 from fvflops.reports.escaping import printable
-from fvflops.reports.text.text_table import text_table
 from fvflops.trace.kernel_events import KernelLedger, KernelRow
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 

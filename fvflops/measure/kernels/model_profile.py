@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import InputSize, bind_inputs, check_repeatable, inputs_of_size
-from fvflops.analysis.recording_schedules import schedule
+from fvflops.analysis.model_run import InputSize, bind_inputs, check_repeatable, inputs_of_size
+from fvflops.analysis.steps import schedule
 from fvflops.capture.instrument.module_clock import unchanged
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_data_parallel

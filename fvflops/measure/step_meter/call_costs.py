@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device, short_dtype
 from fvflops.devices.utilisation import MODEL_PHASES, product_dtype

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fvflops import paths
-from fvflops.analysis import record
+from fvflops.analysis.recording import record
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.devices.utilisation import UtilisationError, with_attention

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from fvflops.analysis import record
+from fvflops.analysis.recording import record
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.devices.utilisation import UtilisationError
 from fvflops.formulas import FormulaTable

@@ -1,13 +1,11 @@
-"""Measure, truncate, pad and wrap text by its width in terminal cells."""
+"""Measure, truncate, pad and wrap text by its width in terminal cells; tables of such text."""
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-_NOTES_WIDTH = 120
 _VARIATION = "\ufe0f"  # turns a narrow character into an emoji, two cells wide
 
 
@@ -84,11 +82,7 @@ def wrap(sentence: str, width: int) -> list[str]:
 
 
 def wrap_legend(entries: Sequence[str], width: int) -> list[str]:
-    """Return the entries of a legend as lines, broken between entries where they fit.
-
-    >>> wrap_legend(["p parameter", "w workspace"], 16)
-    ['p parameter,', 'w workspace']
-    """
+    """Return the entries of a legend as lines, broken between entries where they fit."""
     lines: list[str] = []
     for number, entry in enumerate(entries, start=1):
         text = entry + "," * (number < len(entries))
@@ -99,6 +93,18 @@ def wrap_legend(entries: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def wrap_notes(notes: Sequence[str]) -> str:
-    """Return notes as wrapped lines, with a hanging indent."""
-    return "\n".join(textwrap.fill(note, _NOTES_WIDTH, subsequent_indent="  ") for note in notes)
+GAP = "  "
+
+
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """Return a table in which the columns with the indexes `left` are left-aligned, the others right-aligned."""
+    widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
+    lines = [headers, ["-" * width for width in widths], *rows]
+    return "\n".join(_write(line, widths, left) for line in lines)
+
+
+def _write(cells: Sequence[str], widths: Sequence[int], left: Collection[int]) -> str:
+    padded = [
+        pad(cell, width, right=index not in left) for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return GAP.join(padded).rstrip()

@@ -26,7 +26,7 @@ _NOTICE = (
 )
 
 
-def render(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
+def write_tree(summary: Summary, *, by: str = "module", depth: int | None = None) -> str:
     """Return the summary as a tree of modules; it equals that of fvcore's `flop_count_str` byte for byte, except that
     unprintable names are escaped.
 
@@ -41,23 +41,15 @@ def render(summary: Summary, *, by: str = "module", depth: int | None = None) ->
     return "\n".join([*lines, *draw_tree(summary.modules, lambda module: _list_details(module, cells), depth=depth)])
 
 
-def render_covered(summary: Summary, **options: Any) -> str:
-    """Return the tree of `render` with the coverage of the count below."""
-    return f"{render(summary, **options)}\n\n{op_coverage.render(summary)}"
+def write_covered_tree(summary: Summary, **options: Any) -> str:
+    """Return the tree of `write_tree` with the coverage of the count below."""
+    return f"{write_tree(summary, **options)}\n\n{op_coverage.render(summary)}"
 
 
 def draw_tree(
     modules: ModuleTree, describe: Callable[[ModuleInfo], list[str]], *, depth: int | None = None
 ) -> list[str]:
-    """Return the lines of `print(model)`, with the lines that `describe` returns for each module.
-
-    >>> tree = ModuleTree({"": ModuleInfo("", "", "Net")})
-    >>> print("\\n".join(draw_tree(tree, lambda module: ["#params: 1", "#flops: 2"])))
-    Net(
-      #params: 1
-      #flops: 2
-    )
-    """
+    """Return the lines of `print(model)`, with the lines that `describe` returns for each module."""
     lines: list[str] = []
     # Stack of pending output, next last: a finished line, or a module with its level and the text in front of it.
     pending: list[str | tuple[ModuleInfo, int, str]] = [(modules.root, 0, "")]

@@ -1,13 +1,15 @@
-"""Graphs in DOT, for Graphviz: modules as nodes with their FLOPs, tensors as edges."""
+"""Graphs of a model: DOT for Graphviz, and files for Google's Model Explorer."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fvflops.reports.calls.op_call_table import list_shapes
+from fvflops.reports.call_tables import list_shapes
 from fvflops.reports.escaping import printable
 from fvflops.trace import ModuleTree
 from fvflops.trace.calls import OpCall, OpGraph
@@ -51,19 +53,13 @@ class _Cluster:
     inner: dict[str, _Cluster] = field(default_factory=dict)
 
 
-def render(graph: OpGraph, *, depth: int | None = None) -> str:
+def write_dot(graph: OpGraph, *, depth: int | None = None) -> str:
     """Return the forward pass as DOT text, which `dot -Tsvg` draws.
 
     A node is a call of a module without submodules, or of one `depth` levels below the root, or an op that a module
     with submodules calls itself. Its label has the class, the shape of the result, the FLOPs and their share; the
     saturation of its colour grows with the FLOPs, relative to the largest node. Enclosing modules are boxes. An edge is
     a tensor, labelled with its shape, from the node that computed it to one that reads it; views are not drawn.
-
-    >>> from fvflops.trace import ModuleInfo
-    >>> call = OpCall(0, "relu", "aten::relu", "aten::relu.default", "", "forward", ("float32[8]",), ("float32[8]",),
-    ...               "float32", "counted", 8, nbytes=64)
-    >>> print(render(OpGraph([call], ModuleTree({"": ModuleInfo("", "", "ReLU")}))).splitlines()[-2])
-      n0 [label="ReLU\\n[8]\\n8 FLOPs, 100.0%" fillcolor="0.08 0.80 1.00"]
     """
     calls, modules = graph
     nodes = list(_make_nodes(calls, modules, depth))
@@ -171,3 +167,62 @@ def _escape(text: str) -> str:
 
 def _quote(text: str) -> str:
     return f'"{_escape(text)}"'
+
+
+def write_model_explorer(graph: OpGraph, *, depth: int | None = None) -> str:
+    """Return the forward pass as a graph in Model Explorer's JSON; modules are collapsible, so `depth` is ignored.
+
+    A node is an op call, with its exact counts, its source line and the shapes of its results; views have no node. A
+    module has its class and the FLOPs of all ops inside it.
+    """
+    modules = graph.modules
+    calls = list_calls_with_work(graph.calls)
+    numbers = {call.number for call in calls}
+    flops: Counter[str] = Counter()
+    for call in calls:
+        for name in (*modules_above(call.module), call.module):
+            flops[name] += call.flops or 0
+    root = printable(modules.root.class_name) or "model"
+    record = {
+        "id": root,
+        "nodes": [_write_node(call, numbers) for call in calls],
+        "groupNodeAttributes": {
+            _namespace(name): {"class": printable(modules.by_name[name].class_name), "FLOPs": format_short(total)}
+            for name, total in flops.items()
+            if name in modules.by_name
+        },
+    }
+    return json.dumps({"label": root, "graphs": [record]}, separators=(",", ":"))
+
+
+def _write_node(call: OpCall, numbers: set[int]) -> dict[str, Any]:
+    attrs = {
+        "module": printable(call.module),
+        "FLOPs": "unsupported" if call.flops is None else str(call.flops),
+        "MACs": call.macs,
+        "activations": call.activations,
+        "bytes": call.nbytes,
+        "status": call.status,
+        "parameters": ", ".join(map(printable, call.parameters)),
+        "line": printable(call.line),
+    }
+    return {
+        "id": str(call.number),
+        "label": printable(call.op.removeprefix("aten::")),
+        "namespace": _namespace(call.module),
+        "attrs": [{"key": key, "value": str(value)} for key, value in attrs.items() if value not in (None, "")],
+        "incomingEdges": [
+            {"sourceNodeId": str(number), "sourceNodeOutputId": "0", "targetNodeInputId": str(index)}
+            for index, number in enumerate(call.after)
+            if number in numbers
+        ],
+        "outputsMetadata": [
+            {"id": str(index), "attrs": [{"key": "tensor_shape", "value": text}]}
+            for index, text in enumerate(call.outputs)
+        ],
+    }
+
+
+def _namespace(name: str) -> str:
+    """Return a module's name in Model Explorer's format, with slashes for dots; slashes in names are replaced."""
+    return "/".join(printable(part).replace("/", "∕") for part in name.split(".")) if name else ""
