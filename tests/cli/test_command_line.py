@@ -152,6 +152,8 @@ CODES = {
     "ops --check --table wrong.yaml --import my_ops": (1, "wrong.yaml"),
     "ops --check --table mine.yaml --import no_ops": (2, "fvflops: error: --import no_ops: No module named 'no_ops'"),
     "ops linear --check": (2, "fvflops: error: --check runs all examples of a table: omit linear"),
+    "--debug": (2, "fvflops: error: the following arguments are required: COMMAND (fvflops --help lists"),
+    "count zoo:lenet5 --depth -1": (2, "fvflops: error: argument --depth: "),
     "cuont": (2, "fvflops: error: argument COMMAND: must be one of count,"),
     "count": (2, "fvflops: error: the following arguments are required: MODEL"),
     "count zoo:none": (2, "fvflops: error: no model 'none'"),

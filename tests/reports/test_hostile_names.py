@@ -22,9 +22,9 @@ from fvflops import (
     summarise,
 )
 from fvflops.analysis.model_analysis import analysed_run
-from fvflops.comparison.budget import budget_report
-from fvflops.comparison.budget.budget_file import parse_budgets, update_text
-from fvflops.comparison.budget.budget_records import BudgetReport, CheckResult, FlopsChange, Limit
+from fvflops.comparison import model_budget
+from fvflops.comparison.budget_file import Limit, parse_budgets, update_text
+from fvflops.comparison.model_budget import BudgetReport, CheckResult, FlopsChange
 from fvflops.compat import deepspeed_profile as deepspeed_report
 from fvflops.compat.deepspeed_profile import read_profile
 from fvflops.formulas import load_table
@@ -75,7 +75,7 @@ TERMINAL: dict[str, Render] = {
     "flop_count_str": flop_count_str,
     "parameters": lambda analysis: fvcore_table.write_parameter_table(analysis.module_tree()),
     "diff": lambda analysis: str(diff(analysis.trace(), record_benign())),
-    "check": lambda analysis: budget_report.render(judge_names(analysis)),
+    "check": lambda analysis: model_budget.render(judge_names(analysis)),
     **{f"roofline by {by}": draw_roofline(by) for by in ("module", "operator", "op")},
     "profile": lambda analysis: profile(analysis.trace()).table(),
     "profile by operator": lambda analysis: profile(analysis.trace()).table(by="operator"),
@@ -120,7 +120,7 @@ class Tags(HTMLParser):
 
 
 PAGE: dict[str, Render] = {
-    "check": lambda analysis: write_document(budget_report.budget_report(judge_names(analysis)), "html"),
+    "check": lambda analysis: write_document(model_budget.budget_report(judge_names(analysis)), "html"),
     "html": lambda analysis: "".join(REPORTS["html"](read_breakdown(analysed_run(analysis)))),
     "notebook": lambda analysis: analysis._repr_html_(),
     "notebook of a trace": lambda analysis: analysis.trace()._repr_html_(),
@@ -136,7 +136,7 @@ def test_hostile_names_add_no_tag_to_a_page(name):
 
 MARKDOWN: dict[str, Render] = {
     "diff": lambda analysis: diff(analysis.trace(), record_benign()).to_markdown(),
-    "check": lambda analysis: budget_report.render_markdown(judge_names(analysis)),
+    "check": lambda analysis: model_budget.render_markdown(judge_names(analysis)),
 }
 
 

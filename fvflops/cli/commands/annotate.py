@@ -11,7 +11,6 @@ from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
-from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_assume,
     add_backward,
@@ -25,6 +24,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import backward_loss, open_trace
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
+from fvflops.cli.progress import activity
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.measure.kernels.annotation import annotate_trace, annotation_report, find_device
 from fvflops.sources.load import is_saved_trace, load_model

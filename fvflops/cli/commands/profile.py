@@ -11,7 +11,6 @@ import torch
 
 from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -26,7 +25,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.exports import check_exports
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.step_options import choose_loss
-from fvflops.cli.progress import Progress
+from fvflops.cli.progress import Progress, activity
 from fvflops.compat import deepspeed_profile as deepspeed_report
 from fvflops.compat.deepspeed_profile import read_profile
 from fvflops.devices.devices import Device, load_peaks

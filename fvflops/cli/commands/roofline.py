@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -21,6 +20,7 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import choose_format, write, write_report
 from fvflops.cli.parser import Parser
+from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.devices.devices import load_peaks
 from fvflops.formulas import load_table
