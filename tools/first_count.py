@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.measure is not None:
         print(json.dumps(asdict(measure_here(given.measure))))
         return 0
-    from fvflops.reports.text.pipe_table import pipe_table
+    from fvflops.reports.fvcore_table import pipe_table
     from tests.support.models.layers import LAYERS
     from tests.support.models.whole_models import MODELS
 

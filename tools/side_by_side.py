@@ -30,11 +30,10 @@ from fvflops.comparison.budget_file import budget_keys  # noqa: E402
 from fvflops.comparison.model_budget import measure  # noqa: E402
 from fvflops.formulas.loading import shipped_tables  # noqa: E402
 from fvflops.reports import REPORTS  # noqa: E402
-from fvflops.reports.count_csv import write_rows  # noqa: E402
-from fvflops.reports.text.pipe_table import pipe_table  # noqa: E402
+from fvflops.reports.formats.csv import write_rows  # noqa: E402
+from fvflops.reports.fvcore_table import pipe_table  # noqa: E402
 from fvflops.sources import LoadedModel, load_model  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402
-from fvflops.views.call_rows import list_op_rows  # noqa: E402
 
 # Row of the table → the function that makes that output and returns its description.
 Makers = Mapping[str, Callable[[], Any]]
@@ -137,7 +136,7 @@ def make_fvflops(subject: LoadedModel, folder: Path) -> Makers:
         "text table": lambda: many_lines(fvflops.flop_count_table(flops)),
         "Markdown": lambda: many_lines(REPORTS["markdown"](summary)),
         "LaTeX": lambda: many_lines(REPORTS["latex"](summary, depth=1)),
-        "CSV": lambda: many_lines(write_rows(*list_op_rows(flops.op_calls()))),
+        "CSV": lambda: many_lines(write_rows([*(calls := flops.to_dict(by="op"))], zip(*calls.values(), strict=True))),
         "JSON": lambda: weigh_text(REPORTS["json"](summary)),
         "pandas": lambda: "{} × {}".format(*flops.to_pandas(by="op").shape),
         "Parquet": lambda: (

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops import paths
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
-from fvflops.analysis.training_step_analysis import sum_results
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis, sum_results
 from fvflops.capture.restore.generators import seeded
 from fvflops.capture.run import Loss
 from fvflops.cli import format_error

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis.bound_inputs import InputSize, inputs_of_size
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.model_run import InputSize, inputs_of_size
 from fvflops.capture.run import Model
-from fvflops.counting.ignored_work import describe_ignored_work
+from fvflops.counting.uncounted_work import describe_ignored_work
 from fvflops.formulas import FormulaTable, resolve_table, shipped_tables
 from fvflops.reports.display import Displayed
 from fvflops.reports.document import Document, Items, Table, Value, number_column, text_column

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis, parameter_count
+from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.run import Loss, Model, record_call
 from fvflops.comparison.cost_functions import Axis, CostExpression, ScalingError, Sizes, format_sizes
 from fvflops.comparison.fitting import Fit, agrees, find_fit, interpolate

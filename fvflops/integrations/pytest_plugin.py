@@ -89,7 +89,7 @@ class FlopsBudget:
         `overrides` are limits and options that replace those of the marker; invalid ones raise ValueError.
         """
         __tracebackhide__ = True
-        from fvflops.analysis import FlopCountAnalysis
+        from fvflops.analysis.model_counts import FlopCountAnalysis
         from fvflops.comparison.model_budget import check_budget, render, rewrite_budget
 
         self._node.stash[_USED] = True

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 
 from fvflops import __version__
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.restore.generators import seeded
-from fvflops.counting.ignored_work import describe_ignored_products
 from fvflops.counting.metrics import METRICS, MetricCounts
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import describe_ignored_products, find_unsupported_locations
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.reports.terminal.op_coverage import format_locations

@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from fvflops.reports.display_width import truncate_middle
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
-from fvflops.reports.pictures.leaders import RADIUS, LabelCost, leader_of
+from fvflops.reports.pictures.labels import RADIUS, Frame, Label, LabelCost, around, leader_of, place_labels
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
 from fvflops.reports.pictures.scales import label_linear, label_logarithmic, style_axes
-from fvflops.reports.text.display_width import truncate_middle
 from fvflops.text import suggest
 
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from fvflops.cli import COMMANDS, build_parser, main
 from fvflops.cli.encoding import to_ascii
 from fvflops.cli.model_table import FORMATS
-from fvflops.reports.text.display_width import display_width
+from fvflops.reports.display_width import display_width
 
 PARSER = build_parser()
 OPTIONS = [(name, action) for name, parser in PARSER.commands().items() for action in parser.options()]

@@ -15,7 +15,7 @@ from fvflops import FlopCountAnalysis, load_table, model_flops, record_call
 from fvflops.capture.attention.block_mask import count_mask, count_pairs
 from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.counting import TableCostModel, count
-from fvflops.counting.unknown_masks import find_unknown_masks
+from fvflops.counting.uncounted_work import find_unknown_masks
 from fvflops.formulas.functions.attention import SKIPS, count_band
 from fvflops.trace import Signature, Status, TensorSpec, Trace
 from fvflops.trace.spec import decode_value, encode_value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fvflops import paths
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.cli.argument_values import parse_depth
 from fvflops.cli.arguments import (
     add_backward,

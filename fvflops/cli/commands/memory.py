@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.cli.argument_values import parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,

@@ -24,9 +24,9 @@ from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.devices.devices import load_peaks
 from fvflops.formulas import load_table
-from fvflops.measure.roofline import roofline_plot
-from fvflops.measure.roofline.op_roofline import roofline
-from fvflops.measure.roofline.roofline_report import SHOWN, VIEWS, roofline_report
+from fvflops.measure import roofline_plot
+from fvflops.measure.op_roofline import roofline
+from fvflops.measure.roofline_report import SHOWN, VIEWS, roofline_report
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 from fvflops.sources.loaded_model import parse_dtype

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fvflops import paths
-from fvflops.analysis.bound_inputs import bind_inputs
+from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.cli.argument_values import parse_assumptions

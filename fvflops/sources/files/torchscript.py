@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
+from fvflops.analysis.files.archive_checks import check_script
 from fvflops.analysis.files.file_kinds import require_trust
-from fvflops.analysis.files.script_archive import check_script
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.sources.input_sizes import chosen_sizes, raise_unused
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
 from fvflops.sources.transformers.configurations import PLACEHOLDERS, walk_configs
