@@ -214,7 +214,7 @@ class record(FlopCountAnalysis):
         """
         with deferred():
             if not self._paused and self._session is not None:
-                self._session.pause()
+                self._session.recorder.pause()
             self._paused = True
 
     def resume(self) -> None:
@@ -225,7 +225,7 @@ class record(FlopCountAnalysis):
                 if self._stage == "open":
                     self._begin()
             elif was_paused:
-                self._session.resume()
+                self._session.recorder.resume()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -286,7 +286,7 @@ class record(FlopCountAnalysis):
 
     def _invalidate_results(self) -> None:
         """Invalidate cached results if the recording has continued since."""
-        length = -1 if self._session is None else self._session.length
+        length = -1 if self._session is None else self._session.recorder.length
         if length != self._counted_length:
             self._counted_length = length
             self._trace = self._counts = self._by_module_and_operator = None
@@ -327,7 +327,7 @@ class record(FlopCountAnalysis):
             session.stop(complete=complete)
         finally:
             self._session = None
-            self._created = session.created
+            self._created = session.recorder.of_earlier_steps
             self._trace = self._counts = self._by_module_and_operator = None
             trace = session.trace()
             if trace.complete and (step_ended or not self._step):

@@ -1,10 +1,15 @@
-"""Run code as written during a recording: compiled code eagerly, and TorchScript without its optimisations."""
+"""Run code as written during a recording: compiled code eagerly, imports unrecorded, TorchScript unoptimised."""
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +18,6 @@ from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork, undone_in_child
-from fvflops.capture.restore.import_guard import imports_unrecorded
 from fvflops.capture.restore.torch_state import modes_removed
 from fvflops.torch_internals import loaded_compiler, nested_constant, optimizes_scripts, set_script_optimization
 
@@ -33,47 +37,106 @@ def compiler_disabled() -> Iterator[None]:
             nonlocal is_forced
             if not is_forced and loaded_compiler() is not None:
                 is_forced = True
-                stack.enter_context(_EAGER.forced_eager())
+                stack.enter_context(_EAGER.used())
 
         force_eager()
-        stack.enter_context(imports_unrecorded(force_eager))
+        stack.enter_context(_IMPORTS.used(force_eager))
         yield
 
 
-class _Stance:
-    """The process-wide stance of torch's compiler, "force_eager" while any of several overlapping users needs it."""
+class _Shared:
+    """A change of the process that lasts while any of several overlapping users needs it, and in no forked child."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        self._begin, self._end = begin, end
         self._lock = threading.Lock()
-        self._users: set[object] = set()
-        self._stance = ExitStack()
+        self._users: dict[object, Callable[[], object]] = {}
+        at_fork(self._end_in_child)
 
     @contextmanager
-    def forced_eager(self) -> Iterator[None]:
-        """Force eager mode while the context lasts."""
-        user = object()
+    def used(self, user: Callable[[], object] = bool) -> Iterator[None]:
+        """Add a user, whose function can be called, while the context lasts."""
+        key = object()
         try:
             with interrupts.deferred(), self._lock:
                 if not self._users:
-                    self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-                self._users.add(user)
+                    self._begin()
+                self._users[key] = user
             yield
         finally:
             with interrupts.deferred(), self._lock:
-                if user in self._users:  # already removed in a forked child
-                    self._users.remove(user)
-                    if not self._users:
-                        self._stance.close()
+                # A forked child has removed it.
+                if self._users.pop(key, None) is not None and not self._users:
+                    self._end()
 
-    def restore_in_child(self) -> None:
-        """In a forked child, restore the stance."""
+    def call_users(self) -> None:
+        """Call the function of each user."""
+        with interrupts.deferred():
+            for user in list(self._users.values()):
+                user()
+
+    def _end_in_child(self) -> None:
         self._lock = threading.Lock()
         self._users.clear()
-        self._stance.close()
+        self._end()
 
 
-_EAGER = _Stance()
-at_fork(_EAGER.restore_in_child)
+_stance = ExitStack()
+# The process-wide stance of torch's compiler.
+_EAGER = _Shared(lambda: _stance.enter_context(torch.compiler.set_stance("force_eager")), _stance.close)
+
+
+class _Finder(MetaPathFinder):
+    """Find modules as Python does, and run their bodies without dispatch modes.
+
+    A module's body runs once per process, whatever the model computes: it would be part of the first recording only,
+    and its constants would have no values. Users are called after each import that is not inside another one.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def install(self) -> None:
+        """Become the first finder."""
+        sys.meta_path.insert(0, self)
+
+    def uninstall(self) -> None:
+        """Undo `install`."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the spec that the other finders find."""
+        finders = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if hasattr(loader, "exec_module") and not isinstance(loader, type):  # classes load built-in modules
+
+            def execute(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)
+                self._execute(loader.exec_module, module)
+
+            loader.exec_module = execute
+        return spec
+
+    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        if getattr(self._thread, "is_importing", False):
+            execute(module)
+            return
+        self._thread.is_importing = True
+        try:
+            with modes_removed():
+                execute(module)
+        finally:
+            self._thread.is_importing = False
+            _IMPORTS.call_users()
+            # Frames in reference cycles, of exceptions that an import handles, keep the model's tensors alive.
+            gc.collect(1)
+
+
+_FINDER = _Finder()
+_IMPORTS = _Shared(_FINDER.install, _FINDER.uninstall)
 
 
 _CALL = Patch(torch.jit.ScriptFunction, "__call__")

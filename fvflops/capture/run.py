@@ -6,7 +6,7 @@ import logging
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,31 +15,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.capture.attempt import Attempt, Request
-from fvflops.capture.attempt import CostEstimate as CostEstimate
-from fvflops.capture.attempt import Loss as Loss
-from fvflops.capture.attempt import Model as Model
-from fvflops.capture.compiler import compiler_disabled
 from fvflops.capture.errors.model_errors import noting_remedies
-from fvflops.capture.errors.shape_failures import find_reason
+from fvflops.capture.execution import ExecutionError as ExecutionError
+from fvflops.capture.execution import choose_device as choose_device
+from fvflops.capture.execution import needs_real_execution as needs_real_execution
+from fvflops.capture.execution import suspend_outer_recordings as suspend_outer_recordings
 from fvflops.capture.instrument.autograd_use import AutogradUsed
 from fvflops.capture.model.deferred_quantisation import quantised_on_meta
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_compiled
-from fvflops.capture.real.real_mode import SubclassAwareMode
+from fvflops.capture.model_call import CostEstimate as CostEstimate
+from fvflops.capture.model_call import Loss as Loss
+from fvflops.capture.model_call import Model as Model
+from fvflops.capture.model_call import ModelCall
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import at_fork
-from fvflops.capture.shapes.assumptions import how_to_assume
+from fvflops.capture.session import Session
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_tensor import DataDependentError
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.capture.unseen.fake_tensors import find_fake_mode
 from fvflops.garbage_collector import gc_paused
 from fvflops.text import printable
-from fvflops.torch_internals import OpOverload, dispatch_mode_stack, pytree
+from fvflops.torch_internals import OpOverload, pytree
 from fvflops.trace import StopsAt, Trace
 
 EXECUTIONS = ("auto", "shapes", "real")
@@ -49,13 +49,8 @@ _LOGGER = logging.getLogger("fvflops")
 _LOCK = threading.RLock()
 _POLL_SECONDS = 0.1  # how often a waiting thread lets pending signals be handled
 _DECOMPOSE_ALL = StopsAt()
-
-
-class ExecutionError(RuntimeError):
-    """The model cannot be run in shape execution, and real execution is not allowed or impossible.
-
-    It is not allowed with execution="shapes" or `device`, and impossible with weights on the meta device.
-    """
+# Make a session that records a call.
+_Begin = Callable[[ModelCall], Session]
 
 
 def record_call(
@@ -109,29 +104,31 @@ def record_call(
         if quiet:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-        stack.enter_context(compiler_disabled())
         if isinstance(model, nn.Module):
             model = unwrap_compiled(model)
             stack.enter_context(quantised_on_meta(model))
-        request = Request(model, args, kwargs, stops_at, loss, estimate_cost, measure, lines, DrawFinder(), autocast)
+        draws, call = DrawFinder(), ModelCall(args, kwargs, loss, autocast)
+        begin = partial(Session, model, stops_at=stops_at, measure=measure, lines=lines, draws=draws)
+        begin_shapes = partial(begin, execution="shapes", device=device, assume=assume, estimate_cost=estimate_cost)
+        record_shapes = partial(_record_shapes, begin_shapes, model, call, execution, device, assume)
         repeatable = not any(issubclass(type(value), Iterator) for value in (*args, *kwargs.values()))
         failure, shapes = "", None
         if find_fake_mode(tensors_of((args, kwargs))) is not None:
             execution = "fake"
         if execution == "shapes" or (execution == "auto" and repeatable):
             with gc_paused(), without_symbolic_imports():
-                shapes, failure = _record_shapes(request, execution, device, assume)
+                shapes, failure = record_shapes()
             if shapes is not None and not failure:
                 if shapes.info.assumed:
                     _LOGGER.warning("assumed (data-dependent): %s", printable(shapes.info.assumed))
-                if request.draws.needs_second_run:
+                if draws.needs_second_run:
                     with gc_paused(), without_symbolic_imports():
-                        return _record_shapes(request, execution, device, assume)[0] or shapes
+                        return record_shapes()[0] or shapes
                 return shapes
         try:
-            trace = _record_real(request, stack, repeatable=repeatable)
-            if request.draws.needs_second_run and repeatable:
-                trace = _record_real(request, stack, repeatable=repeatable)
+            trace = _record_real(begin, model, call, repeatable=repeatable)
+            if draws.needs_second_run and repeatable:
+                trace = _record_real(begin, model, call, repeatable=repeatable)
         except Exception as error:
             if shapes is None or interrupts.is_interrupt(error):
                 raise
@@ -165,121 +162,93 @@ def _reset_lock() -> None:
 at_fork(_reset_lock)
 
 
-@contextmanager
-def suspend_outer_recordings() -> Iterator[None]:
-    """Pause the recordings that enclose this one, so that they do not record its run."""
-    outer = [mode.recorder for mode in dispatch_mode_stack() if isinstance(mode, SubclassAwareMode)]
-    with ExitStack() as stack:
-        for recorder in outer:
-            stack.callback(recorder.resume)
-            recorder.pause()
-        yield
-
-
-class _Attempts:
-    """Successive attempts to record one request; each releases the one before. `last` is None before the first."""
-
-    def __init__(self, request: Request, model_index: ModelIndex) -> None:
-        self._request = request
-        self._model_index = model_index
-        self.last: Attempt | None = None
-
-    def begin(self, op_set: str, *, detect_autograd: bool) -> Attempt:
-        """Return a new attempt."""
-        last, self.last = self.last, None
-        if last is not None:
-            last.forget_errors()
-            last.release()
-        self.last = Attempt(self._request, self._model_index, op_set, detect_autograd=detect_autograd)
-        return self.last
-
-
 def _record_shapes(
-    request: Request, execution: str, device: str | torch.device | None, assume: Mapping[str, Any] | None
+    begin: Callable[..., Session],
+    model: Model,
+    call: ModelCall,
+    execution: str,
+    device: str | torch.device | None,
+    assume: Mapping[str, Any] | None,
 ) -> tuple[Trace | None, str]:
     """Return the Trace in shape execution or None, and in one line why real execution is needed, "" if it is not."""
-    model_index = ModelIndex(request.model)
+    model_index = ModelIndex(model)
     if model_index.is_fake:
         return None, ""  # FakeTensors have no values anyway
-    inputs = tensors_of((request.args, request.kwargs))
-    devices = list(dict.fromkeys([*(tensor.device for tensor in inputs), *model_index.devices]))
-    target_device = choose_device(device, devices)
     has_meta_tensors = any(item.type == "meta" for item in model_index.devices) and not _is_offloaded(model_index)
     may_fall_back = execution == "auto" and not has_meta_tensors and device is None
-    trim_cache()
-    rules = ShapeRules(assume, exact=may_fall_back, device=target_device)
-    attempts = _Attempts(request, model_index)
+    devices = dict.fromkeys([*(tensor.device for tensor in tensors_of((call.args, call.kwargs))), *model_index.devices])
+    rules = ShapeRules(assume, exact=may_fall_back, device=choose_device(device, list(devices)))
+    sessions: list[Session] = []
+
+    def begin_next(call: ModelCall) -> Session:
+        """Return the next session, after it has released the one before."""
+        if sessions:
+            sessions.pop().release(describe=False)
+        sessions.append(begin(call=call, model_index=model_index, rules=rules))
+        return sessions[0]
+
     trace, message = None, ""
     try:
-        trace = _record_with_op_set(
-            attempts.begin, lambda attempt: attempt.record_shapes(target_device, devices, rules), request.loss
-        )
+        trace = _record_with_op_set(begin_next, call)
     except Exception as error:
-        attempt = attempts.last
-        if attempt is None:  # it failed to start
+        session = sessions[0]
+        if not session.has_started:
             raise
-        failure, message = attempt.failure, attempt.describe_failure(error)
-        attempt.forget_errors()
+        recorder = session.recorder
+        failure, message = recorder.failure, recorder.describe_failure(error)
         if interrupts.is_interrupt(error):
+            session.release(describe=False)
             raise
         if not may_fall_back:
-            attempt.release()
+            remedy = "pass real weights" if has_meta_tensors else 'use execution="auto"'
+            message = session.describe_failure(error, remedy, assumes="output size")
+            session.release(describe=False)
             if not needs_real_execution(error if failure is None else failure[2]):
                 raise
-            remedy = _remedy(
-                has_meta_tensors, failure[0] if failure is not None and rules.can_assume(failure[0]) else ""
-            )
-            raise ExecutionError(f"{message}: {remedy}") from error
+            raise ExecutionError(message) from error
+        recorder.forget_errors()
         failure = None  # the frames of its error include this one
     # After the except clause: the error's frames keep tensors alive.
-    leak_message = "" if attempts.last is None else attempts.last.release()
+    leak_message = sessions[0].release() if sessions else ""
     if leak_message and not may_fall_back:
         _LOGGER.warning("%s", printable(leak_message))
     return trace, message or (leak_message if may_fall_back else "")
 
 
-def _remedy(has_meta_tensors: bool, op: str) -> str:
-    """Return the remedy for a data-dependent op; `op` is its name if its output size can be assumed, else ""."""
-    remedy = "pass real weights" if has_meta_tensors else 'use execution="auto"'
-    return f"{remedy}, or assume its output size: {how_to_assume(op)}" if op else remedy
-
-
-def _record_with_op_set(
-    begin: Callable[..., Attempt], record: Callable[[Attempt], Trace], loss: Loss | None, *, repeatable: bool = True
-) -> Trace:
+def _record_with_op_set(begin: _Begin, call: ModelCall, *, repeatable: bool = True) -> Trace:
     """Return the Trace with ops as called ("composite"), or as decomposed by autograd ("core") if the model uses it.
 
     The second is returned only if it has a backward pass or calls different modules than the run without autograd. If
     an argument can be read only once, the run is not `repeatable`, and a model that uses autograd raises
     ExecutionError.
     """
-    if loss is not None:
-        return record(begin("core", detect_autograd=False))
-    attempt = begin("composite", detect_autograd=True)
+    if call.loss is not None:
+        return begin(call).record()
+    session = begin(replace(call, op_set="composite", detects_autograd=True))
     composite = None
     failed = False
     try:
-        composite = record(attempt)
+        composite = session.record()
     except AutogradUsed:
         pass  # recorded again below, with autograd
     except Exception as error:
         failed = True
-        uses_autograd = attempt.autograd.first_use or _may_need_autograd(error)
+        uses_autograd = session.first_autograd_use or _may_need_autograd(error)
         if interrupts.is_interrupt(error) or not repeatable or not uses_autograd:
             raise
-    if composite is not None and not attempt.autograd.first_use:
+    if composite is not None and not session.first_autograd_use:
         return composite
     if not repeatable:
         raise ExecutionError(
-            f"the model uses autograd ({attempt.autograd.first_use}) and has to run twice, "
+            f"the model uses autograd ({session.first_autograd_use}) and has to run twice, "
             "but an argument is an iterator, which can be read only once: pass a list"
         )
-    core = record(begin("core", detect_autograd=False))
+    core = begin(call).record()
     if failed or any(phase != "forward" for _, _, phase in core.calls):
         return core
     if composite is None:
         try:
-            composite = record(begin("composite", detect_autograd=False))
+            composite = begin(replace(call, op_set="composite")).record()
         except Exception as error:  # autograd without a backward pass (a hook on a tensor) fails without it
             if interrupts.is_interrupt(error):
                 raise
@@ -288,44 +257,24 @@ def _record_with_op_set(
     return composite if calls_same_modules else core
 
 
-def needs_real_execution(error: Exception) -> bool:
-    """Return whether an error is due to shape execution: an op has no shape rule, or needs a tensor's values."""
-    return isinstance(error, (DataDependentError, NotImplementedError)) or bool(find_reason(error))
-
-
-def _record_real(request: Request, stack: ExitStack, *, repeatable: bool) -> Trace:
+def _record_real(begin: Callable[..., Session], model: Model, call: ModelCall, *, repeatable: bool) -> Trace:
     """Return the Trace in real execution; not `repeatable` if an argument is an iterator."""
-    model_index = ModelIndex(request.model)
-    request = replace(request, estimate_cost=None)
-    if isinstance(request.model, nn.Module) and _all_parameters_on_meta(model_index):
-        args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.to("meta"), (request.args, request.kwargs)
-        )
-        request = replace(request, args=args, kwargs=kwargs)
+    model_index = ModelIndex(model)
+    if isinstance(model, nn.Module) and _all_parameters_on_meta(model_index):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (call.args, call.kwargs))
+        call = replace(call, args=args, kwargs=kwargs)
 
-    begin = partial(Attempt, request, model_index)
+    def begin_next(call: ModelCall) -> Session:
+        return begin(call=call, model_index=model_index)
+
     try:
-        return _record_with_op_set(begin, Attempt.record_real, request.loss, repeatable=repeatable)
+        return _record_with_op_set(begin_next, call, repeatable=repeatable)
     except Exception as error:
-        # torch raises this for code compiled under another dispatch mode: run it uncompiled.
+        # torch raises this for code compiled under another dispatch mode: the next session runs it uncompiled.
         if interrupts.is_interrupt(error) or not repeatable or "torch dispatch mode present" not in str(error):
-            _append_device_mismatches(error, request.model, request.args, request.kwargs)
+            _append_device_mismatches(error, model, call.args, call.kwargs)
             raise
-    stack.enter_context(compiler_disabled())
-    return _record_with_op_set(begin, Attempt.record_real, request.loss)
-
-
-def choose_device(device: str | torch.device | None, devices: Sequence[torch.device]) -> torch.device:
-    """Return the device whose ops shape execution records: `device`, else the first except meta, else the CPU."""
-    if device is None:
-        return next((item for item in devices if item.type != "meta"), torch.device("cpu"))
-    try:
-        target = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device={str(device)!r} is no device of torch: pass 'cpu', 'cuda' or 'cuda:1'") from None
-    if target.type == "meta":
-        raise ValueError("shape execution needs a target device such as 'cpu' or 'cuda', not 'meta'")
-    return target if target.type == "cpu" or target.index is not None else torch.device(target.type, 0)
+    return _record_with_op_set(begin_next, call)
 
 
 def _all_parameters_on_meta(model_index: ModelIndex) -> bool:
@@ -351,7 +300,7 @@ def _may_need_autograd(error: Exception) -> bool:
     return mentions_grad or any("torch/autograd/" in file for file in files)
 
 
-def _append_device_mismatches(error: Exception, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _append_device_mismatches(error: Exception, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Append to torch's message about devices the inputs that are on another device than the model."""
     names_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in ("device", "meta"))
     if not (names_devices and isinstance(model, nn.Module)):

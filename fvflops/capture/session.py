@@ -1,4 +1,4 @@
-"""Record everything a program does with a model between start and stop."""
+"""Record a run between start and stop: a program, or one call of a model, in shape or real execution."""
 
 from __future__ import annotations
 
@@ -6,64 +6,75 @@ import platform
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from fvflops.capture.attempt import in_shape_run
 from fvflops.capture.compiler import compiler_disabled
 from fvflops.capture.errors.model_errors import note_remedy
+from fvflops.capture.execution import (
+    ExecutionError,
+    before_autocast,
+    choose_device,
+    emulate_device,
+    in_shape_run,
+    needs_real_execution,
+    suspend_outer_recordings,
+)
+from fvflops.capture.instrument.autograd_use import AutogradUse
 from fvflops.capture.instrument.backward import gradients_restored
 from fvflops.capture.instrument.instrument import instrument
 from fvflops.capture.instrument.optimizers import OptimizerSnapshot
+from fvflops.capture.instrument.patching import Wrapper
 from fvflops.capture.instrument.probe import Probe
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.model.read_module_tree import unwrap_data_parallel
-from fvflops.capture.model.script_copy import copy_scripts
+from fvflops.capture.model.read_module_tree import describe_inputs, unwrap_data_parallel
+from fvflops.capture.model.script_copy import ScriptCopy, copy_scripts
+from fvflops.capture.model_call import CostEstimate, ModelCall, PreexistingTensors, report_changed_arrays
 from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import Snapshot, UndoLog
 from fvflops.capture.restore.torch_state import (
     TorchState,
     close_interrupted_contexts,
-    function_mode_removed,
+    model_runs,
     restore_modes,
 )
-from fvflops.capture.run import (
-    CostEstimate,
-    ExecutionError,
-    choose_device,
-    needs_real_execution,
-    suspend_outer_recordings,
-)
-from fvflops.capture.shapes.assumptions import how_to_assume
-from fvflops.capture.shapes.cuda.cuda_kernels import cuda_choices
+from fvflops.capture.shapes.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.data_parallel import reducers_restored
-from fvflops.capture.shapes.device_emulation import MissingDeviceMode
-from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
+from fvflops.capture.unseen.data_exports import saved_exports
 from fvflops.capture.unseen.draw_lines import DrawFinder
-from fvflops.capture.unseen.export_patches import saved_exports
-from fvflops.capture.unseen.fake_tensors import find_fake_mode
+from fvflops.capture.unseen.fake_tensors import fake_execution, find_fake_mode
 from fvflops.capture.unseen.unseen_work import UnseenWork
-from fvflops.torch_internals import TorchDispatchMode, dispatch_mode_stack
+from fvflops.torch_internals import (
+    TorchDispatchMode,
+    dispatch_mode_stack,
+    is_any_autocast_enabled,
+)
 from fvflops.trace import ModuleTree, StopsAt, Trace
 
 EXECUTIONS = ("real", "shapes")
-# Of longer runs only call counts are retained: this many events take about 100 MB.
+# Of longer runs of a program only call counts are retained: this many events take about 100 MB.
 _MAX_EVENTS = 1 << 18
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """A recording from `start` to `stop`, in the starting thread and autograd's threads.
 
@@ -71,154 +82,277 @@ class Session:
     and its changes remain. With "shapes" nothing is computed, as in `record_call`, and enclosing recordings are paused;
     `stop` restores the model, the optimizers that took a step, `inputs`, and the objects that `code` uses. `kernels`
     is the kind of device whose kernels shape execution chooses, by default that of `device`; with "cuda", tensors on
-    the CPU get CUDA's. `draws` finds draws from generators of Python and NumPy.
+    the CPU get CUDA's. `draws` finds draws from generators of Python and NumPy. With a `call` the session records, by
+    `record`, that call of the model, which may be a function; such sessions may share `model_index` and `rules`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module | None,
-        *,
-        stops_at: StopsAt,
-        execution: str = "real",
-        device: str | torch.device | None = None,
-        kernels: str | torch.device | None = None,
-        assume: Mapping[str, Any] | None = None,
-        estimate_cost: CostEstimate | None = None,
-        measure: Collection[str] = (),
-        inputs: Any = (),
-        code: Iterable[Any] = (),
-        draws: DrawFinder | None = None,
-    ) -> None:
+    model: Any
+    _: KW_ONLY
+    stops_at: StopsAt
+    execution: str = "real"
+    device: str | torch.device | None = None
+    kernels: str | torch.device | None = None
+    assume: Mapping[str, Any] | None = None
+    estimate_cost: CostEstimate | None = None
+    measure: Collection[str] = ()
+    lines: bool = False
+    inputs: Any = ()
+    code: Iterable[Any] = ()
+    draws: DrawFinder | None = None
+    call: ModelCall | None = None
+    model_index: ModelIndex | None = None
+    rules: ShapeRules | None = None
+
+    def __post_init__(self) -> None:
         self._recorder: Recorder | None = None
-        if execution not in EXECUTIONS:
-            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {execution!r}")
-        if not isinstance(model, (nn.Module, type(None))):
-            raise TypeError(f"record needs a torch.nn.Module or None; got {type(model).__name__}: {model!r:.60}")
-        if measure and execution != "real":
-            raise ValueError(f"measure={measure!r} requires execution='real': shape execution computes nothing")
-        if execution == "real" and (device is not None or assume is not None):
+        if self.execution not in EXECUTIONS:
+            raise ValueError(f"execution must be one of {', '.join(EXECUTIONS)}; got {self.execution!r}")
+        if self.call is not None:
+            self.inputs, self.code = (self.call.args, self.call.kwargs), (self.model, self.call.loss)
+        elif isinstance(self.model, nn.Module):
+            self.model = unwrap_data_parallel(self.model)
+        elif self.model is not None:
+            kind = type(self.model).__name__
+            raise TypeError(f"record needs a torch.nn.Module or None; got {kind}: {self.model!r:.60}")
+        if self.measure and self.execution != "real":
+            raise ValueError(f"measure={self.measure!r} requires execution='real': shape execution computes nothing")
+        if self.execution == "real" and (self.device is not None or self.assume is not None):
             raise ValueError('device= and assume= require execution="shapes"')
-        if isinstance(model, nn.Module):
-            model = unwrap_data_parallel(model)
-        self._model: Any = model
-        self._model_index: ModelIndex | None = None
-        self._execution = execution
-        self._stops_at = stops_at
-        self._device = device
-        self._kernels = None if kernels is None else torch.device(kernels)
-        self._assume = assume
-        self._estimate_cost = estimate_cost
-        self._measure = measure
-        self._inputs = inputs
-        self._code = code
-        self._draws = draws
         self._mode: weakref.ref[ShapeMode] | None = None
         self._stack = ExitStack()
         self._thread = 0
         self._modes: list[TorchDispatchMode] = []
         self._torch_state: TorchState | None = None
-        self._rules: ShapeRules | None = None
+        self._snapshot: Snapshot | None = None
         self._shape_parameters: ShapeParameters | None = None
+        self._arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}  # of the call, as the run needs them
+        self._autograd: AutogradUse | None = None
         self._complete = True
         self._metadata: dict[str, str] = {}
 
     @property
     def modules(self) -> ModuleTree:
         """The model's module tree."""
-        return (ModelIndex(self._model) if self._model_index is None else self._model_index).tree
+        return self._index.tree
+
+    @property
+    def _index(self) -> ModelIndex:
+        if self.model_index is None:
+            self.model_index = ModelIndex(self.model)
+        return self.model_index
+
+    @property
+    def first_autograd_use(self) -> str:
+        """The first call by which the model used autograd, if the call detects that, "" for none."""
+        return "" if self._autograd is None else self._autograd.first_use
+
+    @property
+    def _op_set(self) -> str:
+        return "core" if self.call is None else self.call.op_set
+
+    @property
+    def _is_training(self) -> bool:
+        return self.call is None or self.call.loss is not None
 
     def start(self, created: WeakSet[torch.UntypedStorage] | None = None) -> None:
         """Start recording; a session can be started once.
 
-        `created` are storages that earlier steps of the same program created, the `created` of its last session.
+        `created` are storages that earlier steps of the same program created, those of its last session's recorder.
         """
         if self._recorder is not None:
             raise RuntimeError("a recording can be started only once: create another")
         trim_cache()
-        model_index = self._model_index = ModelIndex(self._model)
-        limit = _MAX_EVENTS if self._execution == "real" and not self._measure else None
-        probe = Probe(self._measure, next(iter(model_index.devices), None)) if self._measure else None
+        index, is_real = self._index, self.execution == "real"
         recorder = self._recorder = Recorder(
-            self._stops_at, estimate_cost=self._estimate_cost, limit=limit, probe=probe
+            self.stops_at,
+            backward=self._op_set == "core",
+            estimate_cost=self.estimate_cost,
+            limit=_MAX_EVENTS if is_real and not self.measure and self.call is None else None,
+            probe=Probe(self.measure, next(iter(index.devices), None)) if self.measure else None,
+            lines=self.lines,
         )
         if created is not None:
             recorder.of_earlier_steps = created
-        recorder.python_reads.is_program = not self._inputs
-        recorder.has_modules = model_index.owner is not None
-        recorder.module_of_tensor = model_index.module_of_tensor()
-        recorder.register_storages(model_index.inner_storages, model_index.inner_rows)
+        recorder.python_reads.is_program = not self.inputs
+        recorder.has_modules = self.call is None and index.owner is not None
+        if self._is_training:
+            recorder.module_of_tensor = index.module_of_tensor()
+        recorder.register_storages(index.inner_storages, index.inner_rows)
         self._thread = threading.get_ident()
         with interrupts.deferred(), ExitStack() as stack:
             self._modes = dispatch_mode_stack()
-            stack.callback(recorder.close)
+            if self.call is None:
+                stack.callback(recorder.close)
             stack.enter_context(undone_in_child(recorder.pause))
             stack.enter_context(compiler_disabled())
-            if self._execution == "real":
-                recorder.register_storages(model_index.storages, model_index.rows)
-                recorder.unseen = UnseenWork(recorder, has_values=probe is None)
-                recorder.unseen.watch(model_index.storages)
-                stack.enter_context(instrument(recorder, model_index, RecordingMode(recorder)))
-            else:
-                self._start_shapes(recorder, model_index, stack)
+            self._enter(recorder, index, stack)
+            if self.draws is not None:
+                stack.enter_context(self.draws.locating(recorder))
             self._stack = stack.pop_all()
 
-    def _start_shapes(self, recorder: Recorder, model_index: ModelIndex, stack: ExitStack) -> None:
-        if find_fake_mode(model_index.tensors) is not None:
+    def _enter(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
+        """Enter the contexts of the recording; unless a program runs for real, the end undoes its changes."""
+        by_shapes = self.execution == "shapes"
+        undo_log, wrappers, scripts = None, list[Wrapper](), {}
+        if by_shapes and self.call is None:  # `record_call` does both for its calls
+            stack.enter_context(suspend_outer_recordings())
+            self._torch_state = TorchState()
+        if by_shapes or self.call is not None:
+            undo_log = self._save(recorder, index, stack)
+            wrappers += saved_exports(undo_log, recorder.fresh, recorder.is_recording_thread)
+            scripts = copy_scripts(index.names) if index.has_scripts and recorder.probe is None else {}
+        if self.call is not None and self.call.detects_autograd:
+            self._autograd = AutogradUse(recorder)
+            wrappers += self._autograd.wrappers()
+        mode: RecordingMode | ShapeMode
+        prepare = None
+        if by_shapes:
+            assert undo_log is not None
+            mode = self._make_shape_mode(recorder, index, stack, undo_log)
+            prepare = self._enter_shapes(index, stack, mode, wrappers, scripts)
+        else:
+            mode = RecordingMode(recorder, undo_log)
+            self._enter_real(recorder, index, stack)
+        grad_mode = nullcontext if self.call is None else self.call.grad_mode
+        stack.enter_context(grad_mode())
+        stack.enter_context(
+            instrument(
+                *(recorder, index, mode, wrappers),
+                training=self._is_training,
+                prepare=prepare,
+                grad_mode=grad_mode,
+                scripts=scripts,
+            )
+        )
+        if isinstance(mode, ShapeMode):
+            kernels = mode.device if self.kernels is None else torch.device(self.kernels)
+            emulate_device(mode, kernels, stack, under_autograd=self._op_set == "core")
+
+    def _enter_real(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> None:
+        for columns in self._preexisting(index):
+            recorder.register_storages(*columns[2:])
+        recorder.unseen = UnseenWork(recorder, has_values=recorder.probe is None, runs_results=not self._is_training)
+        recorder.unseen.watch(index.storages)
+        if self.call is not None:
+            fake_mode = find_fake_mode((*index.tensors, *tensors_of(self.inputs)))
+            self.execution = "real" if fake_mode is None else "fake"
+            self._arguments = stack.enter_context(fake_execution(fake_mode, self.inputs))
+
+    def _make_shape_mode(self, recorder: Recorder, index: ModelIndex, stack: ExitStack, undo_log: UndoLog) -> ShapeMode:
+        if self.call is None and find_fake_mode(index.tensors) is not None:
             raise ExecutionError(
                 "a model of FakeTensors, or in a FakeTensorMode, has no training step in shape execution: build it on "
                 'the meta device, with torch.device("meta"), and count that outside the mode'
             )
-        devices = list(model_index.devices)
-        device = choose_device(self._device, devices)
-        self._rules = ShapeRules(self._assume, exact=False, device=device)
+        inputs = () if self.call is None else tensors_of(self.inputs)
+        devices = list(dict.fromkeys([*(tensor.device for tensor in inputs), *index.devices]))
+        device = choose_device(self.device, devices)
+        if self.rules is None:
+            self.rules = ShapeRules(self.assume, exact=False, device=device)
         self._metadata["device"] = str(device)
-        stack.enter_context(suspend_outer_recordings())
-        self._torch_state = TorchState()
-        snapshot, undo_log = Snapshot(model_index, self._inputs, self._code, program=not self._code), UndoLog()
-        stack.callback(torch.clear_autocast_cache)
-        stack.callback(snapshot.restore)
-        if self._draws is not None:
-            stack.callback(self._draws.compare, snapshot, recorder)
-        stack.enter_context(undone_in_child(snapshot.restore))
-        stack.callback(undo_log.undo)
-        stack.enter_context(gradients_restored())
-        stack.enter_context(reducers_restored())
-        mode = ShapeMode(recorder, undo_log, device, devices, self._rules, nested=in_shape_run())
+        mode = ShapeMode(recorder, undo_log, device, devices, self.rules, nested=in_shape_run())
         self._mode = weakref.ref(mode)
         stack.callback(mode.close)
-        recorder.unseen = UnseenWork(recorder, is_real=False, has_values=False)
-        mode.concrete.register(model_index.tensors, model_index.metadata, model_index.storages, model_index.rows)
-        scripts = copy_scripts(model_index.names) if model_index.has_scripts else {}
-        self._shape_parameters = ShapeParameters(mode)
-        self._shape_parameters.replace_in(model_index, scripts.values())
-        states = OptimizerSnapshot(mode, self._shape_parameters)
-        stack.callback(states.restore)
-        stack.enter_context(undone_in_child(states.restore))
-        stack.enter_context(
-            instrument(
-                *(recorder, model_index, mode, saved_exports(undo_log, recorder.fresh, recorder.is_recording_thread)),
-                prepare=states.prepare,
-                scripts=scripts,
-            )
-        )
-        if not is_available(device):
-            missing_device = MissingDeviceMode(device)
-            mode.emulate_device = lambda: MissingDeviceMode(device, under_autograd=False)
-            stack.enter_context(function_mode_removed(missing_device))
-            stack.enter_context(missing_device.extended())
-            missing_device.__enter__()
-        kernels = self._kernels or device
-        if kernels.type == "cuda":
-            stack.enter_context(cuda_choices(kernels, for_cpu=device.type == "cpu"))
-        if self._draws is not None:
-            stack.enter_context(self._draws.locating(recorder))
+        for columns in self._preexisting(index):
+            mode.concrete.register(*columns)
+        recorder.unseen = UnseenWork(recorder, is_real=False, has_values=False, runs_results=not self._is_training)
+        if self.call is not None:
+            recorder.unseen.watch_inputs(self.inputs)
+        return mode
+
+    def _enter_shapes(
+        self,
+        index: ModelIndex,
+        stack: ExitStack,
+        mode: ShapeMode,
+        wrappers: list[Wrapper],
+        scripts: Mapping[int, ScriptCopy],
+    ) -> Callable[[Optimizer], None] | None:
+        """Give the run shape tensors for tensors on other devices; return what does so for an optimizer."""
+        under_autograd = self._op_set == "core"
+        parameters = self._shape_parameters = ShapeParameters(mode)
+        replace = partial(parameters.replace_in, index, scripts.values())
+        if under_autograd or is_any_autocast_enabled():
+            replace()
+        elif any(tensor.device != mode.device for tensor in index.tensors):
+            wrappers.append(before_autocast(replace))
+        if self.call is not None:
+            has_meta = any(tensor.is_meta for tensor in self.call.tensors()[0])
+            self._arguments = parameters.in_values(self.inputs) if under_autograd or has_meta else self.inputs
+        if under_autograd:
+            stack.enter_context(reducers_restored())
+        if not self._is_training:
+            return None
+        optimizers = OptimizerSnapshot(mode, parameters)
+        stack.callback(optimizers.restore)
+        stack.enter_context(undone_in_child(optimizers.restore))
+        return optimizers.prepare
+
+    def _save(self, recorder: Recorder, index: ModelIndex, stack: ExitStack) -> UndoLog:
+        """Save what the end of the stack restores; return the log of the storages that the run overwrites."""
+        if self.call is not None:
+            self._metadata["inputs"] = ", ".join(describe_inputs(*self.inputs))
+        snapshot, undo_log = Snapshot(index, self.inputs, self.code, program=not self.code), UndoLog()
+        self._snapshot = snapshot
+        # Under a caller's autocast the run cast weights without autograd: the cache must not return those.
+        stack.callback(torch.clear_autocast_cache)
+        stack.callback(snapshot.restore)
+        if self.call is not None:  # what is freed by restoring is not the call's
+            stack.callback(recorder.close)
+        if self.draws is not None:
+            stack.callback(self.draws.compare, snapshot, recorder)
+        stack.enter_context(undone_in_child(snapshot.restore))
+        stack.callback(undo_log.undo)
+        if self._is_training:  # the snapshot covers the model's gradients; its code may use others
+            stack.enter_context(gradients_restored())
+        return undo_log
+
+    def _wrappers(self, recorder: Recorder, undo_log: UndoLog) -> list[Wrapper]:
+        wrappers = saved_exports(undo_log, recorder.fresh, recorder.is_recording_thread)
+        if self.call is not None and self.call.detects_autograd:
+            self._autograd = AutogradUse(recorder)
+            wrappers += self._autograd.wrappers()
+        return wrappers
+
+    def _preexisting(self, index: ModelIndex) -> list[PreexistingTensors]:
+        model_tensors = index.tensors, index.metadata, index.storages, index.rows
+        return [model_tensors] if self.call is None else [model_tensors, self.call.tensors()]
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs while the context lasts."""
+        self.start()
+        complete = False
+        try:
+            yield
+            complete = True
+        finally:
+            self.stop(complete=complete)
+
+    def record(self) -> Trace:
+        """Record the call of the model, restore, and return the Trace."""
+        with self.recording():
+            with model_runs():
+                copy_context().run(self._call_model)
+            failure = self.recorder.failure
+            if failure is not None and self.execution == "shapes":
+                raise failure[2]  # caught by the model, which may have taken another branch
+        return self.trace()
+
+    def _call_model(self) -> None:
+        recorder, (args, kwargs) = self.recorder, self._arguments
+        assert self.call is not None and self._snapshot is not None
+        self.call.run(self.model, recorder, args, kwargs)
+        report_changed_arrays(recorder, self._index, self._snapshot)
 
     def stop(self, *, complete: bool = True) -> None:
         """Stop recording and restore; not `complete` if an exception ended the program.
 
         Raises ExecutionError if the program caught an error of shape execution: it may have taken another branch.
         """
-        recorder = self._active_recorder()
+        recorder = self.recorder
+        if not recorder.recording:
+            raise RuntimeError("no recording is running")
         self.check_thread()
         self._complete = complete
         if complete and recorder.unseen is not None:
@@ -229,13 +363,14 @@ class Session:
                     close_interrupted_contexts(sys.exc_info()[1])
                 self._stack.close()
             finally:
-                self._shape_parameters = None
+                self._shape_parameters = self._snapshot = None
+                self._arguments = (), {}
                 if self._torch_state is not None and not complete:
                     self._torch_state.restore()
                 elif not complete:
                     restore_modes(self._modes)
-        if self._rules is not None:
-            self._metadata.update(self._rules.about())
+        if self.rules is not None:
+            self._metadata.update(self.rules.about())
             if recorder.failure is not None and complete:
                 self._complete = False
                 error = recorder.failure[2]
@@ -265,48 +400,23 @@ class Session:
 
     def explain(self, error: BaseException) -> None:
         """Add the module and the remedy to the message of an error of shape execution, and to others as a note."""
-        rules, recorder = self._rules, self._recorder
-        failure = None if recorder is None else recorder.failure
-        if rules is None or recorder is None or failure is None or not needs_real_execution(failure[2]):
+        failure = None if self._recorder is None else self._recorder.failure
+        if failure is None or self.rules is None or not needs_real_execution(failure[2]):
             note_remedy(error)
         elif failure[2] is error and error.args:
-            op, _, cause = failure
-            remedy = 'use execution="real"'
-            if rules.can_assume(op):
-                remedy += f", or assume its output size or value: {how_to_assume(op)}"
-            error.args = (f"{recorder.describe_failure(cause)}: {remedy}", *error.args[1:])
+            error.args = (self.describe_failure(failure[2], 'use execution="real"'), *error.args[1:])
+
+    def describe_failure(self, error: Exception, remedy: str, *, assumes: str = "output size or value") -> str:
+        """Return in one line which op shape execution cannot run, in which module, and what to do."""
+        failure = self.recorder.failure
+        if failure is not None and can_be_assumed(failure[0]):
+            remedy += f", or assume its {assumes}: {how_to_assume(failure[0])}"
+        return f"{self.recorder.describe_failure(error)}: {remedy}"
 
     def check_thread(self) -> None:
         """Raise RuntimeError outside the thread that started the recording."""
         if threading.get_ident() != self._thread:
             raise RuntimeError("a recording must be stopped in the thread that started it")
-
-    @property
-    def created(self) -> WeakSet[torch.UntypedStorage]:
-        """Storages that the recorded code, or an earlier step, created, and that still exist after `stop`."""
-        return WeakSet() if self._recorder is None else self._recorder.of_earlier_steps
-
-    @property
-    def length(self) -> int:
-        """Number of events so far."""
-        return self._active_recorder().length
-
-    def pause(self) -> None:
-        """Record nothing until `resume`."""
-        self._active_recorder().pause()
-
-    def resume(self) -> None:
-        """Resume recording."""
-        self._active_recorder().resume()
-
-    @property
-    def failure(self) -> tuple[str, str, Exception] | None:
-        """The first failure of shape execution: op name, module name, error."""
-        return self._active_recorder().failure
-
-    def describe_failure(self, error: Exception) -> str:
-        """Return in one line which op shape execution cannot run, in which module."""
-        return self._active_recorder().describe_failure(error)
 
     def in_shapes(self, values: Any) -> Any:
         """Return nested values with shape tensors in place of tensors on other devices than the run's."""
@@ -314,20 +424,26 @@ class Session:
 
     def trace(self) -> Trace:
         """Return what was recorded; during the recording, the Trace so far, marked incomplete."""
-        if self._recorder is None:
-            raise RuntimeError("nothing has been recorded yet")
+        recorder = self.recorder
         metadata = {
             "torch": str(torch.__version__),
             "python": platform.python_version(),
-            "vocabulary": "core",
-            "execution": self._execution,
+            "vocabulary": self._op_set,
+            "execution": self.execution,
             **self._metadata,
         }
-        if self._recorder.probe is not None:
-            metadata |= self._recorder.probe.metadata()
-        return self._recorder.trace(self.modules, metadata, complete=self._complete and not self._recorder.recording)
+        if recorder.probe is not None:
+            metadata |= recorder.probe.metadata()
+        return recorder.trace(self.modules, metadata, complete=self._complete and not recorder.recording)
 
-    def _active_recorder(self) -> Recorder:
-        if self._recorder is None or not self._recorder.recording:
-            raise RuntimeError("no recording is running")
+    @property
+    def has_started(self) -> bool:
+        """Whether a start came as far as recording."""
+        return self._recorder is not None
+
+    @property
+    def recorder(self) -> Recorder:
+        """What records; RuntimeError before `start`."""
+        if self._recorder is None:
+            raise RuntimeError("nothing has been recorded yet")
         return self._recorder

@@ -33,7 +33,6 @@ from fvflops.capture.run import (
     suspend_outer_recordings,
 )
 from fvflops.capture.session import Session
-from fvflops.capture.shapes.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
 from fvflops.capture.unseen.draw_lines import DrawFinder
 from fvflops.garbage_collector import gc_paused
@@ -103,27 +102,19 @@ def record_run(
     run raises ExecutionError.
     """
     draws = DrawFinder()
-    options: Any = {
-        "stops_at": stops_at,
-        "device": device,
-        "kernels": kernels,
-        "assume": assume,
-        "estimate_cost": estimate_cost,
-        "code": code,
-        "draws": draws,
-    }
-    trace = _record_once(model, inputs, run, options)
-    return _record_once(model, inputs, run, options) if draws.needs_second_run else trace
-
-
-def _record_once(
-    model: nn.Module,
-    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
-    run: Callable[[Session], Mapping[str, str]],
-    options: Mapping[str, Any],
-) -> Trace:
-    """Record a run; `options` are those of Session."""
-    args, kwargs = inputs
+    begin = partial(
+        Session,
+        model,
+        execution="shapes",
+        inputs=inputs,
+        stops_at=stops_at,
+        code=code,
+        device=device,
+        kernels=kernels,
+        assume=assume,
+        estimate_cost=estimate_cost,
+        draws=draws,
+    )
     with (
         noting_remedies(),
         interrupts.deferred(),
@@ -133,34 +124,33 @@ def _record_once(
         without_symbolic_imports(),
         quantised_on_meta(model),
     ):
-        input_text = ", ".join(describe_inputs(args, kwargs))
-        session = Session(model, execution="shapes", inputs=(args, kwargs), **options)
-        session.start()
-        session.pause()  # some optimizers create their state in the constructor, which is not part of a step
-        complete = False
-        try:
-            for _, module in module_paths(model):  # model.parameters() skips modules that compare equal
+        trace = _record_once(begin(), run)
+        return _record_once(begin(), run) if draws.needs_second_run else trace
+
+
+def _record_once(session: Session, run: Callable[[Session], Mapping[str, str]]) -> Trace:
+    input_text = ", ".join(describe_inputs(*session.inputs))
+    complete = False
+    try:
+        with session.recording():
+            session.recorder.pause()  # some optimizers create their state in the constructor, not in a step
+            for _, module in module_paths(session.model):  # model.parameters() skips modules that compare equal
                 for parameter in module._parameters.values():
                     if parameter is not None:
                         parameter.grad = None
             about = copy_context().run(run, session)
-            complete = True
-        except Exception as error:
-            message = session.describe_failure(error)
-            if interrupts.is_interrupt(error) or not needs_real_execution(error):
-                raise
-            remedy = "count a real step with fvflops.record"
-            if session.failure is not None and can_be_assumed(session.failure[0]):
-                remedy += f", or assume its output size or value: {how_to_assume(session.failure[0])}"
-            raise ExecutionError(f"{message}: {remedy}") from error
-        finally:
-            session.stop(complete=complete)
-            leak_message = session.release(describe=complete)  # the frames of an error keep some alive
-            if leak_message:
-                _LOGGER.warning("%s", printable(leak_message))
-        trace = session.trace()
-        del session  # exceptions of signal handlers inside a finalizer are lost
-        return replace(trace, about={**trace.about, **about, "inputs": input_text})
+        complete = True
+    except Exception as error:
+        if interrupts.is_interrupt(error) or not needs_real_execution(error):
+            raise
+        raise ExecutionError(session.describe_failure(error, "count a real step with fvflops.record")) from error
+    finally:
+        leak_message = session.release(describe=complete)  # the frames of an error keep some alive
+        if leak_message:
+            _LOGGER.warning("%s", printable(leak_message))
+    trace = session.trace()
+    del session  # exceptions of signal handlers inside a finalizer are lost
+    return replace(trace, about={**trace.about, **about, "inputs": input_text})
 
 
 def _make_step(
@@ -175,7 +165,7 @@ def _make_step(
 ) -> dict[str, str]:
     """Run a step; in a function, so that its tensors are freed while signals are deferred."""
     instances = [make_optimizer(item, model) for item in optimizers]
-    session.resume()
+    session.recorder.resume()
     args, kwargs = session.in_shapes((inputs[0], dict(inputs[1])))
     with checkpoints, torch.enable_grad(), model_runs():
         for _ in range(micro_batches):

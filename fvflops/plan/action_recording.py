@@ -249,7 +249,7 @@ class _ActionRecorder:
         self._forwarded: list[list[_Graph]] = [[] for _ in stages]  # without a backward pass
         self._half_done: list[list[_Graph]] = [[] for _ in stages]  # without the weights' gradients
         self._last_states: dict[int, _State] = {}
-        session.resume()
+        session.recorder.resume()
         self._inputs = [session.in_shapes((stage.args, dict(stage.kwargs))) for stage in stages]
 
     def walk(self, order: Iterable[Action]) -> dict[Action, _Step]:
@@ -292,9 +292,9 @@ class _ActionRecorder:
         """Record the optimizer's step, if there is one, add it to the steps of each order, and describe it."""
         if self._optimizer is None:
             return describe_optimizers([])
-        begin = self._session.length
+        begin = self._session.recorder.length
         _step(self._optimizer)
-        step = _Step(begin, self._session.length)
+        step = _Step(begin, self._session.recorder.length)
         for steps in walks:
             steps[Action("optimizer", -1)] = step
         return describe_optimizers([self._optimizer])
@@ -331,9 +331,9 @@ class _ActionRecorder:
             step = self._record(forward, state)
             self._recorded.setdefault(self._key(forward, state), step)
         if kind == "weight_backward" and not self._half_done[index]:
-            begin = self._session.length
+            begin = self._session.recorder.length
             self._run_backward("input_backward", index)
-            self._half_steps.append((begin, self._session.length))
+            self._half_steps.append((begin, self._session.recorder.length))
         if self._sharded[index] and self._recipe.pipelined:
             accumulate_only(module)
         elif self._sharded[index] and not self._recipe.reduce_each_microbatch:
@@ -344,18 +344,18 @@ class _ActionRecorder:
         """Run an action of a stage in a state; return its step."""
         if self._list_gathered(index) != state.gathered:
             set_gathered(self._stages[index].module, state.gathered)
-        begin = self._session.length
+        begin = self._session.recorder.length
         run()
-        return _Step(begin, self._session.length, self._list_gathered(index))
+        return _Step(begin, self._session.recorder.length, self._list_gathered(index))
 
     def _list_gathered(self, index: int) -> tuple[bool, ...]:
         return list_gathered(self._stages[index].module) if self._sharded[index] else ()
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
-        self._session.pause()
+        self._session.recorder.pause()
         yield
-        self._session.resume()
+        self._session.recorder.resume()
 
     def _run_forward(self, index: int) -> _Graph:
         stage = self._stages[index]

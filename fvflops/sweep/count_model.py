@@ -30,7 +30,7 @@ from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.load import SOURCES, check_trace_options, is_saved_trace, load_from_factory, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
-from fvflops.sources.shrunken import shrink_model
+from fvflops.sources.transformers.shrink_config import shrink_model
 from fvflops.sweep.model_count import ModelCount
 from fvflops.trace import ModuleTree, Status
 from fvflops.units import format_bytes

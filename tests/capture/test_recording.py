@@ -595,7 +595,7 @@ def test_what_is_wrong_before_the_first_run_is_raised_as_it_is(execution, monkey
     def refuse(*args, **kwargs):
         raise MemoryError("no recorder")
 
-    monkeypatch.setattr("fvflops.capture.attempt.Recorder", refuse)
+    monkeypatch.setattr("fvflops.capture.session.Recorder", refuse)
     with pytest.raises(MemoryError, match="no recorder"):
         record_call(nn.Linear(3, 2), (torch.ones(4, 3),), execution=execution)
 

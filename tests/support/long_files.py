@@ -7,7 +7,7 @@ LONG_FILES = (
     "capture/shapes/test_opinfo.py",
     "peers/test_torch_flops.py",
     "plan/memory/test_memory_ranks.py",
-    "capture/restore/test_shapes_restore.py",
+    "capture/restore/test_restore.py",
     "comparison/test_diff.py",
     "compat/test_deepspeed.py",
     "measure/test_kernels_annotation.py",

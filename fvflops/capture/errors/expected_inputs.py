@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,10 +32,10 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """The size that an axis must have, and the numbers of dimensions that the input may have, () for any."""
+    """An axis whose size is an attribute of the layer, and the numbers of dimensions of the input, () for any."""
 
     axis: int
-    size: int
+    size: str
     noun: str
     ndims: tuple[int, ...] = ()
     layout: str = ""
@@ -54,19 +55,19 @@ def find_mismatch(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Expecta
     return _check_dtype(module, tensors)
 
 
-def _check_axes(axes: Sequence[_Axis], tensors: Sequence[torch.Tensor]) -> Expectation | None:
+def _check_axes(axes: Sequence[_Axis], module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
     """Return the first mismatch of the inputs with one axis each."""
     for index, (axis, tensor) in enumerate(zip(axes, tensors, strict=False)):
-        shape = list(tensor.shape)
-        what = format_quantity(axis.size, axis.noun)
+        shape, size = list(tensor.shape), getattr(module, axis.size)
+        what = format_quantity(size, axis.noun)
         if (axis.ndims and len(shape) not in axis.ndims) or not shape:
             dimensions = " or ".join(map(str, axis.ndims)) or "at least 1"
             layout = f" {axis.layout}" if axis.layout else ""
             return Expectation(f"a tensor of {dimensions} dimensions{layout} with {what}", index=index)
         if not -len(shape) <= axis.axis < len(shape):
             return Expectation(f"a tensor of more dimensions with {what}", index=index)
-        if shape[axis.axis] != axis.size:
-            shape[axis.axis] = axis.size
+        if shape[axis.axis] != size:
+            shape[axis.axis] = size
             return Expectation(what, tuple(shape), index=index)
     return None
 
@@ -74,12 +75,13 @@ def _check_axes(axes: Sequence[_Axis], tensors: Sequence[torch.Tensor]) -> Expec
 def _check_convolution(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
     sides = len(module.kernel_size)
     layout = f"(batch, channels, {', '.join(_SIDES[sides])})"
-    axis = _Axis(-sides - 1, module.in_channels, "input channel", (sides + 1, sides + 2), layout)
-    return _check_axes([axis], tensors) or _check_smallest(module, tensors[0])
+    axis = _Axis(-sides - 1, "in_channels", "input channel", (sides + 1, sides + 2), layout)
+    return _check_axes([axis], module, tensors) or _check_smallest(module, tensors)
 
 
-def _check_smallest(module: Any, tensor: torch.Tensor) -> Expectation | None:
+def _check_smallest(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
     """Return the smallest image of a convolution or a pooling layer, if the input is smaller."""
+    tensor = tensors[0]
     if isinstance(module, _TRANSPOSED) or isinstance(module.padding, str):
         return None
     sides = _count_sides(module)
@@ -108,7 +110,7 @@ def _spread(value: int | Sequence[int], sides: int) -> tuple[int, ...]:
 def _check_batch_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
     name = type(module).__name__
     ndims = {"BatchNorm1d": (2, 3), "BatchNorm2d": (4,), "BatchNorm3d": (5,)}.get(name, ())
-    mismatch = _check_axes([_Axis(1, module.num_features, "channel", ndims, "(batch, channels, ...)")], tensors)
+    mismatch = _check_axes([_Axis(1, "num_features", "channel", ndims, "(batch, channels, ...)")], module, tensors)
     if mismatch is None and module.training and tensors[0].numel() == module.num_features:
         return Expectation("more than one value per channel in training mode", in_training=True)
     return mismatch
@@ -116,13 +118,9 @@ def _check_batch_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectati
 
 def _check_instance_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
     sides = _count_sides(module)
-    axis = _Axis(-sides - 1, module.num_features, "channel", (sides + 1, sides + 2))
+    axis = _Axis(-sides - 1, "num_features", "channel", (sides + 1, sides + 2))
     has_channels = module.affine or module.track_running_stats
-    return _check_axes([axis], tensors) if has_channels else None
-
-
-def _check_group_norm(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    return _check_axes([_Axis(1, module.num_channels, "channel")], tensors)
+    return _check_axes([axis], module, tensors) if has_channels else None
 
 
 def _check_last_sizes(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
@@ -135,25 +133,7 @@ def _check_last_sizes(module: Any, tensors: Sequence[torch.Tensor]) -> Expectati
 
 def _check_recurrent(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
     layout = "(batch, length, features)" if module.batch_first else "(length, batch, features)"
-    return _check_axes([_Axis(-1, module.input_size, "input feature", (2, 3), layout)], tensors)
-
-
-def _check_cell(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    return _check_axes([_Axis(-1, module.input_size, "input feature", (1, 2))], tensors)
-
-
-def _check_attention(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    sizes = {"query": module.embed_dim, "key": module.kdim, "value": module.vdim}
-    return _check_axes([_Axis(-1, size, f"{name} feature", (2, 3)) for name, size in sizes.items()], tensors)
-
-
-def _check_linear(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    return _check_axes([_Axis(-1, module.in_features, "input feature")], tensors)
-
-
-def _check_bilinear(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
-    sizes = module.in1_features, module.in2_features
-    return _check_axes([_Axis(-1, size, "input feature") for size in sizes], tensors)
+    return _check_axes([_Axis(-1, "input_size", "input feature", (2, 3), layout)], module, tensors)
 
 
 def _check_indices(module: Any, tensors: Sequence[torch.Tensor]) -> Expectation | None:
@@ -189,18 +169,23 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
+_ATTENTION = [
+    _Axis(-1, size, f"{name} feature", (2, 3))
+    for name, size in (("query", "embed_dim"), ("key", "kdim"), ("value", "vdim"))
+]
+
 # Layers → the function that returns what they expect.
 _CHECKS: Mapping[tuple[type[nn.Module], ...], Callable[[Any, Sequence[torch.Tensor]], Expectation | None]] = {
     _CONVOLUTIONS: _check_convolution,
-    _POOLS: lambda module, tensors: _check_smallest(module, tensors[0]),
+    _POOLS: _check_smallest,
     _BATCH_NORMS: _check_batch_norm,
     _INSTANCE_NORMS: _check_instance_norm,
-    (nn.GroupNorm,): _check_group_norm,
+    (nn.GroupNorm,): partial(_check_axes, [_Axis(1, "num_channels", "channel")]),
     (nn.LayerNorm, nn.RMSNorm): _check_last_sizes,
     (nn.RNN, nn.LSTM, nn.GRU): _check_recurrent,
-    (nn.RNNCell, nn.LSTMCell, nn.GRUCell): _check_cell,
-    (nn.MultiheadAttention,): _check_attention,
-    (nn.Linear,): _check_linear,
-    (nn.Bilinear,): _check_bilinear,
+    (nn.RNNCell, nn.LSTMCell, nn.GRUCell): partial(_check_axes, [_Axis(-1, "input_size", "input feature", (1, 2))]),
+    (nn.MultiheadAttention,): partial(_check_axes, _ATTENTION),
+    (nn.Linear,): partial(_check_axes, [_Axis(-1, "in_features", "input feature")]),
+    (nn.Bilinear,): partial(_check_axes, [_Axis(-1, f"in{number}_features", "input feature") for number in (1, 2)]),
     _EMBEDDINGS: _check_indices,
 }

@@ -1,19 +1,29 @@
-"""The dispatch mode of real execution: it records every op, and decomposes composite ops not in `stops_at`."""
+"""The dispatch mode of real execution: it records every op, and decomposes composite ops not in `stops_at`.
+
+The signature of a call is found by its arguments and results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from fvflops.capture.real.real_signatures import SignatureCache
-from fvflops.capture.recorder.op_call_cache import OpCalls, op_calls
+from fvflops.capture.recorder.op_call_cache import CachedCalls, OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
-from fvflops.capture.recorder.tensor_specs import OpSchema, cached_schema, describe_tensor, normalise, tensors_of
-from fvflops.capture.recorder.value_reader import have_values
+from fvflops.capture.recorder.tensor_specs import (
+    OpSchema,
+    cached_schema,
+    describe_result,
+    describe_tensor,
+    intern_signature,
+    normalise,
+    tensors_of,
+)
+from fvflops.capture.recorder.value_reader import ValueReader, add_values, have_values
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.restore import UndoLog
 from fvflops.capture.shapes.rules.data_dependent import tensors_read
@@ -26,12 +36,24 @@ from fvflops.torch_internals import (
     get_dispatch_mode,
     is_wrapper_subclass_type,
 )
-from fvflops.trace import Signature
+from fvflops.trace import Signature, Value
 
 # Queries by torch of a FakeTensor or a wrapper subclass, not ops of the model.
 _QUERIES = frozenset({"prim::device", "prim::layout"})
 _LIFT = torch.ops.aten.lift_fresh.default
 _FAKE = DispatchModeKey.FAKE
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_KEY_TYPES = frozenset({int, type(None), str, torch.dtype, torch.layout, torch.memory_format, torch.device, complex})
+_SEQUENCES = frozenset({list, tuple, torch.Size})
+_INTEGER_TYPES = frozenset({int, bool})
+_TRUE, _FALSE = object(), object()  # True == 1 as a key, but not as an argument
+
+# A call before it runs: argument values, signatures of equal calls by their results (None: not cacheable), and the
+# storages it reads, as indices and as objects (None: not cacheable).
+PendingCall = tuple[
+    tuple[Value, ...], "dict[Any, Signature] | None", Sequence[int], "Sequence[torch.UntypedStorage] | None"
+]
 
 
 def has_wrapper_subclass(types: Sequence[type]) -> bool:
@@ -215,3 +237,132 @@ class RecordingMode(SubclassAwareMode):
 def _all_strided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether torch would run the composite kernel: sparse and nested tensors have other kernels."""
     return all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors_of((args, kwargs)))
+
+
+class _Uncacheable(Exception):
+    """An argument for which there is no key."""
+
+
+class SignatureCache:
+    """Signatures by the keys of arguments and results.
+
+    This code runs between kernels, which evict the processor's caches, so every access takes microseconds. Hence the
+    key of a tensor is only its shape, dtype and device (sparse, nested and functorch tensors raise _Uncacheable), and
+    that of a single result only its shape and dtype, as the arguments determine its device.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._storage_indices = recorder.storage_indices
+        self._values = ValueReader(have_values)
+
+    def before_call(
+        self, schema: OpSchema, cached: CachedCalls, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> PendingCall:
+        """Return a call before it runs; `cached` are earlier calls of its op."""
+        reads: list[int] = []
+        storages: list[torch.UntypedStorage] = []
+        key: list[Any] = []
+        storage_indices, rows = self._storage_indices, self._recorder.storages
+        try:
+            # As in _add_keys, without a call for each tensor.
+            for value in args:
+                if type(value) in _TENSORS:
+                    storage = value.untyped_storage()
+                    index = storage_indices.get(id(storage))
+                    if index is None:
+                        index = self._recorder.storage_of(value, "outside")
+                    reads.append(index)
+                    storages.append(storage)
+                    key += value.shape, value.dtype, rows[index][1]
+                elif type(value) is int or value is None:
+                    key.append(value)
+                else:
+                    self._add_keys(key, (value,), reads, storages, "outside")
+            if kwargs:
+                key += kwargs
+                self._add_keys(key, kwargs.values(), reads, storages, "outside")
+        except (_Uncacheable, RuntimeError):
+            reads = list(self._recorder.storages_of((*args, *kwargs.values())))
+            return self._describe(schema, args, kwargs), None, reads, None
+        if schema.value_arguments:
+            key.append(self._values.read(schema.value_arguments, args, kwargs))
+        call_key = tuple(key)
+        entry = cached.get(call_key)
+        if entry is None:
+            entry = cached[call_key] = self._describe(schema, args, kwargs), {}
+        return entry[0], entry[1], reads, storages
+
+    def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
+        inputs = normalise(schema, args, kwargs)
+        if not schema.value_arguments:
+            return inputs
+        return add_values(inputs, schema.value_arguments, self._values.read(schema.value_arguments, args, kwargs))
+
+    def after_call(
+        self, schema: OpSchema, pending: PendingCall, result: Any
+    ) -> tuple[int, Sequence[int], Sequence[torch.UntypedStorage] | None]:
+        """Return the index of a call's signature, and the storages of its results, after it ran."""
+        recorder = self._recorder
+        inputs, signatures, _, _ = pending
+        if signatures is None:
+            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
+        key: Any
+        try:
+            if type(result) is torch.Tensor:
+                storage = result.untyped_storage()
+                index = self._storage_indices.get(id(storage))
+                if index is None:
+                    index = recorder.add_storage(storage, "op")
+                writes, storages = [index], [storage]
+                key = result.shape, result.dtype
+            else:
+                writes, storages = [], []
+                keys: list[Any] = []
+                self._add_keys(keys, (result,), writes, storages, "op")
+                key = tuple(keys)
+        except (_Uncacheable, RuntimeError):
+            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
+        signature = signatures.get(key)
+        if signature is None:
+            signature = signatures[key] = intern_signature(_signature(schema, inputs, result))
+        return recorder.index_of(signature), writes, storages
+
+    def _add_keys(
+        self,
+        key: list[Any],
+        values: Iterable[Any],
+        indices: list[int],
+        storages: list[torch.UntypedStorage],
+        origin: str,
+    ) -> None:
+        """Append the keys of arguments or results, and the storages of their tensors."""
+        storage_indices, rows = self._storage_indices, self._recorder.storages
+        for value in values:
+            kind = type(value)
+            if kind in _TENSORS:
+                storage = value.untyped_storage()  # raises RuntimeError for sparse and functorch tensors
+                index = storage_indices.get(id(storage))
+                if index is None:
+                    index = self._recorder.storage_of(value, origin)
+                indices.append(index)
+                storages.append(storage)
+                key += value.shape, value.dtype, rows[index][1]
+            elif kind in _KEY_TYPES:
+                key.append(value)
+            elif kind is bool:
+                key.append(_TRUE if value else _FALSE)
+            elif kind is float:
+                key.append((value,) if value == value else "nan")
+            elif kind in _SEQUENCES:
+                if _INTEGER_TYPES.issuperset(map(type, value)):
+                    key.append(tuple(value))  # torch passes homogeneous lists, mostly int[] and bool[]
+                else:
+                    key.append(len(value))
+                    self._add_keys(key, value, indices, storages, origin)
+            else:
+                raise _Uncacheable
+
+
+def _signature(schema: OpSchema, inputs: tuple[Value, ...], result: Any) -> Signature:
+    return Signature(schema.name, schema.names, inputs, describe_result(result), schema.text)

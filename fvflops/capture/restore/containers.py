@@ -10,26 +10,24 @@ from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from fvflops.capture.restore.contents import (
-    CHILDLESS,
+    ARRAY,
+    FUNCTION,
     GENERATORS,
     LEAF_TYPES,
-    SAVES_OF_GENERATORS,
+    NUMBER_GENERATORS,
     VALUE_TYPES,
     Iterators,
-    Restore,
-    Save,
-    Saved,
+    Kind,
     has_new_numbers,
     is_iterator,
-    restore_array,
-    restore_dict,
-    save_for,
+    kind_of,
 )
 from fvflops.capture.restore.generators import SavedGenerator
 from fvflops.capture.restore.namespaces import ABSENT, Namespaces, dict_getter_of, namespace_of, read_slot, slots_of
-from fvflops.capture.restore.tensor_state import TensorState, restore_all, restore_tensor, save_tensor
+from fvflops.capture.restore.torch_state import without_modes
 
 # At most this many objects are visited, breadth first: a module may refer to a data set, or to a trainer that
 # refers to everything else.
@@ -45,16 +43,18 @@ _EXCLUDED = frozenset(
         *("torch._library", "torch._subclasses", "torch.library"),
     }
 )
+# How an object is restored, the object, and its contents before the run.
+ObjectState = tuple[Kind, Any, Any]
 _CODE = frozenset({ModuleType, FunctionType, MethodType, BuiltinMethodType})
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created at run time, as classes defined in Python are
 
 
 class _ClassAccessors(NamedTuple):
-    """How to read a class's instances: functions for contents and attributes, and the descriptors of slots."""
+    """How to read a class's instances: their contents, the function that returns their attributes, and their slots."""
 
-    save: Save | None
+    kind: Kind | None
     attributes: Callable[[Any], Any] | None
-    slots: tuple[Any, ...]
+    slots: Kind | None
 
 
 # By the id of the class; the weak reference shows whether the class is still alive, since ids are reused.
@@ -74,10 +74,7 @@ class ContainerSnapshot:
         self._visited = set() if visited is None else visited
         self._references: list[Any] = []  # keep visited objects alive, since ids are reused
         self._tensors: list[TensorState] = []
-        # The restoring function, the object, and its contents.
-        self._states: list[tuple[Restore, Any, Any]] = []
-        # The saving function and the object, to find new children after the run.
-        self._saves: list[tuple[Save, Any]] = []
+        self._states: list[ObjectState] = []
         self._iterators = Iterators()
 
     def snapshot(self, values: Iterable[Any], *, objects: bool) -> None:
@@ -98,13 +95,8 @@ class ContainerSnapshot:
                     self._tensors.append(save_tensor(item))
                 continue
             accessors = _accessors_of(cls)
-            if accessors.save is not None:
-                before, restore, children = accessors.save(item)
-                if restore is not None:
-                    self._states.append((restore, item, before))
-                if restore not in CHILDLESS:
-                    self._saves.append((accessors.save, item))
-                pending += children
+            if accessors.kind is not None:
+                pending += self._save(accessors.kind, item)
             elif is_iterator(item):
                 self._iterators.add(item)
             if objects:
@@ -120,22 +112,16 @@ class ContainerSnapshot:
             return item.__self__, item.__func__
         if cls is BuiltinMethodType:
             return (item.__self__,)
-        if accessors.attributes is None and not accessors.slots:
+        if accessors.attributes is None and accessors.slots is None:
             return ()
         attributes = None if accessors.attributes is None else accessors.attributes(item)
-        if not accessors.slots:
-            return cls, attributes
-        owner = _Slots(item, accessors.slots)
-        return cls, attributes, *self._save(_save_slots, owner)
+        return cls, attributes, *(() if accessors.slots is None else self._save(accessors.slots, item))
 
-    def _save(self, save: Save, item: Any) -> Iterable[Any]:
-        """Save a mutable object; return the objects to visit next."""
-        before, restore, children = save(item)
-        assert restore is not None
-        self._references.append(item)
-        self._states.append((restore, item, before))
-        self._saves.append((save, item))
-        return children
+    def _save(self, kind: Kind, item: Any) -> list[Any]:
+        """Save an object's contents; return those to visit next."""
+        before = kind.read(item)
+        self._states.append((kind, item, before))
+        return _visitable(before)
 
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
@@ -143,8 +129,7 @@ class ContainerSnapshot:
 
     def changed_arrays(self) -> list[Any]:
         """Return the NumPy arrays of floating-point numbers that the run has changed."""
-        states = [(item, before) for restore, item, before in self._states if restore is restore_array]
-        return [item for item, before in states if has_new_numbers(item, before)]
+        return [item for kind, item, before in self._states if kind is ARRAY and has_new_numbers(item, before)]
 
     def advanced_iterators(self) -> Mapping[int, Any]:
         """Return the copies that replace iterators which have advanced, by id of the iterator."""
@@ -153,15 +138,21 @@ class ContainerSnapshot:
     def _restore_states(self, iterator_copies: Mapping[int, Any]) -> None:
         states: Iterable[Any] = self._states
         if iterator_copies:
-            states = ((restore, item, _replace(before, iterator_copies)) for restore, item, before in self._states)
-        restore_all(((_restore_state, states),))
+            states = (
+                (
+                    kind,
+                    item,
+                    [iterator_copies.get(id(part), part) for part in before] if type(before) is list else before,
+                )
+                for kind, item, before in self._states
+            )
+        restore_all(((restore_object, states),))
 
     def generators(self) -> Iterator[SavedGenerator]:
         """Yield the random generators of Python and NumPy, with their states before the run."""
-        for restore, item, before in self._states:
-            save = SAVES_OF_GENERATORS.get(restore)
-            if save is not None:
-                yield SavedGenerator(partial(_saved_state, save, item), partial(restore, item), before)
+        for kind, item, before in self._states:
+            if kind in NUMBER_GENERATORS:
+                yield SavedGenerator(partial(kind.read, item), partial(kind.restore, item), before)
 
     def restore(self) -> None:
         """Restore all changed objects, even if restoring one raises."""
@@ -190,7 +181,7 @@ class CodeSnapshot(ContainerSnapshot):
     def _save_attributes(self, item: Any, cls: type, accessors: _ClassAccessors) -> Iterable[Any]:
         if cls is FunctionType:
             self._used_objects += self._namespaces.objects_used_by(item)
-            return self._save(_save_function, item)
+            return self._save(FUNCTION, item)
         if issubclass(cls, type):
             return self._namespaces.objects_in_class(item)
         return super()._save_attributes(item, cls, accessors)
@@ -198,14 +189,14 @@ class CodeSnapshot(ContainerSnapshot):
     def restorers(self) -> tuple[tuple[Callable[[Any], None], Iterable[Any]], ...]:
         """Return functions that restore, each with the states to call it with."""
         if not self._has_new_tensors():
-            return ((_restore_state, [state for state in self._states if state[0] in GENERATORS]),)
+            return ((restore_object, [state for state in self._states if state[0] in GENERATORS]),)
         return *super().restorers(), (self._namespaces.restore, [self.advanced_iterators()])
 
     def _has_new_tensors(self) -> bool:
         """Return whether tensors are reachable that were not before the run."""
         new_objects = [item for item in self._namespaces.new_values() if id(item) not in self._visited]
-        for save, item in self._saves:
-            new_objects += [child for child in save(item)[2] if id(child) not in self._visited]
+        for kind, item, _ in self._states:
+            new_objects += [child for child in _visitable(kind.read(item)) if id(child) not in self._visited]
         if not new_objects:
             return False
         new = ContainerSnapshot(set(self._visited))
@@ -213,9 +204,9 @@ class CodeSnapshot(ContainerSnapshot):
         return bool(new.tensors)
 
 
-class _Slots(NamedTuple):
-    item: Any
-    slots: tuple[Any, ...]
+def _visitable(contents: Any) -> list[Any]:
+    """Return the objects in contents that may refer to others."""
+    return [part for part in contents if type(part) not in VALUE_TYPES] if type(contents) is list else []
 
 
 def _accessors_of(cls: type) -> _ClassAccessors:
@@ -233,13 +224,16 @@ def _forget(key: int, reference: weakref.ref[type]) -> None:
 
 
 def _find_accessors(cls: type) -> _ClassAccessors:
-    save = save_for(cls)
+    kind = kind_of(cls)
     if cls in _CODE or issubclass(cls, type):
-        return _ClassAccessors(save, None, ())
+        return _ClassAccessors(kind, None, None)
     module = namespace_of(cls).get("__module__") if cls.__flags__ & _HEAP_TYPE else cls.__module__
-    if save is None and type(module) is str and _is_excluded(module):
-        return _ClassAccessors(None, None, ())
-    return _ClassAccessors(save, dict_getter_of(cls), slots_of(cls))
+    if kind is None and type(module) is str and _is_excluded(module):
+        return _ClassAccessors(None, None, None)
+    slots = slots_of(cls)
+    return _ClassAccessors(
+        kind, dict_getter_of(cls), Kind(partial(_read_slots, slots), partial(_write_slots, slots)) if slots else None
+    )
 
 
 def _is_excluded(module: str) -> bool:
@@ -247,59 +241,80 @@ def _is_excluded(module: str) -> bool:
     return first in _EXCLUDED or f"{first}.{rest.partition('.')[0]}" in _EXCLUDED
 
 
-def _save_slots(owner: _Slots) -> Saved:
-    values = [read_slot(slot, owner.item) for slot in owner.slots]
-    return values, _restore_slots, values
+def _read_slots(slots: tuple[Any, ...], item: Any) -> list[Any]:
+    return [read_slot(slot, item) for slot in slots]
 
 
-def _restore_slots(owner: _Slots, before: list[Any]) -> None:
-    for slot, value in zip(owner.slots, before, strict=True):
-        if read_slot(slot, owner.item) is not value:
+def _write_slots(slots: tuple[Any, ...], item: Any, before: list[Any]) -> None:
+    for slot, value in zip(slots, before, strict=True):
+        if read_slot(slot, item) is not value:
             if value is ABSENT:
-                slot.__delete__(owner.item)
+                slot.__delete__(item)
             else:
-                slot.__set__(owner.item, value)
+                slot.__set__(item, value)
 
 
-def _contents_of(function: FunctionType) -> list[Any]:
-    parts: list[Any] = [*(function.__closure__ or ()), *(function.__defaults__ or ())]
-    if function.__kwdefaults__:
-        parts.append(function.__kwdefaults__)
-    if function.__dict__:
-        parts += function.__dict__.values()
-    return parts
+def restore_object(state: ObjectState) -> None:
+    """Restore an object's contents."""
+    kind, item, before = state
+    kind.restore(item, before)
 
 
-def _save_function(function: FunctionType) -> Saved:
-    before = [function.__defaults__, function.__kwdefaults__, function.__code__, function.__dict__.copy()]
-    return before, _restore_function, _contents_of(function)
+# A tensor, an alias of its data, requires_grad, and its gradient.
+TensorState = tuple[torch.Tensor, torch.Tensor | None, bool, torch.Tensor | None]
 
 
-def _restore_function(function: FunctionType, before: list[Any]) -> None:
-    *parts, attributes = before
-    for name, value in zip(("__defaults__", "__kwdefaults__", "__code__"), parts, strict=True):
-        if getattr(function, name) is not value:
-            setattr(function, name, value)
-    restore_dict(function.__dict__, list(attributes.items()))
+def save_tensor(tensor: torch.Tensor) -> TensorState:
+    """Return a tensor's state; the alias is None for sparse and nested tensors and subclasses."""
+    is_strided = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    alias = tensor.detach() if is_strided and not tensor.is_nested else None
+    return tensor, alias, tensor.requires_grad, tensor.grad if is_leaf(tensor) else None
 
 
-def _restore_state(state: tuple[Restore, Any, Any]) -> None:
-    restore, item, before = state
-    restore(item, before)
+def restore_tensor(state: TensorState) -> None:
+    """Restore what has changed except the elements, which the undo log restores."""
+    tensor, alias, requires_grad, grad = state
+    if alias is not None and data_location(tensor) != data_location(alias):
+        tensor.data = alias
+    restore_gradient(tensor, requires_grad, grad)
 
 
-def _saved_state(save: Save, item: Any) -> Any:
-    """Return the state that a function saves of a generator."""
-    return save(item)[0]
+def data_location(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the storage, offset, shape and strides of a tensor."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
-def _replace(before: Any, iterator_copies: Mapping[int, Any]) -> Any:
-    """Return a container's saved contents with advanced iterators replaced by their copies."""
-    if type(before) is not list:
-        return before
-    return [
-        tuple([iterator_copies.get(id(part), part) for part in item])
-        if type(item) is tuple
-        else iterator_copies.get(id(item), item)
-        for item in before
-    ]
+def restore_gradient(tensor: torch.Tensor, requires_grad: bool, grad: torch.Tensor | None) -> None:
+    """Restore a leaf's gradient and whether it requires one."""
+    if is_leaf(tensor) is False and not requires_grad and not tensor._is_view():
+        tensor.detach_()  # the run wrote a tensor with autograd history into it
+    if is_leaf(tensor):
+        if tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)
+        if tensor.grad is not grad:
+            tensor.grad = grad
+
+
+def is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Return whether a tensor is a leaf, or None if autograd raises.
+
+    It raises for one of several views, such as FSDP's parameters, whose base was written to.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return None
+
+
+def restore_all(restorers: Iterable[tuple[Callable[[Any], None], Iterable[Any]]]) -> None:
+    """Call each function with each of its states; the first exception, of any kind, is raised after all calls."""
+    errors: list[BaseException] = []
+    with without_modes():
+        for restore, states in restorers:
+            for state in states:
+                try:
+                    restore(state)
+                except BaseException as error:
+                    errors.append(error)
+    if errors:
+        raise errors[0]

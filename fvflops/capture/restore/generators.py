@@ -34,20 +34,22 @@ class SavedGenerator:
 
     def state(self) -> Any:
         """Return the current state, which can be compared."""
-        return _comparable(self._read())
+        return comparable(self._read())
 
     @property
     def has_drawn(self) -> bool:
         """Whether numbers were drawn since the state was saved."""
-        return bool(self.state() != _comparable(self._before))
+        return bool(self.state() != comparable(self._before))
 
 
-def _comparable(state: Any) -> Any:
-    """Return a state without NumPy arrays, whose comparison returns another array."""
+def comparable(state: Any) -> Any:
+    """Return a state without arrays and tensors, whose comparison returns another one."""
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
     if isinstance(state, dict):
-        return {key: _comparable(value) for key, value in state.items()}
+        return {key: comparable(value) for key, value in state.items()}
     if type(state) is tuple and isinstance(state[0], str):  # NumPy's, not the 625 integers of Python's
-        return tuple(map(_comparable, state))
+        return tuple(map(comparable, state))
     return state.tobytes() if hasattr(state, "tobytes") else state
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,10 +36,7 @@ def _attribute(owner: Any, name: str) -> tuple[_Get, _Set]:
 
 
 def _precision(backend: str, op: str) -> tuple[_Get, _Set]:
-    return (
-        partial(get_precision, backend, op),
-        partial(set_precision, backend, op),
-    )
+    return partial(get_precision, backend, op), partial(set_precision, backend, op)
 
 
 def _opt_einsum(name: str) -> tuple[tuple[_Get, _Set], ...]:
@@ -87,13 +84,17 @@ _PRECISIONS: tuple[tuple[_Get, _Set], ...] = (
     else tuple(_precision(backend, op) for backend, op in _FLOAT32_MATH)
 )
 
+GRAD_MODE: tuple[_Get, _Set] = (
+    torch.is_grad_enabled,
+    torch.set_grad_enabled if message_of_missing(grad_switch[0]) else getattr(*grad_switch),
+)
 # (getter, setter) of each setting. A getter raises if this version of torch lacks the setting.
-_SETTINGS: tuple[tuple[_Get, _Set], ...] = (
+SETTINGS: tuple[tuple[_Get, _Set], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (_default_device, _set_default_device),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
-    (torch.is_grad_enabled, torch.set_grad_enabled if message_of_missing(grad_switch[0]) else getattr(*grad_switch)),
+    GRAD_MODE,
     (lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_warn_always_enabled, torch.set_warn_always),
@@ -116,35 +117,24 @@ _SETTINGS: tuple[tuple[_Get, _Set], ...] = (
 )
 
 
-def save_settings() -> Iterator[Undo]:
-    """Yield functions that restore the random generators and the settings."""
-    yield _save_all(_SETTINGS)
-    yield from global_generators()
-    torch_state = torch.get_rng_state()
-    yield lambda: torch.set_rng_state(torch_state)
-    if torch.cuda.is_initialized():
-        cuda_states = torch.cuda.get_rng_state_all()
-        yield lambda: torch.cuda.set_rng_state_all(cuda_states)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy_errors = numpy.geterr()
-        yield lambda: None if numpy.geterr() == numpy_errors else numpy.seterr(**numpy_errors)
+class SavedSettings:
+    """Settings with their values before a run."""
 
+    def __init__(self, settings: Sequence[tuple[_Get, _Set]]) -> None:
+        self._settings = settings
+        self._before = read_settings(settings)
 
-def _save_all(settings: tuple[tuple[_Get, _Set], ...]) -> Undo:
-    before = _read_all(settings)
-
-    def undo() -> None:
-        if _read_all(settings) == before:  # the usual case
+    def restore(self) -> None:
+        """Set those that have changed, in their order."""
+        if read_settings(self._settings) == self._before:  # the usual case
             return
-        for (get, set_value), value in zip(settings, before, strict=True):
+        for (get, set_value), value in zip(self._settings, self._before, strict=True):
             if value is not _ABSENT and _read(get) != value:
                 set_value(value)
 
-    return undo
 
-
-def _read_all(settings: tuple[tuple[_Get, _Set], ...]) -> list[Any]:
+def read_settings(settings: Sequence[tuple[_Get, _Set]]) -> list[Any]:
+    """Return the values of settings, a mark for those that this torch lacks."""
     try:
         return [get() for get, _ in settings]
     except (RuntimeError, AttributeError, MissingInternal):
@@ -156,3 +146,18 @@ def _read(get: _Get) -> Any:
         return get()
     except (RuntimeError, AttributeError, MissingInternal):
         return _ABSENT
+
+
+def save_settings() -> Iterator[Undo]:
+    """Yield functions that restore the random generators and the settings."""
+    yield SavedSettings(SETTINGS).restore
+    yield from global_generators()
+    torch_state = torch.get_rng_state()
+    yield lambda: torch.set_rng_state(torch_state)
+    if torch.cuda.is_initialized():
+        cuda_states = torch.cuda.get_rng_state_all()
+        yield lambda: torch.cuda.set_rng_state_all(cuda_states)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy_errors = numpy.geterr()
+        yield lambda: None if numpy.geterr() == numpy_errors else numpy.seterr(**numpy_errors)

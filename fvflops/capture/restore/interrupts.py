@@ -144,18 +144,10 @@ class _Handlers:
         self._ended = False
 
     def install(self) -> None:
-        """Wrap each Python handler.
-
-        Setting a handler is one C call, which first calls the handlers of pending signals. With a single Python
-        handler, usually Ctrl-C's, nothing has changed if that raises. With several, others may raise in between: all
-        are set first, then the exception is raised.
-        """
+        """Wrap each Python handler; if one raises meanwhile, restore all and raise its exception."""
         signals = [number for number in range(1, signal.NSIG) if callable(_handler_of(number))]
         self._originals = {number: _handler_of(number) for number in signals}
-        if len(signals) == 1:
-            _set_handler(signals[0], self.handle)
-            return
-        self._retry(self._wrap_handlers, _RETRIES)
+        self._retry(self._wrap_handlers)
         if self._error is not None:
             self.uninstall()
 
@@ -163,7 +155,7 @@ class _Handlers:
         """Restore the handlers, call pending ones, and raise the first exception."""
         early = self._call_all()
         try:
-            self._retry(self._set_originals, _RETRIES)
+            self._retry(self._set_originals)
             late = self._call_all()
             for error in (early, self._error, late):
                 if error is not None:
@@ -182,22 +174,20 @@ class _Handlers:
             if _handler_of(number) == self.handle:  # not if the model has set another, which remains
                 _set_handler(number, original)
 
-    def _retry(self, function: Callable[[], None], times: int) -> None:
-        """Call a function, again after each exception of a signal handler in it, and store the first error.
+    def _retry(self, function: Callable[[], None], times: int = _RETRIES) -> None:
+        """Call a function, again after each exception of a signal handler in it, and store the first of them.
 
-        Python calls handlers at function entry, after calls and at loop back edges. A loop around `try` would itself be
-        unprotected; nested calls protect each other.
+        Python calls handlers at function entry, after calls and at loop back edges, and before it sets another one, so
+        that a loop around `try` would itself be unprotected: each call here is protected by the one outside it.
         """
-        if not times:
-            function()
-            return
-        try:
-            self._retry(function, times - 1)
-            return
-        except BaseException as error:
-            if self._error is None:
-                self._error = error
-        self._retry(function, times - 1)
+        if times:
+            try:
+                self._retry(function, times - 1)
+                return
+            except BaseException as error:
+                if self._error is None:
+                    self._error = error
+        function()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Call a signal's handler, or make it pending."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import torch
@@ -13,18 +13,22 @@ import torch
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of
 from fvflops.capture.restore import interrupts
-from fvflops.capture.restore.containers import CodeSnapshot, ContainerSnapshot
-from fvflops.capture.restore.fsdp_state import sharding_state
-from fvflops.capture.restore.generators import SavedGenerator
-from fvflops.capture.restore.global_settings import Undo, save_settings
-from fvflops.capture.restore.namespaces import is_library
-from fvflops.capture.restore.tensor_state import (
+from fvflops.capture.restore.containers import (
+    CodeSnapshot,
+    ContainerSnapshot,
+    ObjectState,
     data_location,
     restore_all,
     restore_gradient,
+    restore_object,
     restore_tensor,
     save_tensor,
 )
+from fvflops.capture.restore.contents import DICT, LIST, ORDERED_DICT
+from fvflops.capture.restore.fsdp_state import sharding_state
+from fvflops.capture.restore.generators import SavedGenerator
+from fvflops.capture.restore.global_settings import save_settings
+from fvflops.capture.restore.namespaces import is_library
 from fvflops.capture.restore.torch_state import without_modes
 from fvflops.capture.shapes.data_parallel import replication_state
 
@@ -198,46 +202,48 @@ class Snapshot:
         tensors, containers = self._contents.restorers()
         restore_all(
             (
-                (_restore_setting, self._settings),
+                (lambda undo: undo(), self._settings),
                 (self._restore_data, self._changed_tensors()),
                 (self._restore_hooks, self._changed_hooks()),
                 (restore_tensor, self._tensors),
                 tensors,
-                (_restore_mapping, self._changed_mappings()),
-                (_restore_list, self._changed_lists()),
+                (restore_object, self._changed_mappings()),
+                (restore_object, self._changed_lists()),
                 containers,
                 *self._code.restorers(),
                 (dict.clear, filter(None, self._empty_attributes)),
-                (_restore_empty, filter(None, self._model_index.empty)),
+                (methodcaller("clear"), filter(None, self._model_index.empty)),
             )
         )
 
-    def _changed_mappings(self) -> Iterable[tuple[dict[Any, Any], dict[Any, Any]]]:
+    def _changed_mappings(self) -> list[ObjectState]:
         """Return all mappings with their contents before the run, or none if all are unchanged, which is usual."""
         model_index = self._model_index
         now = model_index.mappings
         iterator_copies = self._contents.advanced_iterators()
-        unchanged = (
+        if (
             not iterator_copies
             and list(map(len, now)) == model_index.sizes
             and list(chain.from_iterable(now)) == model_index.keys
             and all(map(is_, chain.from_iterable([mapping.values() for mapping in now]), model_index.values))
-        )
-        if unchanged:
-            return ()
-        before = (
-            {key: iterator_copies.get(id(value), value) for key, value in contents.items()}
-            for contents in model_index.contents()
-        )
-        return zip(now, before, strict=True)
+        ):
+            return []
+        return [
+            (
+                ORDERED_DICT if isinstance(mapping, OrderedDict) else DICT,
+                mapping,
+                [iterator_copies.get(id(part), part) for pair in before.items() for part in pair],
+            )
+            for mapping, before in zip(now, model_index.contents(), strict=True)
+        ]
 
-    def _changed_lists(self) -> Iterable[tuple[list[Any], list[Any]]]:
+    def _changed_lists(self) -> list[ObjectState]:
         """Return all flat lists with their contents before the run, or none if all are unchanged, which is usual."""
         lists = self._model_index.lists
         if list(map(len, lists)) == self._list_sizes and all(map(is_, chain.from_iterable(lists), self._list_items)):
-            return ()
+            return []
         items = iter(self._list_items)
-        return [(now, list(islice(items, size))) for now, size in zip(lists, self._list_sizes, strict=True)]
+        return [(LIST, now, list(islice(items, size))) for now, size in zip(lists, self._list_sizes, strict=True)]
 
     def _changed_hooks(self) -> list[int]:
         now = list(map(_hooks, self._model_index.tensors))
@@ -287,29 +293,3 @@ def _grads_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     if all(map(_is_leaf, tensors)):
         return list(map(_grad, tensors))
     return [tensor.grad if tensor.is_leaf else None for tensor in tensors]
-
-
-def _restore_mapping(state: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
-    mapping, before = state
-    if list(mapping) != list(before) or not all(map(is_, mapping.values(), before.values())):
-        _refill(mapping, before)
-
-
-def _refill(mapping: dict[Any, Any], before: Any) -> None:
-    # By the base type's methods: an immutable mapping overrides its own, an ordered one needs OrderedDict's.
-    kind = OrderedDict if isinstance(mapping, OrderedDict) else dict
-    kind.clear(mapping)
-    kind.update(mapping, before)
-
-
-def _restore_list(state: tuple[list[Any], list[Any]]) -> None:
-    now, before = state
-    now[:] = before
-
-
-def _restore_empty(container: Any) -> None:
-    container.clear()
-
-
-def _restore_setting(undo: Undo) -> None:
-    undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, nullcontext
+from functools import partial
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.restore import interrupts
 from fvflops.capture.restore.forks import undone_in_child
+from fvflops.capture.restore.global_settings import GRAD_MODE, SavedSettings
 from fvflops.torch_internals import (
     ForceDispatchKeys,
     InferenceMode,
@@ -24,7 +26,6 @@ from fvflops.torch_internals import (
     function_mode_stack,
     function_stack_length,
     get_function_state,
-    grad_switch,
     included_keys,
     is_multithreading_enabled,
     is_view_replay_enabled,
@@ -47,26 +48,19 @@ from fvflops.torch_internals import (
     undo_vmap,
 )
 
+_IGNORED = "without_ignore_compile_internals"
 # torch's global flags about active modes, and the attributes in which modes save their previous values.
 _FLAGS = {
     name: attribute
     for name, attribute in (
         ("_is_in_torch_dispatch_mode", "old_dispatch_mode_flags"),
         ("_is_in_non_infra_torch_dispatch_mode", "old_non_infra_dispatch_mode_flags"),
-        (
-            "_is_in_any_mode_without_ignore_compile_internals",
-            "old_without_ignore_compile_internals_dispatch_mode_flags",
-        ),
+        (f"_is_in_any_mode_{_IGNORED}", f"old_{_IGNORED}_dispatch_mode_flags"),
     )
     if hasattr(python_dispatch, name)
 }
 # torch.func's own function that undoes all layers fails in torch 2.11 and older.
-_UNDO_TRANSFORM = {
-    "Vmap": undo_vmap,
-    "Grad": undo_grad,
-    "Jvp": undo_jvp,
-    "Functionalize": undo_functionalize,
-}
+_UNDO_TRANSFORM = {"Vmap": undo_vmap, "Grad": undo_grad, "Jvp": undo_jvp, "Functionalize": undo_functionalize}
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
 _DEVICES = tuple(filter(torch.amp.is_autocast_available, _AUTOCAST_DEVICES))  # of this torch
 # Guards that are never freed: their exit would undo the restored state.
@@ -94,79 +88,24 @@ class model_runs:
             self._state.restore()
 
 
-class TorchState:
+class TorchState(SavedSettings):
     """A thread's state in torch: active modes, grad mode, autocast, dispatch keys, hooks and levels."""
 
     def __init__(self) -> None:
-        self._before = _read_state()
-        self._key_sets = included_keys(), excluded_keys()
+        super().__init__(_THREAD_STATE)
+        self._keys = included_keys(), excluded_keys()
 
     def restore(self) -> None:
         """Restore all state that has changed."""
-        if _read_state() == self._before:  # the usual case
-            return
-        (
-            modes,
-            depths,
-            flags,
-            function_modes,
-            function_state,
-            keys,
-            inference,
-            settings,
-            nesting,
-            hooks,
-            layers,
-            level,
-        ) = self._before
-        while transform_depth() > layers:
-            _UNDO_TRANSFORM[peek_interpreter().key().name]()
-        while forward_ad_level() > level:
-            forward_ad.exit_dual_level()
-        while (top := top_saved_hooks(True)) is not None and not _are_identical(top, hooks):
-            pop_saved_hooks()
-        if not _are_identical(function_mode_stack(), function_modes):
-            _set_function_modes(function_modes)
-        if get_function_state() != function_state:
-            set_function_state(function_state)
-        if not _are_identical(dispatch_mode_stack(), modes):
-            _set_modes(modes)
-        for mode, lengths in zip(modes, depths, strict=True):
-            for attribute, length in zip(_FLAGS.values(), lengths, strict=True):
-                values = getattr(mode, attribute)
-                while len(values) > length:
-                    values.pop()
-        _set_flags(flags)
-        while _get_nesting() > nesting:
-            torch.autocast_decrement_nesting()
-        if torch.is_inference_mode_enabled() != inference:
-            guard = InferenceMode(inference)
-            guard.__enter__()
-            _guards.append(guard)
-        if _get_settings() != settings:
-            _set_settings(settings)
-        if _get_keys() != keys:
-            guard = ForceDispatchKeys(*self._key_sets)
-            guard.__enter__()
-            _guards.append(guard)
+        super().restore()
+        included, excluded = self._keys
+        if (included.raw_repr(), excluded.raw_repr()) != (included_keys().raw_repr(), excluded_keys().raw_repr()):
+            _enter_forever(ForceDispatchKeys(included, excluded))
 
 
-def _read_state() -> tuple[Any, ...]:
-    modes = dispatch_mode_stack()
-    return (
-        modes,
-        [[len(getattr(mode, attribute)) for attribute in _FLAGS.values()] for mode in modes],
-        _get_flags(),
-        function_mode_stack(),
-        get_function_state(),
-        _get_keys(),
-        torch.is_inference_mode_enabled(),
-        _get_settings(),
-        _get_nesting(),
-        top_saved_hooks(True),
-        transform_depth(),
-        forward_ad_level(),
-    )
+def _enter_forever(guard: Any) -> None:
+    guard.__enter__()
+    _guards.append(guard)
 
 
 def close_interrupted_contexts(error: BaseException | None) -> None:
@@ -253,9 +192,7 @@ def dispatch_mode_in_thread(mode: TorchDispatchMode) -> Iterator[None]:
     try:
         yield
     finally:
-        stack = dispatch_mode_stack()
-        if any(item is mode for item in stack):
-            _set_modes([item for item in stack if item is not mode])
+        _set_modes([item for item in dispatch_mode_stack() if item is not mode])
 
 
 def restore_modes(modes: Sequence[TorchDispatchMode]) -> None:
@@ -271,9 +208,7 @@ def function_mode_removed(mode: TorchFunctionMode) -> Iterator[None]:
     """Remove a function mode, which code inside the context may activate, from the stack at the end."""
 
     def remove() -> None:
-        stack = function_mode_stack()
-        if any(item is mode for item in stack):
-            _set_function_modes([item for item in stack if item is not mode])
+        _set_function_modes([item for item in function_mode_stack() if item is not mode])
 
     with undone_in_child(remove):
         try:
@@ -297,12 +232,6 @@ def _remove_mode(mode: TorchDispatchMode) -> None:
         flags.clear()
     if not dispatch_mode_stack():
         _set_flags([False] * len(_FLAGS))
-
-
-def _are_identical(left: Sequence[Any] | None, right: Sequence[Any] | None) -> bool:
-    if left is None or right is None:
-        return left is right
-    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
 
 
 def _set_modes(modes: Sequence[TorchDispatchMode]) -> None:
@@ -331,8 +260,32 @@ def _set_flags(flags: Sequence[bool]) -> None:
         python_dispatch.set_is_in_mode_without_ignore_compile_internals(flags[-1])
 
 
-def _get_keys() -> tuple[int, int]:
-    return included_keys().raw_repr(), excluded_keys().raw_repr()
+def _undo_transforms(depth: int) -> None:
+    while transform_depth() > depth:
+        _UNDO_TRANSFORM[peek_interpreter().key().name]()
+
+
+def _exit_dual_levels(level: int) -> None:
+    while forward_ad_level() > level:
+        forward_ad.exit_dual_level()
+
+
+def _pop_saved_hooks(hooks: Any) -> None:
+    while (top := top_saved_hooks(True)) is not None and top != hooks:
+        pop_saved_hooks()
+
+
+def _read_mode_depths() -> list[tuple[Any, list[int]]]:
+    """Return how many previous values of the flags each active mode has saved."""
+    return [(mode, [len(getattr(mode, attribute)) for attribute in _FLAGS.values()]) for mode in dispatch_mode_stack()]
+
+
+def _set_mode_depths(depths: list[tuple[Any, list[int]]]) -> None:
+    for mode, lengths in depths:
+        for attribute, length in zip(_FLAGS.values(), lengths, strict=True):
+            values = getattr(mode, attribute)
+            while len(values) > length:
+                values.pop()
 
 
 def _get_nesting() -> int:
@@ -342,21 +295,26 @@ def _get_nesting() -> int:
     return nesting
 
 
-def _get_settings() -> tuple[Any, ...]:
-    return (
-        torch.is_grad_enabled(),
-        is_multithreading_enabled(),
-        is_view_replay_enabled(),
-        torch.is_autocast_cache_enabled(),
-        *[torch.get_autocast_dtype(device) for device in _DEVICES],
-    )
+def _decrease_nesting(nesting: int) -> None:
+    while _get_nesting() > nesting:
+        torch.autocast_decrement_nesting()
 
 
-def _set_settings(settings: tuple[Any, ...]) -> None:
-    grad, threads, replay, cache, *dtypes = settings
-    getattr(*grad_switch)(grad)
-    set_multithreading(threads)
-    set_view_replay(replay)
-    torch.set_autocast_cache_enabled(cache)
-    for device, dtype in zip(_DEVICES, dtypes, strict=True):
-        torch.set_autocast_dtype(device, dtype)
+# (getter, setter) of each part of a thread's state, in the order in which they can be restored.
+_THREAD_STATE: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (transform_depth, _undo_transforms),
+    (forward_ad_level, _exit_dual_levels),
+    (partial(top_saved_hooks, True), _pop_saved_hooks),
+    (function_mode_stack, _set_function_modes),
+    (get_function_state, set_function_state),
+    (dispatch_mode_stack, _set_modes),
+    (_read_mode_depths, _set_mode_depths),
+    (_get_flags, _set_flags),
+    (_get_nesting, _decrease_nesting),
+    (torch.is_inference_mode_enabled, lambda is_enabled: _enter_forever(InferenceMode(is_enabled))),
+    GRAD_MODE,
+    (is_multithreading_enabled, set_multithreading),
+    (is_view_replay_enabled, set_view_replay),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    *((partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)) for device in _DEVICES),
+)

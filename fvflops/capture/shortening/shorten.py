@@ -1,9 +1,11 @@
-"""Shorten a model in place, and expand what is recorded with it to the full model."""
+"""Find the runs of equal layers of a model, shorten it in place, and expand what is recorded to the full model."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import types
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fvflops.capture.model.read_module_tree import module_paths
 from fvflops.capture.restore.interrupts import is_interrupt
 from fvflops.capture.run import record_call
-from fvflops.capture.shortening.layer_runs import find_layer_runs
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
 from fvflops.trace.expansion.comparison import are_equal_runs
@@ -149,3 +151,249 @@ def _shorten(model: nn.Module, runs: Iterable[LayerRun]) -> Shortened:
         kept = [*members[:begin], *members[begin + removed :]]
         layers._modules = {str(index): member for index, member in enumerate(kept)}
     return Shortened(model, runs, tuple(saved.values()), tuple(attributes[::-1]))
+
+
+# Values that are compared by `==`.
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, range)
+_MAX_DEPTH = 8
+# Entries of a module that are compared in other ways.
+_OWN = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def find_index_attributes(
+    first: nn.Module, second: nn.Module, distance: int, marked: Collection[int] = ()
+) -> frozenset[tuple[str, str]] | None:
+    """Return which attributes differ between two equal layers because they count layers, None for unequal ones.
+
+    An attribute counts layers if it is an int that differs by `distance`, the distance between the layers in their
+    list; attributes are given as (name of the module below the layer, attribute). Equal are classes, modes, submodules,
+    shapes, strides, dtypes, devices and requires_grad of parameters and buffers, values of buffers of integers, hooks
+    and all other attributes, and which submodules are `marked` by their ids.
+
+    >>> find_index_attributes(nn.Linear(2, 3), nn.Linear(2, 3), 1), find_index_attributes(nn.Linear(2, 3), nn.ReLU(), 1)
+    (frozenset(), None)
+    """
+    counting: set[tuple[str, str]] = set()
+    pairs = [("", first, second)]
+    partners = {id(first): id(second)}
+    while pairs:
+        name, one, other = pairs.pop()
+        if type(one) is not type(other) or list(one._modules) != list(other._modules):
+            return None
+        if (id(one) in marked) != (id(other) in marked):
+            return None
+        for key, child in one._modules.items():
+            partner = other._modules[key]
+            if child is None or partner is None:
+                if child is not partner:
+                    return None
+            elif id(child) not in partners:
+                partners[id(child)] = id(partner)
+                pairs.append((f"{name}.{key}" if name else key, child, partner))
+            elif partners[id(child)] != id(partner):
+                return None
+        if not (
+            _are_equal_tensors(one._parameters, other._parameters) and _are_equal_tensors(one._buffers, other._buffers)
+        ):
+            return None
+        if one.__dict__.keys() != other.__dict__.keys():
+            return None
+        for key, value in one.__dict__.items():
+            second_value = other.__dict__[key]
+            if "hooks" in key and isinstance(value, Mapping):  # their keys number the hooks of all modules
+                value, second_value = list(value.values()), list(second_value.values())
+            if key in _OWN or _are_equal(value, second_value, partners, 0):
+                continue
+            if type(value) is not int or type(second_value) is not int or second_value - value != distance:
+                return None
+            counting.add((name, key))
+    return frozenset(counting)
+
+
+def _are_equal_tensors(first: Mapping[str, torch.Tensor | None], second: Mapping[str, torch.Tensor | None]) -> bool:
+    return list(first) == list(second) and all(
+        _is_equal_tensor(tensor, second[name]) if tensor is not None else second[name] is None
+        for name, tensor in first.items()
+    )
+
+
+def _is_equal_tensor(first: torch.Tensor, second: torch.Tensor | None) -> bool:
+    if second is None or type(first) is not type(second) or first.shape != second.shape:
+        return False
+    if (first.dtype, first.device, first.layout, first.requires_grad) != (
+        second.dtype,
+        second.device,
+        second.layout,
+        second.requires_grad,
+    ):
+        return False
+    if first.layout is torch.strided and first.stride() != second.stride():
+        return False
+    # Those of a DTensor.
+    if getattr(first, "placements", None) != getattr(second, "placements", None):
+        return False
+    # Control flow depends on integers.
+    has_values = not first.dtype.is_floating_point and not first.dtype.is_complex and first.device.type != "meta"
+    return not has_values or torch.equal(first, second)
+
+
+def _are_equal(first: Any, second: Any, partners: Mapping[int, int], depth: int) -> bool:
+    """Return whether two values are equal, where modules and other objects of a layer are equal to their partners."""
+    if first is second or partners.get(id(first)) == id(second):
+        return True
+    kind = type(first)
+    if kind is not type(second) or depth > _MAX_DEPTH:
+        return False
+    inner = partial(_are_equal, partners=partners, depth=depth + 1)
+    if kind in _PLAIN:
+        return bool(first == second)
+    if issubclass(kind, torch.Tensor):
+        return _is_equal_tensor(first, second)
+    if issubclass(kind, nn.Module):
+        return False
+    if issubclass(kind, (tuple, list)):
+        return len(first) == len(second) and all(map(inner, first, second))
+    if issubclass(kind, Mapping):
+        return list(first) == list(second) and all(inner(value, second[key]) for key, value in first.items())
+    if issubclass(kind, (set, frozenset)):
+        return bool(first == second)
+    if kind is types.MethodType:
+        return inner(first.__func__, second.__func__) and inner(first.__self__, second.__self__)
+    if kind is partial:
+        return inner((first.func, first.args, first.keywords), (second.func, second.args, second.keywords))
+    if kind is types.FunctionType:
+        return _are_equal_functions(first, second, inner)
+    if kind is types.CellType:
+        return inner(_contents(first), _contents(second))
+    attributes = getattr(first, "__dict__", None)
+    if attributes is None or getattr(kind, "__slots__", None):
+        return False
+    return bool(attributes) and inner(attributes, second.__dict__)
+
+
+def _are_equal_functions(first: Any, second: Any, inner: Any) -> bool:
+    return first.__code__ is second.__code__ and bool(
+        inner(
+            (first.__defaults__, first.__kwdefaults__, first.__closure__, first.__dict__),
+            (second.__defaults__, second.__kwdefaults__, second.__closure__, second.__dict__),
+        )
+    )
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # the cell is empty
+        return ()
+
+
+# How many successive layers may differ before they repeat, as in models with local and global attention by turns.
+_MAX_PERIOD = 8
+
+# Of a shorter run more would be lost by comparing and expanding than is gained.
+_LEAST = 2 * KEPT
+
+# A layer's kind, numbered, and the attributes that count layers.
+_Kind = tuple[int, frozenset[tuple[str, str]]]
+
+
+def find_layer_runs(model: nn.Module, marked: Collection[int] = ()) -> list[LayerRun]:
+    """Return the runs of equal layers, of at least `_LEAST` periods, in a model's outermost lists that have any.
+
+    Layers that share a module or a tensor with another part of the model belong to none. The runs of one list are in
+    order, and named as after all of them are shortened.
+
+    >>> [run.count for run in find_layer_runs(nn.Sequential(*(nn.Linear(4, 4) for _ in range(9))))]
+    [9]
+    """
+    shared = _find_shared(model)
+    runs: list[LayerRun] = []
+    pending = [("", model)]
+    while pending:
+        path, module = pending.pop(0)
+        found: list[LayerRun] = []
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            found = list(_find_in_list(path, module, shared, marked))
+            runs += found
+        if not found:
+            prefix = path + "." if path else ""
+            pending += [(prefix + key, child) for key, child in module._modules.items() if child is not None]
+    return runs
+
+
+def find_layer_kinds(layers: Iterable[nn.Module]) -> list[int]:
+    """Return a number for each layer, the same for equal ones: the index of the first of them.
+
+    >>> find_layer_kinds([nn.Linear(2, 3), nn.ReLU(), nn.Linear(2, 3)])
+    [0, 1, 0]
+    """
+    return [number for number, _ in _find_kinds(list(layers), (), ())]
+
+
+def _find_in_list(
+    path: str, layers: nn.ModuleList | nn.Sequential, shared: Collection[int], marked: Collection[int]
+) -> Iterator[LayerRun]:
+    members = list(layers._modules.values())
+    if len(members) < _LEAST or list(layers._modules) != [str(index) for index in range(len(members))]:
+        return
+    kinds = _find_kinds(members, shared, marked)
+    begin = removed = 0
+    while begin + _LEAST <= len(kinds):
+        period, count = _longest_run(kinds[begin:])
+        if count < _LEAST:
+            begin += 1
+            continue
+        attributes = frozenset().union(*(kind[1] for kind in kinds[begin : begin + period * count]))
+        yield LayerRun(path, begin - removed, period, count, attributes)
+        removed += period * (count - KEPT)
+        begin += period * count
+
+
+def _find_kinds(members: Sequence[nn.Module | None], shared: Collection[int], marked: Collection[int]) -> list[_Kind]:
+    """Return the kind of each layer of a list; equal layers have equal kinds, but those that share have their own."""
+    kinds: list[_Kind] = []
+    known: dict[int, tuple[int, nn.Module, frozenset[tuple[str, str]] | None]] = {}
+    for index, member in enumerate(members):
+        found: _Kind | None = None
+        if member is not None and not any(id(module) in shared for module in member.modules()):
+            for number, (position, example, attributes) in known.items():
+                counting = find_index_attributes(example, member, index - position, marked)
+                if counting is not None and attributes in (None, counting):
+                    known[number] = position, example, counting
+                    found = number, counting
+                    break
+            else:
+                known[index] = index, member, None
+        kinds.append((index, frozenset()) if found is None else found)
+    # The example of a kind counts layers as the others do.
+    return [(number, known[number][2] or frozenset()) if number in known else (number, own) for number, own in kinds]
+
+
+def _longest_run(kinds: Sequence[_Kind]) -> tuple[int, int]:
+    """Return the period of the run at the start that leaves out most layers, and how often that period occurs.
+
+    >>> a, b = (0, frozenset()), (1, frozenset())
+    >>> _longest_run([a, a, a, a, a, b]), _longest_run([a, b, a, b, a, b, a, b, a, b, a])
+    ((1, 5), (2, 5))
+    """
+
+    def count(period: int) -> int:
+        length = period
+        while length < len(kinds) and kinds[length] == kinds[length - period]:
+            length += 1
+        return length // period
+
+    runs = [(period, count(period)) for period in range(1, _MAX_PERIOD + 1)]
+    return max(runs, key=lambda run: run[0] * (run[1] - KEPT))
+
+
+def _find_shared(model: nn.Module) -> set[int]:
+    """Return the ids of modules that are in several places, or hold a tensor that another module holds too."""
+    paths = Counter(id(module) for _, module in module_paths(model))
+    holders: dict[int, set[int]] = {}
+    for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                holders.setdefault(id(tensor), set()).add(id(module))
+    shared = {module for module, count in paths.items() if count > 1}
+    return shared.union(*(modules for modules in holders.values() if len(modules) > 1))

@@ -1,10 +1,14 @@
-"""Record accesses to a tensor's data by code outside torch: NumPy, DLPack, pointer, list, pickle."""
+"""Patch what exposes a tensor's data to code outside torch: NumPy, DLPack, pointer, list, pickle.
+
+A run that is restored saves the contents first, since writes outside torch bypass dispatch modes; and exports are
+recorded, since their results do too.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -14,9 +18,21 @@ from torch.utils import dlpack
 
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.unseen.export_patches import EXPORTS, STORAGE_EXPORTS
+from fvflops.capture.restore.restore import UndoLog
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.capture.unseen.unseen_work import UnseenWork
 from fvflops.torch_internals import disable_dispatch_modes
 
+# Size limits in bytes. Programs also call data_ptr to compare tensors, which should not copy large ones.
+_LARGE, _SMALL = 1 << 28, 1 << 20
+_MAX_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("numpy", "__dlpack__", "apply_", "map_", "map2_"), _LARGE),
+    "data_ptr": _SMALL,
+}
+# Methods that expose a tensor's data to code outside torch, or call Python for each element.
+_EXPORTS = {name: Patch(torch.Tensor, name) for name in (*_MAX_BYTES, "__array__", "__reduce_ex__", "tolist")}
+# Methods of a storage that do so, or change its bytes without an op.
+_STORAGE_EXPORTS = tuple(Patch(torch.UntypedStorage, name) for name in ("data_ptr", "byteswap"))
 _FUNCTIONS = (Patch(dlpack, "to_dlpack"), Patch(torch, "to_dlpack"))
 # Exports as Python's or NumPy's numbers.
 _READS = frozenset({"numpy", "__array__", "tolist"})
@@ -27,65 +43,97 @@ _ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 # Where torch calls a storage's methods for the program's calls of its older class of storages.
 _TYPED_STORAGE = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "storage.py")
 
+# What notes a call in an unseen work: it gets the frame of the calling code and the arguments.
+Note = Callable[[UnseenWork, FrameType, tuple[Any, ...]], None]
+
+
+def saved_exports(undo_log: UndoLog, fresh: Mapping[int, Any], is_recorded: Callable[[], bool]) -> list[Wrapper]:
+    """Return the wrappers that save a pre-existing tensor before its memory is exported in a thread of the run."""
+
+    def around(max_bytes: int, original: Any) -> Any:
+        def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) is not ShapeTensor and is_recorded():
+                undo_log.save(tensor, fresh, max_bytes)
+            return original(tensor, *args, **kwargs)
+
+        return export
+
+    def around_storage(original: Any) -> Any:
+        def export(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            if is_recorded():
+                undo_log.save_storage(storage, fresh, _SMALL)
+            return original(storage, *args, **kwargs)
+
+        return export
+
+    return [
+        *((_EXPORTS[name], partial(around, max_bytes)) for name, max_bytes in _MAX_BYTES.items()),
+        *((patch, around_storage) for patch in _STORAGE_EXPORTS),
+    ]
+
 
 def data_exports(recorder: Recorder) -> list[Wrapper]:
     """Return the wrappers that record exports of tensor data and imports of foreign memory."""
     if recorder.unseen is None:
         return []
     return [
-        *((patch, partial(_around_export, recorder, name)) for name, patch in EXPORTS.items()),
-        *((patch, partial(_around_export, recorder, "to_dlpack")) for patch in _FUNCTIONS),
+        *((patch, partial(noted, recorder, partial(_note_export, recorder, name))) for name, patch in _EXPORTS.items()),
+        *((patch, partial(noted, recorder, partial(_note_export, recorder, "to_dlpack"))) for patch in _FUNCTIONS),
         (_SHARE, partial(_around_share, recorder)),
-        *((patch, partial(_around_storage_export, recorder)) for patch in STORAGE_EXPORTS.values()),
+        *((patch, partial(noted, recorder, _note_storage_export)) for patch in _STORAGE_EXPORTS),
         *((patch, partial(_around_import, recorder)) for patch in _IMPORTS),
     ]
 
 
-def _around_export(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that exports a tensor's data; `tolist` of integers, such as lengths, is no export."""
+def noted(recorder: Recorder, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function, so that its calls in recorded threads are noted."""
 
-    def export(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
-        unseen_work = recorder.unseen
-        if unseen_work is not None and not recorder.paused and recorder.is_recording_thread():
-            if name != "tolist" or tensor.is_floating_point() or tensor.is_complex():
-                unseen_work.record_export(tensor, sys._getframe(1), is_array=name in _ARRAYS)
-            if name in _READS:
-                recorder.python_reads.record([tensor])
-        return original(tensor, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if (unseen_work := _active(recorder)) is not None:
+            note(unseen_work, sys._getframe(1), args)
+        return original(*args, **kwargs)
 
-    return export
+    return call
+
+
+def _active(recorder: Recorder) -> UnseenWork | None:
+    return recorder.unseen if not recorder.paused and recorder.is_recording_thread() else None
+
+
+def _note_export(
+    recorder: Recorder, name: str, unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]
+) -> None:
+    """Record an export of a tensor's data; `tolist` of integers, such as lengths, is none."""
+    tensor = args[0]
+    if name != "tolist" or tensor.is_floating_point() or tensor.is_complex():
+        unseen_work.record_export(tensor, frame, is_array=name in _ARRAYS)
+    if name in _READS:
+        recorder.python_reads.record([tensor])
+
+
+def _note_storage_export(unseen_work: UnseenWork, frame: FrameType | None, args: tuple[Any, ...]) -> None:
+    while frame is not None and frame.f_code.co_filename == _TYPED_STORAGE:
+        frame = frame.f_back
+    unseen_work.record_storage_export(args[0], frame)
 
 
 def _around_share(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def share_memory_(tensor: torch.Tensor) -> torch.Tensor:
-        if recorder.unseen is None or recorder.paused or not recorder.is_recording_thread():
+        unseen_work = _active(recorder)
+        if unseen_work is None:
             return original(tensor)
         with disable_dispatch_modes():  # it moves the data by ops on memory of its own
             shared: torch.Tensor = original(tensor)
-        recorder.unseen.record_export(shared, sys._getframe(1))
+        unseen_work.record_export(shared, sys._getframe(1))
         return shared
 
     return share_memory_
 
 
-def _around_storage_export(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def export(storage: torch.UntypedStorage, /, *args: Any, **kwargs: Any) -> Any:
-        unseen_work = recorder.unseen
-        if unseen_work is not None and not recorder.paused and recorder.is_recording_thread():
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename == _TYPED_STORAGE:
-                frame = frame.f_back
-            unseen_work.record_storage_export(storage, frame)
-        return original(storage, *args, **kwargs)
-
-    return export
-
-
 def _around_import(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
     def import_(*args: Any, **kwargs: Any) -> torch.Tensor:
         tensor: torch.Tensor = original(*args, **kwargs)
-        unseen_work = recorder.unseen
-        if unseen_work is not None and not recorder.paused and recorder.is_recording_thread():
+        if (unseen_work := _active(recorder)) is not None:
             unseen_work.record_import(tensor)
         return tensor
 

@@ -10,8 +10,6 @@ import multiprocessing.queues
 import os
 import socket
 import subprocess
-import sys
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from multiprocessing.pool import Pool, ThreadPool
@@ -20,6 +18,8 @@ from typing import Any
 
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.unseen.data_exports import noted
+from fvflops.capture.unseen.unseen_work import UnseenWork
 
 # Functions that start a process, or send it data.
 _STARTS = (
@@ -41,40 +41,29 @@ def other_processes(recorder: Recorder) -> list[Wrapper]:
     if recorder.unseen is None:
         return []
     return [
-        *((patch, partial(_around, recorder, _is_any)) for patch in _STARTS),
-        (_POOL, partial(_around, recorder, _is_process_pool)),
-        (_FUTURES, partial(_around, recorder, _is_submitted)),
+        *((patch, partial(noted, recorder, _note_start)) for patch in _STARTS),
+        (_POOL, partial(noted, recorder, _note_pool)),
+        (_FUTURES, partial(noted, recorder, _note_future)),
     ]
 
 
-def _around(
-    recorder: Recorder, applies: Callable[[FrameType, tuple[Any, ...]], bool], original: Callable[..., Any]
-) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        unseen_work = recorder.unseen
-        if unseen_work is not None and not recorder.paused and recorder.is_recording_thread():
-            frame = sys._getframe(1)
-            if applies(frame, args):
-                unseen_work.record_elsewhere(frame)
-        return original(*args, **kwargs)
-
-    return call
+def _note_start(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:
+    if frame.f_code.co_name != "_write_to_self":  # asyncio wakes its own loop through a socket
+        unseen_work.record_elsewhere(frame)
 
 
-def _is_any(frame: FrameType, args: tuple[Any, ...]) -> bool:
-    return frame.f_code.co_name != "_write_to_self"  # asyncio wakes its own loop through a socket
+def _note_pool(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:
+    if not isinstance(args[0], ThreadPool):
+        unseen_work.record_elsewhere(frame)
 
 
-def _is_process_pool(frame: FrameType, args: tuple[Any, ...]) -> bool:
-    return not isinstance(args[0], ThreadPool)
-
-
-def _is_submitted(frame: FrameType, args: tuple[Any, ...]) -> bool:
-    """Return whether a new future is of work that an executor, or another thread's event loop, runs.
+def _note_future(unseen_work: UnseenWork, frame: FrameType, args: tuple[Any, ...]) -> None:
+    """Record a new future of work that an executor, or another thread's event loop, runs.
 
     Functions submitted to a pool of threads are recorded, by `model_threads`.
     """
     code = frame.f_code
     if code.co_filename.endswith(_THREAD_POOL):
-        return False
-    return code.co_name == "submit" or code.co_filename.startswith(_ASYNCIO)
+        return
+    if code.co_name == "submit" or code.co_filename.startswith(_ASYNCIO):
+        unseen_work.record_elsewhere(frame)

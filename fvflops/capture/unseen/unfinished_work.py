@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import itertools
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from operator import length_hint
 from threading import Thread
-from types import FrameType
-from typing import Any, Protocol
+from types import (
+    AsyncGeneratorType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import torch
+from torch import nn
 
 from fvflops.capture.recorder.caller_lines import (
     SourceLine,
@@ -19,9 +37,9 @@ from fvflops.capture.recorder.caller_lines import (
     line_of_code,
     source_line_of,
 )
-from fvflops.capture.unseen.callers import find_starter
-from fvflops.capture.unseen.unfinished_results import code_of, find_leaves, is_finished
-from fvflops.capture.unseen.unseen_recorder import Site, UnseenRecorder
+from fvflops.capture.restore.contents import VALUE_TYPES, contents_of, is_iterator
+from fvflops.capture.unseen.unseen_reporter import Site, UnseenRecorder, UnseenReporter, find_starter
+from fvflops.trace import TensorSpec
 
 # Seconds without an op after which a coroutine is thought to wait for something that does not come.
 PATIENCE = 2.0
@@ -36,20 +54,8 @@ def complete(work: Any, take: Callable[[Any], None], count_events: Callable[[], 
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(work, take, count_events, limit)
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(_run(work, take, count_events, limit))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return bool(outcome[0])
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_run, work, take, count_events, limit).result()
 
 
 def _run(work: Any, take: Callable[[Any], None], count_events: Callable[[], int], limit: int) -> bool:
@@ -101,26 +107,14 @@ _MAX_RESULTS = 64
 _IDLE = frozenset({("queue.py", "get"), ("selectors.py", "select")})
 
 
-class UnfinishedReporter(Protocol):
-    """The part of UnseenWork that UnfinishedWork uses."""
-
-    reported: set[int]
-
-    def is_accessible(self, frame: FrameType | None) -> bool: ...
-    def site_of(self, source: SourceLine) -> Site: ...
-    def report(self, site: Site) -> None: ...
-
-
+@dataclass(slots=True)
 class _Task:
     """A function that runs in another thread, and how often in sequence that was found waiting for tasks."""
 
-    __slots__ = ("idle", "is_done", "site", "thread")
-
-    def __init__(self, site: Site, is_done: Callable[[], bool], thread: Thread | None) -> None:
-        self.site = site
-        self.is_done = is_done
-        self.thread = thread
-        self.idle = 0
+    site: Site
+    is_done: Callable[[], bool]
+    thread: Thread | None
+    idle: int = 0
 
     def has_ended(self) -> bool:
         """Return whether the task has ended, or its thread waits for tasks."""
@@ -137,11 +131,9 @@ class UnfinishedWork:
     otherwise the program, or the loss, uses it, and what is not finished at the end is reported.
     """
 
-    def __init__(
-        self, unseen_work: UnfinishedReporter, recorder: UnseenRecorder, *, runs_results: bool = False
-    ) -> None:
+    def __init__(self, reporter: UnseenReporter, recorder: UnseenRecorder, *, runs_results: bool = False) -> None:
         self._runs_results = runs_results
-        self._unseen_work = unseen_work
+        self._reporter = reporter
         self._recorder = recorder
         self._tasks: list[_Task] = []
         self._elsewhere: dict[tuple[int, str, SourceLine], Site] = {}
@@ -150,9 +142,9 @@ class UnfinishedWork:
 
     def record_elsewhere(self, frame: FrameType | None) -> bool:
         """Record that code at a frame has another process or thread compute; return whether it is the model's."""
-        if not self._unseen_work.is_accessible(find_starter(frame)):
+        if not self._reporter.is_accessible(find_starter(frame)):
             return False
-        site = self._unseen_work.site_of(find_source_line(frame))
+        site = self._reporter.site(find_source_line(frame))
         self._elsewhere.setdefault((site.stack, site.phase, site.source), site)
         return True
 
@@ -162,7 +154,7 @@ class UnfinishedWork:
         """Record that a function runs in another thread, which code at a frame started."""
         source = find_source_line(frame)
         name = source_line_of(function).function or source.function
-        site = self._unseen_work.site_of(SourceLine(source.line, name))
+        site = self._reporter.site(SourceLine(source.line, name))
         if site.stack:  # a program's own threads are not the model's
             self._tasks = [task for task in self._tasks if not task.is_done()]
             self._tasks.append(_Task(site, is_done, thread))
@@ -171,11 +163,11 @@ class UnfinishedWork:
         """Run the unfinished work in a result of the function `owner`, or keep it to see; return the arrays in it."""
         leaves = find_leaves(result)
         for work in leaves.unfinished:
-            site = self._unseen_work.site_of(_source_of(work, owner))
+            site = self._reporter.site(_source_of(work, owner))
             if not self._runs_results:
                 self._watch(work, site)
             elif not self._run(work, owner):
-                self._unseen_work.report(site)
+                self._reporter.report(site)
         return leaves.numbers
 
     def _run(self, work: Any, owner: Any) -> bool:
@@ -189,7 +181,7 @@ class UnfinishedWork:
             return finished
         if hasattr(kind, "__next__"):
             number = 0
-            for item in islice(work, _MAX_ITEMS):
+            for item in itertools.islice(work, _MAX_ITEMS):
                 number += 1
                 take(item)
                 del item
@@ -203,23 +195,23 @@ class UnfinishedWork:
     def _watch(self, work: Any, site: Site) -> None:
         self._results = [row for row in self._results if not is_finished(row[0])]
         if len(self._results) >= _MAX_RESULTS:
-            self._unseen_work.report(self._results.pop(0)[1])
+            self._reporter.report(self._results.pop(0)[1])
         self._results.append((work, site, self._recorder.length))
 
     def end(self) -> None:
         """Wait for the model's threads; report what is not finished, and what ran elsewhere without a known effect."""
         self._wait()
         for task in self._tasks:
-            self._unseen_work.report(task.site)
+            self._reporter.report(task.site)
         for work, site, first in self._results:
             finished = is_finished(work)
             if finished is None:  # if ops ran afterwards, the program has used it
                 finished = self._recorder.has_ops_since(first)
             if not finished:
-                self._unseen_work.report(site)
+                self._reporter.report(site)
         for site in self._elsewhere.values():
-            if site.stack not in self._unseen_work.reported:
-                self._unseen_work.report(site)
+            if site.stack not in self._reporter.reported:
+                self._reporter.report(site)
         self._tasks, self._results = [], []
         self._elsewhere.clear()
 
@@ -253,3 +245,149 @@ def _waits_for_tasks(thread: Thread) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# Objects in a result that are looked at.
+_MAX_OBJECTS = 4096
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_FUNCTIONS = (FunctionType, MethodType, partial)
+# What an object computes later needs a tensor or a module.
+_COMPUTE = (torch.Tensor, nn.Module)
+_NOT_FOLLOWED = (*_COMPUTE, type, ModuleType, torch.dtype, torch.device, io.IOBase, itertools.count, itertools.repeat)
+
+
+@dataclass(slots=True)
+class Leaves:
+    """Objects of a result that are no containers: `unfinished` compute when they are used, `numbers` are arrays."""
+
+    unfinished: list[Any] = field(default_factory=list)
+    numbers: list[Any] = field(default_factory=list)
+
+
+def find_leaves(result: Any) -> Leaves:
+    """Return the iterators, awaitables, futures, functions and arrays in a result, nested in containers and objects.
+
+    A function counts if it refers to a tensor or a module, and so does an object that has a module as an attribute,
+    which a property may call.
+
+    >>> found = find_leaves((1.5, {"steps": map(abs, [1])}))
+    >>> [type(item).__name__ for item in (*found.unfinished, *found.numbers)]
+    ['map', 'float']
+    """
+    leaves = Leaves()
+    visited: dict[int, Any] = {}
+    pending = deque([(result, True)])
+    while pending and len(visited) < _MAX_OBJECTS:
+        value, is_direct = pending.popleft()
+        if id(value) in visited or isinstance(value, _NOT_FOLLOWED):
+            continue
+        visited[id(value)] = value
+        kind = type(value)
+        if kind is float or hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
+            leaves.numbers.append(value)
+        elif kind in VALUE_TYPES:
+            continue
+        elif any(hasattr(kind, name) for name in ("__next__", "__anext__", "__await__")) or _is_future(value):
+            leaves.unfinished.append(value)
+        elif isinstance(value, _FUNCTIONS):
+            if is_direct and _refers_to_tensors(value):
+                leaves.unfinished.append(value)
+        elif isinstance(value, Mapping):
+            pending += [(item, is_direct) for item in value.values()]
+        elif isinstance(value, _CONTAINERS):
+            pending += [(item, is_direct) for item in value]
+        else:
+            attributes = list(getattr(value, "__dict__", {}).values())
+            if any(isinstance(item, nn.Module) for item in attributes):
+                leaves.unfinished.append(value)
+            pending += [(item, hasattr(kind, "__dataclass_fields__")) for item in attributes]
+    return leaves
+
+
+def _is_future(value: Any) -> bool:
+    return isinstance(value, (Future, torch.futures.Future, torch.jit.Future))
+
+
+def _refers_to_tensors(function: Any) -> bool:
+    visited: set[int] = set()
+    pending = [function]
+    while pending and len(visited) < _MAX_OBJECTS:
+        value = pending.pop()
+        if id(value) in visited:
+            continue
+        visited.add(id(value))
+        if isinstance(value, _COMPUTE):
+            return True
+        if isinstance(value, FunctionType):
+            pending += [*(value.__closure__ or ()), *(value.__defaults__ or ()), getattr(value, "__wrapped__", None)]
+        elif isinstance(value, MethodType):
+            pending += [value.__self__, value.__func__]
+        elif isinstance(value, partial):
+            pending += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, CellType):
+            pending += contents_of(value)
+        elif isinstance(value, (list, tuple)):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+    return False
+
+
+def code_of(work: Any) -> CodeType | None:
+    """Return the code that unfinished work runs, None if it is not Python's."""
+    while isinstance(work, (MethodType, partial)):
+        work = work.__func__ if isinstance(work, MethodType) else work.func
+    for name in ("gi_code", "cr_code", "ag_code", "__code__"):
+        code = getattr(work, name, None)
+        if isinstance(code, CodeType):
+            return code
+    return None
+
+
+def is_finished(work: Any) -> bool | None:
+    """Return whether nothing is left to compute, None if that cannot be told.
+
+    >>> steps = map(abs, [1])
+    >>> is_finished(steps), list(steps), is_finished(steps)
+    (False, [1], True)
+    """
+    if isinstance(work, GeneratorType):
+        return work.gi_frame is None
+    if isinstance(work, CoroutineType):
+        return work.cr_frame is None
+    if isinstance(work, AsyncGeneratorType):
+        return work.ag_frame is None
+    if _is_future(work) or asyncio.isfuture(work):
+        return bool(work.done())
+    return _is_exhausted(work) if is_iterator(work) else None
+
+
+def _is_exhausted(iterator: Iterator[Any]) -> bool | None:
+    """Return whether a built-in iterator has ended: if one that it reads has."""
+    try:
+        return length_hint(iterator) == 0 if hasattr(iterator, "__length_hint__") else _have_ended(iterator)
+    except TypeError:  # an iterator of itertools, from Python 3.14 on
+        return None
+
+
+def _have_ended(iterator: Any) -> bool | None:
+    _, arguments, *state = iterator.__reduce__()
+    parts = (*arguments, *(state[0] if state and type(state[0]) is tuple else state))
+    inner = [is_finished(item) for item in parts if hasattr(type(item), "__next__")]
+    if not inner:
+        return True
+    return any(inner) if None not in inner else None
+
+
+def address_of_array(array: Any) -> int:
+    """Return the address of an array's memory, 0 if it does not tell one, as an image."""
+    data = getattr(array, "__array_interface__", {}).get("data")
+    return int(data[0]) if isinstance(data, tuple) else 0
+
+
+def describe_array(array: Any) -> TensorSpec:
+    """Return the spec of an array, an image, a table or a number, as bytes if torch lacks its dtype."""
+    dtype = "float64" if type(array) is float else str(getattr(array, "dtype", ""))
+    is_known = isinstance(getattr(torch, dtype, None), torch.dtype)
+    shape = getattr(array, "shape", getattr(array, "size", ()))
+    return TensorSpec(tuple(map(int, shape)) if isinstance(shape, tuple) else (), dtype if is_known else "uint8")

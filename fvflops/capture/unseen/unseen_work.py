@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -22,12 +21,11 @@ import torch
 from fvflops.capture.recorder.caller_lines import SourceLine, find_source_line, source_line_of
 from fvflops.capture.recorder.tensor_specs import OpSchema, describe_tensor, tensors_of
 from fvflops.capture.restore.restore import writes_to_arguments, written_arguments
-from fvflops.capture.unseen.callers import is_called_by_torch, is_model_code
-from fvflops.capture.unseen.exported_memory import ExportedMemory
-from fvflops.capture.unseen.memory_samples import (
+from fvflops.capture.unseen.exported_memory import (
     MEMORY,
     PLAIN_TENSORS,
     SAMPLE_BYTES,
+    ExportedMemory,
     Sample,
     address_of,
     find_address,
@@ -37,27 +35,25 @@ from fvflops.capture.unseen.memory_samples import (
     with_storages,
 )
 from fvflops.capture.unseen.op_kinds import COPIES, METADATA_ONLY, SET_STORAGE, UNINITIALISED
-from fvflops.capture.unseen.unfinished_results import address_of_array, describe_array
-from fvflops.capture.unseen.unfinished_work import UnfinishedWork
-from fvflops.capture.unseen.unseen_recorder import Site, UnseenRecorder
-from fvflops.torch_internals import current_autograd_node, peek_interpreter
-from fvflops.trace import Region, Signature, TensorSpec
+from fvflops.capture.unseen.unfinished_work import UnfinishedWork, address_of_array, describe_array
+from fvflops.capture.unseen.unseen_reporter import Site, UnseenRecorder, UnseenReporter, is_called_by_torch
+from fvflops.torch_internals import peek_interpreter
+from fvflops.trace import TensorSpec
 
 
-class UnseenWork:
-    """Detects unseen work in one run, and reports it to the recorder as op calls.
+class UnseenWork(UnseenReporter):
+    """Detects unseen work in one run.
 
-    Such a call is named `prim::PythonOp.NAME` in the forward of an autograd.Function and `unseen::FUNCTION` elsewhere;
-    its output is the detected tensor, its source the line. `has_values`: tensors have values, so that the contents of
-    strided tensors in CPU memory can be compared. In shape execution (`is_real` false) only inputs, buffers, constants
-    and small integer tensors have memory to access: of these, memory that was exported is compared.
+    `has_values`: tensors have values, so that the contents of strided tensors in CPU memory can be compared. In shape
+    execution (`is_real` false) only inputs, buffers, constants and small integer tensors have memory to access: of
+    these, memory that was exported is compared.
     """
 
     def __init__(
         self, recorder: UnseenRecorder, *, is_real: bool = True, has_values: bool = True, runs_results: bool = False
     ) -> None:
+        super().__init__(recorder)
         self.is_real = is_real
-        self._recorder = recorder
         self._has_values = has_values
         # Whether data of the run was exported; new tensors may then be results computed from it.
         self._was_exported = False
@@ -73,15 +69,11 @@ class UnseenWork:
         # By address: the storage's index and a sample of its contents.
         self._contents: dict[int, tuple[int, Sample]] = {}
         self._is_lifting = False
-        # Threads in which an op is running; the work of its kernel, even in Python, belongs to it.
-        self.busy: set[int] = set()
         # The function whose arguments or results are checked.
         self._owner: Any = None
         self._preexisting: list[weakref.ref[torch.UntypedStorage]] = []
         # By the storage's index: inputs that are compared in shape execution.
         self._inputs: dict[int, tuple[weakref.ref[torch.UntypedStorage], TensorSpec, Sample | None]] = {}
-        # Stacks under which work was reported.
-        self.reported: set[int] = set()
         self.unfinished = UnfinishedWork(self, recorder, runs_results=runs_results)
 
     def forget_tensors(self) -> None:
@@ -94,21 +86,12 @@ class UnseenWork:
         self._has_subclasses = True
         self._suspects.clear()
 
-    @property
-    def in_op(self) -> bool:
-        """Whether an op is running in this thread."""
-        return bool(self.busy) and get_ident() in self.busy
-
-    def is_accessible(self, frame: FrameType | None) -> bool:
-        """Return whether code at a frame is the model's, not torch's, and runs inside a call of the model."""
-        return not self.in_op and frame is not None and self._is_inside() and is_model_code(frame)
-
     def record_export(self, tensor: torch.Tensor, frame: FrameType | None, *, is_array: bool = False) -> None:
         """Record an access to a tensor's data from outside torch; `frame` is that of the accessing code."""
         if tensor.numel() < 2 or not self.is_accessible(frame):
             return
         self._was_exported = True
-        site = self._site(find_source_line(frame))
+        site = self.site(find_source_line(frame))
         if is_array:
             self._array_site = site
         for strided, storage in with_storages(tensor):
@@ -121,7 +104,7 @@ class UnseenWork:
         if index is not None and storage.nbytes() > 1 and self.is_accessible(frame):
             self._was_exported = True
             spec = TensorSpec((storage.nbytes(),), "uint8", str(storage.device))
-            self._export(index, storage, spec, self._site(find_source_line(frame)))
+            self._export(index, storage, spec, self.site(find_source_line(frame)))
 
     def _export(self, index: int, storage: torch.UntypedStorage, spec: TensorSpec, site: Site) -> None:
         if self._has_values or not self.is_real:
@@ -143,14 +126,14 @@ class UnseenWork:
         if self.in_op or type(tensor) not in PLAIN_TENSORS:
             return
         self._contents.pop(find_address(storage), None)
-        if tensor.numel() < 2 or not self._is_inside() or peek_interpreter() is not None:
+        if tensor.numel() < 2 or not self.is_inside() or peek_interpreter() is not None:
             return
         is_view = storage.device.type == "cpu" and self.exported.contains_address(find_address(storage))
         if not storage.resizable():  # an array's memory, or another program's
-            self._export(index, storage, describe_tensor(tensor), self._site())
+            self._export(index, storage, describe_tensor(tensor), self.site())
         if is_view or (not self._was_exported and (self._is_lifting or self._has_subclasses)):
             return  # of exported memory, whose contents are compared, or a constant
-        site = self._site(None if self._owner is None else source_line_of(self._owner))
+        site = self.site(None if self._owner is None else source_line_of(self._owner))
         if self._is_lifting:
             self._report(site, describe_tensor(tensor), index)
         else:
@@ -213,7 +196,7 @@ class UnseenWork:
         """Record what an op call wrote."""
         site = None
         if schema.name in UNINITIALISED:
-            site = None if is_called_by_torch(sys._getframe(1)) else self._site()
+            site = None if is_called_by_torch(sys._getframe(1)) else self.site()
         elif self._uninitialised and schema.name in COPIES:
             site = next((self._uninitialised[index] for index in reads if index in self._uninitialised), None)
         if schema.name in UNINITIALISED and site is None:
@@ -266,7 +249,7 @@ class UnseenWork:
         """Check the arguments of a module or function."""
         if self.in_op:
             return
-        if not self._is_inside():
+        if not self.is_inside():
             self.forget_contents()  # work between two calls of the model is not the model's
             self._sample_preexisting()
             self._recorder.storages_of(tensors_of(values))
@@ -321,7 +304,7 @@ class UnseenWork:
         self.exported.accept()
 
     def _report_exported(self, site: Site, spec: TensorSpec, index: int) -> None:
-        if index not in self._uninitialised and self._is_inside():
+        if index not in self._uninitialised and self.is_inside():
             self._report(site, spec, index)
 
     def watch(self, storages: Iterable[torch.UntypedStorage]) -> None:
@@ -360,7 +343,7 @@ class UnseenWork:
             sample = self._sample(storage, index)
             self._inputs[index] = reference, spec, sample
             if sample != before and not accepts and index not in self.exported:
-                self._report(self._site(source), spec, index)
+                self._report(self.site(source), spec, index)
 
     def _sample_preexisting(self) -> None:
         indices = self._recorder.storage_indices
@@ -431,12 +414,12 @@ class UnseenWork:
         address = find_address(storage)
         previous = self._contents.get(address)
         self._contents[address] = index, sample
-        if previous is None or previous[1] == sample or not self._is_inside():
+        if previous is None or previous[1] == sample or not self.is_inside():
             return
         # Two storages at one address are one array imported twice, or the address was reused.
         if previous[0] != index and "op" in (recorder.storages[previous[0]][2], recorder.storages[index][2]):
             return
-        site = self._site(None if self._owner is None else source_line_of(self._owner))
+        site = self.site(None if self._owner is None else source_line_of(self._owner))
         self._report(site, describe_tensor(tensor), index)
 
     def _store_contents(self, values: Any) -> None:
@@ -456,35 +439,5 @@ class UnseenWork:
     def _index(self, tensor: torch.Tensor) -> int:
         return self._recorder.storage_of(tensor, "outside")
 
-    def _is_inside(self) -> bool:
-        """Return whether a call of the model, or its backward pass, is running."""
-        # A thread that the model started is inside the call that started it.
-        return self._recorder.thread_state().stack != 0 or current_autograd_node() is not None
-
-    def _site(self, source: SourceLine | None = None) -> Site:
-        return self.site_of(find_source_line(sys._getframe(2)) if source is None else source)
-
-    def site_of(self, source: SourceLine) -> Site:
-        """Return where work at a source line is attributed now."""
-        return Site(*self._recorder.stack_and_phase(), source)
-
     def _report(self, site: Site, output: TensorSpec, index: int) -> None:
         self.report(site, (output,), (index,))
-
-    def report(self, site: Site, outputs: tuple[TensorSpec, ...] = (), writes: tuple[int, ...] = ()) -> None:
-        """Report work at a site that computes tensors or arrays, if known, on these storages."""
-        recorder = self._recorder
-        innermost = recorder.innermost_region(site.stack)
-        if innermost.kind == "function" and site.phase != "backward":
-            name = f"prim::PythonOp.{innermost.name}"
-        else:
-            name = f"unseen::{_function_name(site, innermost)}"
-        signature = Signature(name, (), (), outputs, f"{name}(...) -> Tensor", site.source.line)
-        self.reported.add(site.stack)
-        recorder.append_unseen(signature, site.stack, site.phase, writes)
-
-
-def _function_name(site: Site, innermost: Region) -> str:
-    if innermost.kind == "function":
-        return f"{innermost.name}.backward"
-    return site.source.function or innermost.name or "work"

@@ -1,135 +1,634 @@
-"""After a run, also one that raised, nothing differs: each thing that could is looked at by itself."""
+"""A run leaves nothing behind: the model, inputs, caches, generators and settings are as before, bit for bit."""
+
+from __future__ import annotations
 
 import gc
+import pickle
 import random
+import threading
 import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from fvflops.capture.restore.global_settings import _SETTINGS, _read
-from fvflops.capture.run import record_call
+from fvflops import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.capture.recorder.tensor_specs import tensors_of
+from fvflops.capture.restore.global_settings import SETTINGS, read_settings
+from fvflops.capture.run import ExecutionError, record_call
+from fvflops.capture.session import Session
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.trace import StopsAt, Trace
+from tests.support.interruptions import describe_process, differences
+from tests.support.models.kept_tensors import KINDS, Kind, picture, seed, twin
+from tests.support.models.whole_models import build_case
+
+# A run by shapes alone, with and without a backward pass, and one that begins so and falls back to a real one.
+Loss = Callable[[Any], torch.Tensor] | None
+
+
+def add_up(out: Any) -> torch.Tensor:
+    return torch.stack([part.sum() for part in tensors_of(out) if part.is_floating_point()]).sum()
+
+
+LOSSES = pytest.mark.parametrize("loss", [None, add_up], ids=["forward", "backward"])
+EXECUTIONS = pytest.mark.parametrize("execution", ["shapes", "auto", "real"])
+TRAININGS = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+
+
+def reachable(root: Any, *, closures: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield (path, object) for all that can be reached from an object: attributes, items, gradients, closures."""
+    seen: set[int] = set()
+    pending: list[tuple[str, Any]] = [("", root)]
+    while pending:
+        path, item = pending.pop()
+        if id(item) in seen or isinstance(item, (type, ModuleType, str, bytes, int, float, type(None))):
+            continue
+        seen.add(id(item))
+        yield path, item
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                name = key if isinstance(key, (str, int)) else type(key).__name__
+                pending += [(f"{path}.key {name}", key), (f"{path}[{name!r}]", value)]
+        elif isinstance(item, (list, tuple, set, frozenset, deque)):
+            pending += [(f"{path}[{index}]", value) for index, value in enumerate(item)]
+        elif isinstance(item, MethodType):
+            pending.append((f"{path}.__self__", item.__self__))
+        elif isinstance(item, FunctionType) and closures:
+            cells = zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
+            pending += [(f"{path}.{name}", cell.cell_contents) for name, cell in cells]
+        if isinstance(item, torch.Tensor) and item.is_leaf:
+            pending.append((f"{path}.grad", item.grad))
+        pending += [(f"{path}.{name}", value) for name, value in getattr(item, "__dict__", {}).items()]
+
+
+def left_over(root: Any) -> list[str]:
+    """Return the paths of the shape tensors, and of tensors with a history, that can be reached from an object."""
+    return [
+        path
+        for path, item in reachable(root)
+        if isinstance(item, torch.Tensor) and (isinstance(item, ShapeTensor) or item.grad_fn is not None)
+    ]
+
+
+def describe(root: Any) -> dict[str, Any]:
+    """Return path → what can be seen of each object there: identity, and of tensors everything, bits included."""
+    seen: dict[str, Any] = {}
+    for path, item in reachable(root, closures=False):
+        if isinstance(item, torch.Tensor):
+            bits = item.detach().cpu().contiguous().view(torch.uint8) if item.dim() and not item.is_meta else None
+            seen[path] = (
+                id(item),
+                type(item),
+                item.dtype,
+                item.device,
+                tuple(item.shape),
+                item.stride(),
+                item.storage_offset(),
+                item.untyped_storage()._cdata,
+                item.requires_grad,
+                item.is_leaf,
+                None if item.is_meta else item.tolist() if bits is None else bits.numpy().tobytes(),
+            )
+        elif isinstance(item, (dict, list, set, deque)):
+            seen[path] = id(item), type(item), len(item)
+        else:
+            seen[path] = id(item)
+        for name, value in getattr(item, "__dict__", {}).items():
+            if isinstance(value, (bool, int, float, str)) or value is None:
+                seen[f"{path}.{name}="] = value
+    return seen
+
+
+def look_at_process() -> dict[str, Any]:
+    """Return the settings, generators and hooks that a run could leave changed."""
+    hooks = {name: len(item) for name, item in vars(nn.modules.module).items() if name.startswith("_global_") and item}
+    return describe_process() | {"settings": [*read_settings(SETTINGS), np.geterr()], "hooks of modules": hooks}
+
+
+class Untouched:
+    """A check that what is inside the block leaves things as they are; what they are is compared bit for bit."""
+
+    def __init__(self, *things: Any) -> None:
+        self.things = things
+
+    def look(self) -> dict[str, Any]:
+        seen = [(number, describe(thing)) for number, thing in enumerate(self.things)]
+        return look_at_process() | {f"{number}{path}": item for number, paths in seen for path, item in paths.items()}
+
+    def __enter__(self) -> None:
+        gc.collect()
+        self.before = self.look()
+
+    def __exit__(self, *_: Any) -> None:
+        gc.collect()
+        if left := differences(self.before, self.look()):  # not by assert, whose message pytest cuts short
+            raise AssertionError(f"these differ: {', '.join(sorted(left))}")
+        assert [left_over(thing) for thing in self.things] == [[] for _ in self.things]
 
 
 class Touchy(nn.Module):
-    """A model that changes whatever a forward run can change, and may raise in the middle of it."""
+    """A model that changes what a run can change, and keeps what it computed wherever a model can keep a thing."""
 
-    def __init__(self, raises: bool) -> None:
+    def __init__(self, *, raises: bool = False, asks: bool = False, on_meta: bool = False) -> None:
         super().__init__()
-        self.raises = raises
+        self.raises, self.asks, self.on_meta = raises, asks, on_meta
         self.norm = nn.BatchNorm1d(4)
-        self.instance = nn.InstanceNorm1d(4, track_running_stats=True)
+        # Without a momentum it averages over all batches, and must know how many there were: on meta it cannot.
+        self.average = nn.BatchNorm1d(4, momentum=0.1 if on_meta else None)
         self.fc = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.old = nn.utils.spectral_norm(nn.Linear(4, 4))
+        self.instance = nn.InstanceNorm1d(4, track_running_stats=True)
         self.last = nn.Linear(4, 4)
-        self.register_buffer("steps", torch.zeros(2, 2))
-        self.register_buffer("swapped", torch.zeros(1))
-        self.history: list[int] = []
-        self.cache: dict[str, torch.Tensor] = {"kept": torch.ones(1)}
-        self.calls = 0
-        self.outside = torch.zeros(3)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("window", torch.zeros(2, 4))
+        self.register_buffer("replaced", torch.zeros(4))
+        self.register_buffer("unset", None)
+        self.outside = torch.zeros(4)
+        self.counter = torch.zeros(2, dtype=torch.int64)
+        self.history: list[Any] = []
+        self.kept: dict[str, Any] = {"first": torch.ones(1)}
+        self.nested = {"deep": [{"deeper": []}]}
+        self.waiting: deque[Any] = deque(maxlen=3)
+        self.names: set[str] = set()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        self.history.append(self.calls)
-        self.lazily = x.clone()
-        self.cache["new"] = x
-        self.steps.view(-1)[1:3].add_(1)
-        self.outside += 1
-        self.swapped = self.swapped + 1
-        self.last.weight.data = self.last.weight.data * 2
-        self.last.bias.requires_grad_(False)
+        self.steps += 1
+        self.window[0] = x.detach().mean(0)
+        self.window.mul_(0.5)
+        self.outside += x.detach()[0]
+        self.counter += 1
+        self.counter[1] += self.counter[0]
+        self.replaced = self.replaced + x.detach()[0]
+        self.unset = x.detach() * 2
+        self.lazily = x * 2
+        self.history.append(x)
+        self.kept["last"] = x + 1
+        self.nested["deep"][0]["deeper"].append(x)
+        self.waiting.append(x)
+        self.names.add("called")
+        if not self.on_meta:
+            self.last.weight.data = self.last.weight.data * 2
         self.last.bias.data.mul_(3)
+        self.last.extra = nn.Parameter(x.detach()[0])
+        self.added = nn.Linear(4, 4)
+        self.last.bias.requires_grad_(False)
         self.eval()
         self.train()
-        x = self.fc(self.norm(x))
+        x = self.old(self.fc(self.average(self.norm(x))))
         x = self.instance(x[None].transpose(1, 2)).transpose(1, 2)[0]
-        x = x + random.random() + np.random.rand() + torch.rand(1)
-        x = torch.nn.functional.dropout(x, 0.5)
+        x = F.dropout(x * random.random() * float(np.random.rand()) + torch.rand(1), 0.5, self.training)
+        self.last.register_forward_hook(lambda module, args, out: None)
+        if self.asks:
+            x = x * x.sum().item()
         if self.raises:
             raise ZeroDivisionError("in the middle")
         return self.last(x)
 
 
-def state_of(model: nn.Module) -> dict[str, object]:
-    """Return everything about a model that a person could see, by value."""
-    tensors = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    return {
-        "tensors": {name: tensor.tolist() for name, tensor in tensors.items()},
-        "identities": {name: id(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())},
-        "requires_grad": {name: tensor.requires_grad for name, tensor in model.named_parameters()},
-        "grads": {name: tensor.grad for name, tensor in model.named_parameters()},
-        "training": {name: module.training for name, module in model.named_modules()},
-        "hooks": {
-            name: [
-                len(value) for key, value in vars(module).items() if key.endswith(("_hooks", "_with_kwargs", "_called"))
-            ]
-            for name, module in model.named_modules()
-        },
-        "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
-        "calls": getattr(model, "calls", None),
-        "history": list(getattr(model, "history", [])),
-        "cache": sorted(getattr(model, "cache", {})),
-        "outside": model.outside.tolist() if hasattr(model, "outside") else None,
-    }
+@EXECUTIONS
+@LOSSES
+@TRAININGS
+@pytest.mark.parametrize("raises", [False, True], ids=["", "raises"])
+def test_a_model_is_as_before(execution: str, loss: Loss, training: bool, raises: bool):
+    model, x = Touchy(raises=raises).train(training), torch.randn(5, 4)
+    with Untouched(model, x):
+        if raises:
+            with pytest.raises(ZeroDivisionError, match="in the middle"):
+                record_call(model, (x,), execution=execution, loss=loss)
+        else:
+            trace = record_call(model, (x,), execution=execution, loss=loss)
+            assert trace.about["execution"] == ("real" if execution == "real" else "shapes")
 
 
-def settings() -> dict[str, object]:
-    """Return the settings of torch that a run could leave changed."""
-    return {
-        "grad": torch.is_grad_enabled(),
-        "inference": torch.is_inference_mode_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "device": torch.get_default_device(),
-        "fastpath": torch.backends.mha.get_fastpath_enabled(),
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "function modes": torch._C._len_torch_function_stack(),
-        "excluded": torch._C._dispatch_tls_local_exclude_set().raw_repr(),
-        "function apply": "apply" in vars(torch.autograd.function._SingleLevelFunction),
-        "global hooks": len(torch.nn.modules.module._global_forward_hooks),
-    }
+@LOSSES
+@TRAININGS
+def test_a_model_is_as_before_when_it_needs_a_number(loss: Loss, training: bool):
+    model, x = Touchy(asks=True).train(training), torch.randn(5, 4)
+    with Untouched(model, x):
+        assert record_call(model, (x,), loss=loss).about["execution"] == "real"
+    with Untouched(model, x), pytest.raises(ExecutionError):
+        record_call(model, (x,), loss=loss, execution="shapes")
 
 
-def generators() -> list[object]:
-    return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+@LOSSES
+def test_a_model_on_meta_is_as_before(loss: Loss):
+    model, x = Touchy(on_meta=True).to("meta"), torch.randn(5, 4)
+    with Untouched(model, x):
+        record_call(model, (x,), loss=loss)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("raises", [False, True])
-def test_nothing_differs(raises, training):
-    model = Touchy(raises).train(training)
-    x = torch.ones(5, 4)
-    before = state_of(model), settings(), generators()
-    if raises:
-        with pytest.raises(ZeroDivisionError, match="in the middle"):
-            record_call(model, (x,))
+def test_the_check_sees_each_change():
+    """Run the model bare: everything that the check compares must then differ."""
+    model, x = Touchy(), torch.randn(5, 4, requires_grad=True)
+    check = Untouched(model, x)
+    with pytest.raises(AssertionError) as caught, check:
+        model(x)
+    paths = str(caught.value)
+    changed = "steps window replaced unset outside counter running_mean num_batches_tracked _u"
+    kept = "lazily history kept deeper waiting names extra added _forward_hooks"
+    for name in (*changed.split(), *kept.split()):
+        assert name in paths, name
+    assert left_over(model)
+    with pytest.raises(AssertionError, match="random"), Untouched():
+        random.random()
+    model = nn.Linear(4, 4)
+    with pytest.raises(AssertionError, match="weight"), Untouched(model):
+        model.weight.data[0, 0] += 1e-7
+    with pytest.raises(AssertionError, match="grad"), Untouched(model):
+        model(x).sum().backward()
+    with pytest.raises(AssertionError), Untouched(model), torch.enable_grad():
+        torch.autograd.set_detect_anomaly(True)
+    torch.autograd.set_detect_anomaly(False)
+
+
+def test_the_search_finds_shape_tensors_wherever_they_are():
+    class Holder:
+        pass
+
+    y, holder, module, leaf = record_one(), Holder(), nn.Module(), torch.ones(2, requires_grad=True)
+    holder.held = module.held = y
+    for hidden in (
+        y,
+        {"a": [(y,)]},
+        [lambda: y],
+        {y},
+        deque([y]),
+        {y: 1},
+        holder,
+        [holder],
+        module,
+        {1: module.extra_repr, 2: module},
+    ):
+        assert left_over(hidden), hidden
+    assert left_over([leaf * 2])
+    assert not left_over([leaf, torch.ones(2), holder.__class__, 1, "text", None])
+
+
+def record_one() -> torch.Tensor:
+    """Return a shape tensor that a program keeps of a run of its own."""
+    session = Session(None, stops_at=StopsAt(), execution="shapes")
+    session.start()
+    tensor = torch.rand(2) * 2
+    session.stop()
+    assert type(tensor) is ShapeTensor
+    return tensor
+
+
+def test_a_tensor_that_the_caller_took_out_of_the_run_says_what_it_is():
+    """What a program keeps of its own run must not pass for numbers."""
+    tensor = record_one()
+    uses = (lambda: tensor + 1, lambda: torch.ones(2) + tensor, tensor.tolist, tensor.numpy, tensor.sum)
+    for use in uses:
+        with pytest.raises(RuntimeError, match="shape"):
+            use()
+    assert "ShapeTensor" in repr(tensor)
+
+
+# ---- gradients
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("on_meta", [False, True], ids=["weights", "meta"])
+def test_gradients_are_as_before(has_gradients: bool, on_meta: bool):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to("meta" if on_meta else "cpu")
+    if has_gradients:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 5)
+    x = torch.randn(3, 4, requires_grad=True)
+    x.grad = torch.ones(3, 4)
+    with Untouched(model, x):
+        trace = record_call(model, (x,), execution="shapes", loss=add_up)
+    assert any(phase == "backward" for _, _, phase in trace.calls)
+
+
+def test_frozen_parameters_and_training_flags_are_as_before():
+    class Thaws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4).requires_grad_(False)
+            self.drop = nn.Dropout()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.fc.requires_grad_(True)
+            self.drop.eval()
+            x.requires_grad_()
+            return self.drop(self.fc(x))
+
+    model, x = Thaws(), torch.randn(2, 4)
+    for loss in (None, add_up):
+        with Untouched(model, x):
+            record_call(model, (x,), execution="shapes", loss=loss)
+
+
+# ---- inputs and caches
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
+        x.mul_(2)
+        cache["k"][:, 2:5] = self.fc(x)
+        cache["v"] = torch.cat([cache["v"], self.fc(x)], 1)
+        cache["new"] = x
+        cache["list"].append(self.fc(x))
+        cache["length"] += 3
+        return F.scaled_dot_product_attention(x, cache["k"], cache["k"])
+
+
+@LOSSES
+@EXECUTIONS
+def test_a_cache_of_tensors_is_as_before(loss: Loss, execution: str):
+    x = torch.randn(1, 3, 4)
+    cache = {"k": torch.randn(1, 8, 4), "v": torch.randn(1, 2, 4), "list": [], "length": 2}
+    model = Attends()
+    with Untouched(model, x, cache):
+        record_call(model, (x, cache), execution=execution, loss=loss)
+        record_call(model, (x,), {"cache": cache}, execution=execution, loss=loss)
+
+
+@LOSSES
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_a_cache_of_transformers_is_as_before(loss: Loss, static: bool):
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+    config = LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=50
+    )
+    model = LlamaForCausalLM(config).eval()
+    cache = StaticCache(config=config, max_cache_len=16) if static else DynamicCache(config=config)
+    ids = torch.randint(50, (1, 5))
+    with torch.no_grad():
+        model(ids, past_key_values=cache, use_cache=True)
+    options = {"past_key_values": cache, "use_cache": True}
+    logits = None if loss is None else lambda out: out.logits.sum()
+    with Untouched(model, cache, ids):
+        traces = [
+            record_call(model, (ids,), options, execution=execution, loss=logits)
+            for execution in ("shapes", "shapes", "real")
+        ]
+    assert cache.get_seq_length() == 5
+    assert calls_of(traces[0]) == calls_of(traces[1])
+    with torch.no_grad():
+        assert model(ids, past_key_values=cache, use_cache=True).logits.isfinite().all()
+    assert cache.get_seq_length() == 10
+
+
+def test_views_of_one_storage_are_as_before():
+    base = torch.arange(12.0).reshape(3, 4)
+    views = [base[1], base[:, 2], base.t(), base.view(-1)[3:7]]
+
+    def model(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        first.add_(1)
+        second.zero_()
+        return first.sum() + second.sum()
+
+    with Untouched(base, views):
+        record_call(model, (views[0], views[1]), execution="shapes")
+        record_call(model, (views[2], views[3]), execution="real")
+
+
+def test_integers_that_are_computed_on_the_way_are_as_before():
+    """Small integer tensors are computed for real, in place too: on the caller's own storage."""
+    ids = torch.arange(6).reshape(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+
+    def model(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        ids.view(-1)[1:3].add_(10)
+        mask[0] = False
+        mask[1].logical_not_()
+        ids.clamp_(max=3)
+        assert ids.tolist() == [[0, 3, 3], [3, 3, 3]]
+        assert not mask.any()
+        return ids.float() * mask
+
+    with Untouched(ids, mask):
+        assert record_call(model, (ids, mask), execution="shapes").about["execution"] == "shapes"
+
+
+# ---- the next run
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:mobilevit_xxs", "transformers:LlamaModel"])
+@LOSSES
+@TRAININGS
+def test_the_next_real_run_gives_what_it_would_have_given(name: str, loss: Loss, training: bool):
+    """In train mode too, where dropout draws numbers and batch norm writes statistics."""
+    torch.manual_seed(0)
+    model, args = build_case(name)
+    model.train(training)
+    args = tuple(torch.cat([arg, arg]) for arg in args)  # batch norm wants more than one value in train mode
+    state = pickle.dumps({key: value.numpy().tobytes() for key, value in model.state_dict().items()})
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        with torch.no_grad():
+            return [tensor.clone() for tensor in tensors_of(model(*args))]
+
+    before = run()
+    restore = {key: value.clone() for key, value in model.state_dict().items()} if training else None
+    record_call(model, args, execution="shapes", loss=loss)
+    if restore is not None:
+        assert all(torch.equal(value, restore[key]) for key, value in model.state_dict().items())
     else:
-        record_call(model, (x,))
-    after = state_of(model), settings(), generators()
-    for part_before, part_after in zip(before, after, strict=True):
-        assert part_before == part_after
-    assert torch.equal(x, torch.ones(5, 4))
+        assert pickle.dumps({key: value.numpy().tobytes() for key, value in model.state_dict().items()}) == state
+    after = run()
+    assert len(before) == len(after)
+    # In train mode no statistic is read in a forward pass, so that the second one gives the same.
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    add_up(model(*args)).backward()
+    assert any(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_the_comparison_sees_each_change():
-    """Run the model bare: every part that the test above compares, settings apart, must then differ."""
-    model = Touchy(False)
-    before, before_random = state_of(model), generators()
-    model(torch.ones(5, 4))
-    after = state_of(model)
-    differing = {key for key in before if before[key] != after[key]}
-    assert differing >= {"tensors", "identities", "requires_grad", "attributes", "calls", "history", "cache", "outside"}
-    assert generators() != before_random
+# ---- recordings inside recordings, and beside each other
 
 
-def test_inputs_that_are_written_to_are_restored_through_every_view():
-    base = torch.arange(6.0)
-    view = base[2:4]
-    record_call(lambda tensor: tensor.mul_(10), (view,))
-    assert base.tolist() == [0, 1, 2, 3, 4, 5]
+def calls_of(trace: Trace) -> Counter[Any]:
+    return Counter(
+        {
+            (trace.signatures[index].op, trace.scope_of(stack), phase): number
+            for (index, stack, phase), number in trace.calls.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("outer", ["shapes", "real", "auto"])
+@pytest.mark.parametrize("inner", ["shapes", "real", "auto"])
+@LOSSES
+def test_a_recording_inside_a_recorded_model(outer: str, inner: str, loss: Loss):
+    """The inner recording gives what it gives alone, where the outer run has the numbers that it needs."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    traces: list[Trace] = []
+
+    class Analyses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor, *, analyses: bool) -> torch.Tensor:
+            y = self.layer(x)
+            if analyses:
+                traces.append(record_call(layer, (x,), execution=inner))
+                if not (outer != "real" and inner == "real"):
+                    traces.append(record_call(layer, (y,), execution=inner))
+            return self.layer(y)
+
+    model, x = Analyses(), torch.randn(3, 4)
+    alone = record_call(layer, (x,), execution="shapes")
+    plain = record_call(model, (x,), {"analyses": False}, execution="shapes", loss=loss)
+    with Untouched(model, x):
+        trace = record_call(model, (x,), {"analyses": True}, execution=outer, loss=loss)
+    assert traces and all(calls_of(item) == calls_of(alone) for item in traces)
+    if inner != "real" and outer != "real":
+        # Inside a shape run there is nothing to run for real, and inside another by shapes nothing runs.
+        assert calls_of(trace) == calls_of(plain)
+    assert calls_of(trace).keys() >= calls_of(plain).keys()
+
+
+@pytest.mark.parametrize("execution", ["shapes", "real"])
+@LOSSES
+def test_hooks_of_the_user_run_and_their_ops_are_where_they_belong(execution: str, loss: Loss):
+    calls: list[str] = []
+
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise LookupError
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.fails = nn.Linear(4, 4), nn.Linear(4, 4), Fails()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            try:
+                self.fails(x)
+            except LookupError:
+                calls.append("caught")
+            return self.second(x)
+
+    def scale(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        calls.append("before")
+        return (args[0].sin(),)
+
+    def keyword(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        calls.append("before, with keywords")
+        return (args[0][:2].tan(),), kwargs
+
+    def after(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        calls.append("after")
+        return out.cos()
+
+    def always(module: nn.Module, args: Any, out: Any) -> None:
+        calls.append("always")
+
+    def backward(module: nn.Module, grad_input: Any, grad_output: Any) -> tuple[torch.Tensor, ...]:
+        calls.append("backward")
+        return tuple(grad.tanh() for grad in grad_input)
+
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    model.first.register_forward_pre_hook(scale)
+    model.register_forward_pre_hook(keyword, with_kwargs=True)
+    model.first.register_forward_hook(after)
+    model.fails.register_forward_hook(always, always_call=True)
+    model.second.register_full_backward_hook(backward)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: calls.append("global"))
+    try:
+        with Untouched(model, x):
+            trace = record_call(model, (x,), execution=execution, loss=loss)
+    finally:
+        handle.remove()
+    assert trace.about["execution"] == execution
+    owners = {
+        op.split("::")[1]: scope[-1] if scope else None
+        for (op, scope, phase), _ in calls_of(trace).items()
+        if op in ("aten::sin", "aten::cos", "aten::tan") and phase == "forward"
+    }
+    assert owners == {"sin": "first", "cos": "first", "tan": ""}
+    assert calls.count("before") == calls.count("after") == calls.count("always") == calls.count("caught") == 1
+    assert calls.count("before, with keywords") == 1
+    assert calls.count("global") == 3  # for each module that returned
+    assert calls.count("backward") == (1 if loss else 0)
+    linears = [item for item in trace.signatures if item.packet == "aten::addmm"]
+    assert {item.outputs[0].shape for item in linears} == {(2, 4)}
+    if loss:
+        assert any(op == "aten::tanh" and phase == "backward" for op, _, phase in calls_of(trace))
+
+
+@LOSSES
+def test_threads_that_record_and_one_that_trains_do_not_meet(loss: Loss):
+    """Recordings take turns; a bare run of another model beside them is neither seen nor disturbed."""
+    models = [nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2)) for width in (3, 5)]
+    x = torch.randn(6, 4)
+    expected = [calls_of(record_call(model, (x,), execution="shapes", loss=loss)) for model in models]
+    seen: list[list[Counter[Any]]] = [[], []]
+    problems: list[BaseException] = []
+    bystander = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    wanted = bystander(x).detach().clone()
+    done = threading.Event()
+
+    def analyse(index: int) -> None:
+        try:
+            for _ in range(10):
+                seen[index].append(calls_of(record_call(models[index], (x,), execution="shapes", loss=loss)))
+        except BaseException as error:
+            problems.append(error)
+
+    def run() -> None:
+        try:
+            while not done.is_set():
+                out = bystander(x)
+                assert type(out) is torch.Tensor and torch.equal(out.detach(), wanted)
+                out.sum().backward()
+        except BaseException as error:
+            problems.append(error)
+
+    analysts = [threading.Thread(target=analyse, args=(index,)) for index in (0, 1)]
+    with Untouched(*models, x):
+        beside = threading.Thread(target=run)
+        for thread in (beside, *analysts):
+            thread.start()
+        for thread in analysts:
+            thread.join()
+        done.set()
+        beside.join()
+    assert not problems, problems
+    assert [len(items) for items in seen] == [10, 10]
+    for index in (0, 1):
+        assert all(item == expected[index] for item in seen[index])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_data_that_a_model_on_meta_assigns_is_restored(device):
+    class Casts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 8, device="meta")
+            self.fc.bias.note = "kept"
+
+        def forward(self, x):
+            self.fc.bias.data = self.fc.bias.data.to(torch.bfloat16)
+            return x @ self.fc.weight.T + self.fc.bias
+
+    model = Casts()
+    bias = model.fc.bias
+    for _ in range(2):
+        assert FlopCountAnalysis(model, torch.empty(2, 64, device="meta"), device=device).total() == 2 * 64 * 8
+        assert model.fc.bias is bias and bias.note == "kept" and bias.requires_grad
+        assert (bias.dtype, bias.device.type, type(bias)) == (torch.float32, "meta", nn.Parameter)
+
+
+# ---- what models do
 
 
 def test_gradients_that_the_model_makes_are_taken_back():
@@ -143,24 +642,22 @@ def test_gradients_that_the_model_makes_are_taken_back():
             y.sum().backward()
             return y
 
-    model = Backward()
-    record_call(model, (torch.ones(1, 2),))
-    assert model.fc.weight.grad is None
-    model.fc.weight.grad = torch.full((2, 2), 5.0)
-    record_call(model, (torch.ones(1, 2),))
-    assert model.fc.weight.grad.tolist() == [[5, 5], [5, 5]]
+    model, x = Backward(), torch.ones(1, 2)
+    for gradient in (None, torch.full((2, 2), 5.0)):
+        model.fc.weight.grad = gradient
+        with Untouched(model, x):
+            record_call(model, (x,))
 
 
-def test_a_raising_fused_layer_leaves_no_function_mode():
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_raising_fused_layer_leaves_no_function_mode(error):
     class Broken(nn.TransformerEncoderLayer):
         def _ff_block(self, x):
-            raise ZeroDivisionError
+            raise error
 
     model = Broken(8, 2, batch_first=True).eval()
-    before = settings()
-    with pytest.raises(ZeroDivisionError):
+    with Untouched(model), pytest.raises(error):
         record_call(model, (torch.ones(1, 3, 8),))
-    assert settings() == before
 
 
 def test_inputs_and_what_they_hold_are_as_before():
@@ -179,10 +676,8 @@ def test_inputs_and_what_they_hold_are_as_before():
             return x * 2
 
     x, cache, queue = torch.ones(1, 1), Cache(), {"items": [torch.ones(1)]}
-    record_call(Net(), (x, queue, cache))
-    assert not x.requires_grad and x.grad is None
-    assert list(queue) == ["items"] and len(queue["items"]) == 1
-    assert cache.layers[0].shape == (1, 3) and vars(cache).keys() == {"layers", "length"} and cache.length == 3
+    with Untouched(x, cache, queue):
+        record_call(Net(), (x, queue, cache))
 
 
 def test_a_second_attempt_sees_the_inputs_of_the_first():
@@ -235,14 +730,11 @@ def test_hooks_containers_shapes_and_generators_of_the_model_are_as_before():
             torch.set_default_dtype(torch.float64)
             return self.fc(x)
 
-    model = Net()
+    model, x = Net(), torch.ones(1, 4)
     state = model.generator.get_state()
-    record_call(model, (torch.ones(1, 4),))
-    assert model.nested == {"deep": [[1]]} and not model.keyed
+    with Untouched(model, x):
+        record_call(model, (x,))
     assert torch.equal(model.generator.get_state(), state)
-    assert len(model._forward_pre_hooks) == 1 and not model.fc._forward_hooks
-    assert model.fc.weight.shape == (4, 4) and model.fc.bias.shape == (4,)
-    assert torch.get_default_dtype() is torch.float32
 
 
 def test_a_bound_method_leaves_its_module_as_before():
@@ -263,17 +755,6 @@ def test_a_bound_method_leaves_its_module_as_before():
     assert [trace.scope_of(key[1]) for key in trace.calls if trace.signatures[key[0]].op == "aten::addmm"] == [
         ("", "fc")
     ]
-
-
-def test_an_interrupt_leaves_no_function_mode():
-    class Interrupted(nn.TransformerEncoderLayer):
-        def _ff_block(self, x):
-            raise KeyboardInterrupt
-
-    before = settings()
-    with pytest.raises(KeyboardInterrupt):
-        record_call(Interrupted(8, 2, batch_first=True).eval(), (torch.ones(1, 3, 8),))
-    assert settings() == before
 
 
 def test_a_training_step_under_autocast_works_after_a_recording_in_it():
@@ -344,15 +825,10 @@ def test_torch_settings_that_a_forward_changes_are_as_before(monkeypatch):
             torch.set_grad_enabled(False)
             return out
 
-    def look() -> list[object]:
-        found = [_read(get) for get, _ in _SETTINGS]
-        return [*found, np.geterr(), torch.get_default_device(), settings()]
-
     model, x = Net(), torch.ones(2, 4)
-    before = look()
     for execution in ("shapes", "real"):
-        record_call(model, (x,), execution=execution)
-        assert look() == before
+        with Untouched(model, x):
+            record_call(model, (x,), execution=execution)
     with torch.backends.opt_einsum.flags(enabled=False):  # has no effect once a program has assigned `enabled`
         assert not torch.backends.opt_einsum.enabled
 
@@ -470,3 +946,61 @@ def test_a_model_is_freed_by_reference_counting(execution):
         assert [reference() for reference in analyse()] == [None, None, None]
     finally:
         gc.enable()
+
+
+# ---- a model that was counted behaves as its twin that was not
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def count(model: Any, **options: Any) -> None:
+    assert FlopCountAnalysis(model, X, **options).total() >= 48
+
+
+def count_step(model: Any) -> None:
+    assert TrainingStepAnalysis(model, X, loss=lambda y: y.sum()).total() >= 3 * 48 - 48
+
+
+def fail(model: Any, **options: Any) -> None:
+    with pytest.raises(LookupError, match="in the middle"):
+        FlopCountAnalysis(model, X, kwargs={"fails": True}, **options).total()
+
+
+def fail_in_step(model: Any) -> None:
+    with pytest.raises(LookupError, match="in the middle"):
+        TrainingStepAnalysis(model, X, kwargs={"fails": True}, loss=lambda y: y.sum()).total()
+
+
+WAYS = {
+    "count": count,
+    "step": count_step,
+    "real": lambda model: count(model, execution="real"),
+    "error": fail,
+    "error in a step": fail_in_step,
+    "error in a real run": lambda model: fail(model, execution="real"),
+}
+
+
+def life_of(kind: Kind, way: Any) -> list[Any]:
+    """Return what a twin is and gives, step by step, after it was counted in a way, or in none."""
+    with twin(kind) as (module, model):
+        seed(2)
+        if way is not None:
+            way(model)
+        states = [picture(module, model)]
+        for _ in range(2):
+            out = model(X)
+            out.sum().backward()
+            states.append([type(out).__name__, out.tolist(), *picture(module, model)])
+        return states
+
+
+uncounted = cache(lambda kind: life_of(kind, None))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_counted_model_is_as_its_twin(kind, way):
+    expected, counted = uncounted(kind), life_of(kind, WAYS[way])
+    for before, after in zip(expected, counted, strict=True):
+        assert before == after
