@@ -16,7 +16,7 @@ _PACKAGE = str(PACKAGE)
 _ZOO = os.path.join(_PACKAGE, "zoo") + os.sep
 # Files whose functions call the model.
 _OUTERMOST = frozenset(
-    os.path.join(_PACKAGE, "capture", *name) for name in (("attempt.py",), ("instrument", "threads.py"))
+    os.path.join(_PACKAGE, "capture", *name) for name in (("model_call.py",), ("instrument", "threads.py"))
 )
 # Packages that receive tensors: the line that calls them is reported.
 _LIBRARIES = frozenset(
