@@ -15,12 +15,40 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from goldens import clock
+
+if TYPE_CHECKING:
+    from goldens.jobs import Job
+
+# What must be set before Python starts, and what must not.
+ENVIRONMENT = {
+    "COLUMNS": "80",
+    "LINES": "24",
+    "NO_COLOR": "1",
+    "PYTHON_COLORS": "0",
+    "TERM": "dumb",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "MPLBACKEND": "agg",
+}
+UNSET = ("FORCE_COLOR", "CLICOLOR_FORCE", "GITHUB_STEP_SUMMARY", "PYTHONWARNINGS")
+# What these write is the same whatever libraries are loaded.
+_WITHOUT_LIBRARIES = ("cli/help", "counts/zoo/lenet5/train", "features/utilisation")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -49,7 +77,6 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
         print(f"golden: {folder} is not empty: name another folder", file=sys.stderr)
         return 2
     from goldens import inner
-    from goldens.everything import find_jobs, import_libraries
     from goldens.jobs import run_jobs
 
     inner.check_package()
@@ -72,6 +99,33 @@ def write(folder: Path, only: list[str], processes: int, *, list_only: bool) -> 
     return 1 if failed else 0
 
 
+def find_jobs() -> list[Job]:
+    """Return all jobs, those that take long first."""
+    from goldens import api, command_cases, counts, features, mistakes, programs, timed
+
+    parts = (programs, command_cases, features, timed, mistakes, counts, api)
+    return [job for part in parts for job in part.jobs()]
+
+
+def import_libraries(jobs: Sequence[Job]) -> None:
+    """Import what jobs share, the same for all: which ops are registered depends on it, and messages on that."""
+    import torch
+    from goldens import inner
+
+    import fvflops
+
+    # What torch and fvflops import when they are first used, and the tables.
+    for table in inner.conventions():
+        fvflops.FlopCountAnalysis(torch.nn.Linear(2, 2), torch.ones(1, 2), table=table).total()
+    if any(job.name not in _WITHOUT_LIBRARIES for job in jobs):
+        import timm  # noqa: F401
+        import torchvision  # noqa: F401
+        import transformers
+
+        # Its package imports the rest when a model is first named.
+        transformers.BertModel, transformers.GPT2LMHeadModel, transformers.LlamaModel  # noqa: B018
+
+
 def main(argv: list[str]) -> int:
     """Run one action and return its exit code."""
     arguments = parse(argv)
@@ -90,9 +144,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["write"] and os.environ.get("FVFLOPS_GOLDEN") is None:
-        # Some of these count only from the start of Python on.
-        from goldens.environment import ENVIRONMENT, UNSET
-
         kept = {name: value for name, value in os.environ.items() if name not in UNSET}
         root = str(Path(__file__).resolve().parent.parent)  # for the processes that commands start
         again = {**kept, **ENVIRONMENT, "PYTHONPATH": root, "FVFLOPS_GOLDEN": "1"}

@@ -39,12 +39,12 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "environment": Section("environment", "describe_machine"),
-    "models": Section("models", "count_models", shares=4),
-    "models without CUDA": Section("models", "count_models", shares=3, hidden=True),
-    "kernels": Section("kernels", "count_kernels", shares=2),
-    "kernels without CUDA": Section("kernels", "count_kernels", hidden=True),
-    "steps": Section("steps", "count_steps"),
-    "steps without CUDA": Section("steps", "count_steps", hidden=True),
+    "models": Section("counted_runs", "count_models", shares=4),
+    "models without CUDA": Section("counted_runs", "count_models", shares=3, hidden=True),
+    "kernels": Section("counted_runs", "count_kernels", shares=2),
+    "kernels without CUDA": Section("counted_runs", "count_kernels", hidden=True),
+    "steps": Section("counted_runs", "count_steps"),
+    "steps without CUDA": Section("counted_runs", "count_steps", hidden=True),
     "layouts": Section("layouts", "compare_layouts", shares=3),
     "outside": Section("outside", "look_outside"),
     "state": Section("state", "look_at_state"),
@@ -178,7 +178,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         results = measure(arguments.only or list(SECTIONS), Path(folder), lambda text: print(text, flush=True), save)
-    from gpu_checks.kernels import write_recorded
+    from gpu_checks.counted_runs import write_recorded
     from gpu_checks.page import write_page
 
     if arguments.recorded is not None:

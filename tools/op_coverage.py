@@ -21,102 +21,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+import yaml  # noqa: E402
 
 from fvflops.formulas import FormulaTable, load_table  # noqa: E402
 from tests.support.torchvision_schemas import define_torchvision_schemas  # noqa: E402
 
 CLASSES = ("counted", "zero_flop", "ignored", "decomposed", "script", "unsupported", "unclassified")
 
-# What torch registers ops in, and what registers them where `import torch` alone does not.
-NAMESPACES = (
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "_dtensor",
-    "_inductor_test",
-    "_native",
-    "_quantized",
-    "aten",
-    "c10d",
-    "c10d_functional",
-    "debug_mode_ops",
-    "debugprims",
-    "export",
-    "flex_gemm",
-    "flex_lib",
-    "fsdp",
-    "inductor",
-    "inductor_prims",
-    "mkl",
-    "mkldnn",
-    "mkldnn_prepacked",
-    "onednn",
-    "pippy",
-    "prims",
-    "profiler",
-    "quantization",
-    "quantized",
-    "quantized_decomposed",
-    "rngprims",
-    "sparse",
-    "streams",
-    "symm_mem",
-    "torch_attn",
-    "torchvision",
-)
-IMPORTS = (
-    "torch._inductor.lowering",
-    "torch.ao.quantization.fx._decomposed",
-    "torch.distributed._functional_collectives",
-    "torch.distributed._symmetric_memory",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor",
-    "torch.nn.attention.varlen",
-)
-# Namespaces whose ops no model runs.
-SET_ASIDE = {
-    "_native_aot": "questions about kernels",
-    "_test": "torch's own tests of its dispatcher",
-    "coor": "questions about the current device",
-    "cplib": "gathers of an experimental context parallelism, whose custom ops torch 2.12 loads",
-    "cuda": "TorchScript's streams and devices",
-    "mempool": "marks in a graph that is compiled",
-    "onnx": "marks in a graph that is exported",
-    "onnx_symbolic": "marks in a graph that is exported",
-    "prepacked": "kernels for mobile devices",
-    "prim": "TorchScript's own statements",
-    "static_runtime": "TorchScript's static runtime runs them, with no dispatcher between",
-}
-
-_TESTS = "one of torch's own tests of its dispatcher"
-_POLAR = "its algorithm, a singular value decomposition or iterations of products, is the device's"
-_SPARSE = "its weight is packed in an object, which hides how many blocks are not zero"
-# What no table has a row for, and why.
-UNSUPPORTED = {
-    "aten::_cslt_sparse_mm_search": "it times kernels on the GPU, as many as the library has",
-    "_native::linalg_polar_native_2": _POLAR,
-    "_native::linalg_polar_out_native_3": _POLAR,
-    "aten::_foobar": _TESTS,
-    "aten::_slow_conv2d_backward": "its three outputs are there whether or not they were asked for",
-    "aten::_spsolve": "it factorises a sparse matrix, at a cost that depends on where its elements stand",
-    "aten::_test_autograd_multiple_dispatch": _TESTS,
-    "aten::_test_autograd_multiple_dispatch_view": _TESTS,
-    "aten::_test_autograd_multiple_dispatch_view_copy": _TESTS,
-    "aten::_test_functorch_fallback": _TESTS,
-    "aten::_test_optional_filled_intlist": _TESTS,
-    "aten::_test_optional_floatlist": _TESTS,
-    "aten::_test_optional_intlist": _TESTS,
-    "aten::_test_parallel_materialize": _TESTS,
-    "aten::_test_warn_in_autograd": _TESTS,
-    "aten::linalg_matrix_sqrth": "its algorithm is the device's",
-    "aten::linalg_polar": _POLAR,
-    "mkldnn_prepacked::conv2d_run": "its weight is packed in an object, which hides the kernel's size",
-    "sparse::qlinear": _SPARSE,
-    "sparse::qlinear_dynamic": _SPARSE,
-    "sparse::qlinear_relu": _SPARSE,
-    "sparse::qlinear_relu_dynamic": _SPARSE,
-    "torchvision::box_iou_rotated": "the corners of each intersection depend on the boxes' values",
-}
+_KNOWN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+NAMESPACES: tuple[str, ...] = tuple(_KNOWN["namespaces"])
+IMPORTS: list[str] = _KNOWN["imports"]
+SET_ASIDE: dict[str, str] = _KNOWN["set_aside"]
+UNSUPPORTED: dict[str, str] = _KNOWN["unsupported"]
 
 
 def import_namespaces() -> None:

@@ -26,65 +26,20 @@ import torch  # noqa: E402
 
 import fvflops  # noqa: E402
 from fvflops.analysis.training_step_analysis import sum_results  # noqa: E402
-from fvflops.comparison.budget.budget_records import budget_keys  # noqa: E402
-from fvflops.comparison.budget.model_budget import measure  # noqa: E402
+from fvflops.comparison.budget_file import budget_keys  # noqa: E402
+from fvflops.comparison.model_budget import measure  # noqa: E402
 from fvflops.formulas.loading import shipped_tables  # noqa: E402
 from fvflops.reports import REPORTS  # noqa: E402
-from fvflops.reports.count_csv import write_rows  # noqa: E402
-from fvflops.reports.text.pipe_table import pipe_table  # noqa: E402
+from fvflops.reports.formats.csv import write_rows  # noqa: E402
+from fvflops.reports.fvcore_table import pipe_table  # noqa: E402
 from fvflops.sources import LoadedModel, load_model  # noqa: E402
 from fvflops.units import format_quantity, format_short, format_size  # noqa: E402
-from fvflops.views.call_rows import list_op_rows  # noqa: E402
 
 # Row of the table → the function that makes that output and returns its description.
 Makers = Mapping[str, Callable[[], Any]]
-ROWS = (
-    "FLOPs",
-    "multiply-adds",
-    "activations",
-    "bytes read and written",
-    "parameters",
-    "backward FLOPs",
-    "optimizer's FLOPs",
-    "weightless model (meta)",
-    "unsupported ops listed",
-    "conventions",
-    "by module",
-    "by operator",
-    "calls of modules",
-    "calls of ops",
-    "tensors between ops",
-    "lines of source",
-    "time of ops",
-    "memory over the run",
-    "text table",
-    "Markdown",
-    "LaTeX",
-    "CSV",
-    "JSON",
-    "pandas",
-    "Parquet",
-    "HTML page",
-    "graph (DOT)",
-    "graph (Model Explorer)",
-    "SVG picture",
-    "Perfetto, timed",
-    "Perfetto, counted",
-    "speedscope, timed",
-    "speedscope, counted",
-    "flame graph, timed",
-    "flame graph, counted",
-    "saved run",
-    "roofline",
-    "difference of two models",
-    "regression check (CI)",
-    "polynomial in sizes",
-    "graph (Netron)",
-    "activations' values",
-)
 # For viewers of models and for those who look into networks, not for those who ask what one costs.
 FAILS, NOTHING = "fails:", "–"
-NOT_OURS = {"graph (Netron)", "activations' values"}
+NOT_OURS = ("graph (Netron)", "activations' values")
 
 
 def make_fvflops(subject: LoadedModel, folder: Path) -> Makers:
@@ -137,7 +92,7 @@ def make_fvflops(subject: LoadedModel, folder: Path) -> Makers:
         "text table": lambda: many_lines(fvflops.flop_count_table(flops)),
         "Markdown": lambda: many_lines(REPORTS["markdown"](summary)),
         "LaTeX": lambda: many_lines(REPORTS["latex"](summary, depth=1)),
-        "CSV": lambda: many_lines(write_rows(*list_op_rows(flops.op_calls()))),
+        "CSV": lambda: many_lines(write_rows([*(calls := flops.to_dict(by="op"))], zip(*calls.values(), strict=True))),
         "JSON": lambda: weigh_text(REPORTS["json"](summary)),
         "pandas": lambda: "{} × {}".format(*flops.to_pandas(by="op").shape),
         "Parquet": lambda: (
@@ -312,25 +267,27 @@ def main(argv: list[str] | None = None) -> int:
     subject = load_model(parser.parse_args(argv).model)
     subject.model.eval()
     told: dict[str, dict[str, str]] = {}
+    rows: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for package, contend in CONTENDERS.items():
             try:
                 makers = contend(subject, Path(folder))
+                rows = rows or [*makers, *NOT_OURS]
             except ImportError:
                 print(f"{package} is not installed here, and is left out.", file=sys.stderr)
                 continue
             told[f"{package} {version(package)}"] = {
-                row: tell(makers[row]) if row in makers else NOTHING for row in ROWS
+                row: tell(makers[row]) if row in makers else NOTHING for row in rows
             }
     print(
         pipe_table(
-            [parser.parse_args(argv).model, *told], [[row, *(cells[row] for cells in told.values())] for row in ROWS]
+            [parser.parse_args(argv).model, *told], [[row, *(cells[row] for cells in told.values())] for row in rows]
         )
     )
     ours, *others = told.values()
-    missing = [row for row in ROWS if row not in NOT_OURS and ours[row] == NOTHING]
+    missing = [row for row in rows if row not in NOT_OURS and ours[row] == NOTHING]
     lacking = [row for row in missing if any(not cells[row].startswith((NOTHING, FAILS)) for cells in others)]
-    failed = [row for row in ROWS if ours[row].startswith(FAILS)]
+    failed = [row for row in rows if ours[row].startswith(FAILS)]
     for row in (*lacking, *failed):
         print(f"fvflops lacks what a peer has, or fails: {row}", file=sys.stderr)
     return int(bool(lacking or failed))

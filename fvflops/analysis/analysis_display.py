@@ -1,13 +1,22 @@
-"""Text of an analysis: one line for `repr`, and a table for `print`."""
+"""An analysis as text, for `repr` and `print`, and the rows of its views as a dict or a data frame."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from fvflops.counting.metrics import METRICS
+from fvflops.reports.count_report import write_text
 from fvflops.reports.display import WIDTH
-from fvflops.reports.terminal import count_table
+from fvflops.reports.document import Table, Value
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.trace import Counts, Status, Summary, Trace
 from fvflops.units import format_quantity, format_short
+
+if TYPE_CHECKING:
+    import pandas
 
 _MAX_LINES = 50
 _DEPTHS = (3, 2, 1)  # levels below the root, of which the first is shown that has few enough lines
@@ -28,7 +37,36 @@ def write_table(summary: Summary) -> str:
     collapsed = collapse(summary)
     text = ""
     for depth in _DEPTHS:
-        text = count_table.render(collapsed, depth=depth, width=WIDTH)
+        text = write_text(collapsed, depth=depth, width=WIDTH)
         if text.count("\n") < _MAX_LINES:
             break
     return text
+
+
+def make_columns(table: Table) -> dict[str, list[Value]]:
+    """Return the key of each column for data → its cells."""
+    data = table.readable_by("data")
+    return {column.key: [row[index] for row in data.rows] for index, column in enumerate(data.columns)}
+
+
+def make_frame(table: Table, about: Mapping[str, str]) -> pandas.DataFrame:
+    """Return a data frame with `about` in its `attrs`; without pandas it raises ImportError."""
+    pandas = import_pandas()
+    # Without dtype=object pandas would convert a column with unknown numbers to floats.
+    columns = {
+        heading: pandas.Series(cells, dtype="object" if None in cells else None)
+        for heading, cells in make_columns(table).items()
+    }
+    frame: Any = pandas.DataFrame(columns)
+    frame.attrs.update(about)
+    return frame
+
+
+def import_pandas() -> ModuleType:
+    """Return the module pandas; if it is not installed, raise ImportError with the remedy."""
+    try:
+        return importlib.import_module("pandas")
+    except ModuleNotFoundError as error:
+        if error.name != "pandas":
+            raise  # pandas is installed, but one of its dependencies is missing
+        raise ImportError("pandas is not installed: pip install 'fvflops[pandas]', or use to_dict()") from None

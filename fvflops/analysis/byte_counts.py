@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis.bound_inputs import InputSize
 from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.model_run import InputSize
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, HandleCostModel, count
 from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing

@@ -22,13 +22,7 @@ ENDINGS: Mapping[str, str] = {
 
 
 def prepare_export(path: str | os.PathLike[str], format: str | None = None, weight: str | None = None) -> str:
-    """Return the format of an export, after checking path, format and weight before a Trace is recorded.
-
-    >>> prepare_export("fvflops.svg")
-    Traceback (most recent call last):
-    ValueError: fvflops.svg has no known file extension: use .speedscope.json, .json, .txt or .folded, or \
-pass format, one of chrome-trace, speedscope, flame-graph
-    """
+    """Return the format of an export, after checking path, format and weight before a Trace is recorded."""
     name = os.fspath(path)
     formats = ", ".join(EXPORTS)
     if format is None:

@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import copy as copying
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from fvflops import __version__, paths
-from fvflops.analysis.bound_inputs import InputSize
-from fvflops.analysis.handle_names import list_unused, read_op
-from fvflops.analysis.jit_value import adapt_handle
-from fvflops.analysis.model_run import ModelRun
+from fvflops.analysis.analysis_outputs import AnalysisOutputs
+from fvflops.analysis.handle_functions import adapt_handle, list_unused, read_op
+from fvflops.analysis.model_run import InputSize, ModelRun
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.recorder.tensor_specs import is_composite
 from fvflops.capture.run import CostEstimate, Model
 from fvflops.counting import CostModel, Handle, HandleCostModel, NullCostModel, TableCostModel, count
-from fvflops.counting.missing_values import lacks_values
+from fvflops.counting.cost_models import lacks_values
 from fvflops.counting.module_counts import ModuleCounts
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.functions.classes import may_exist, name_class, suggest_class
-from fvflops.reports import REPORTS
 from fvflops.reports.escaping import printable_short
 from fvflops.text import explaining_arguments, short_repr
 from fvflops.trace import Counts, ModuleTree, Signature, Status, StopsAt, Trace, TraceError
 from fvflops.trace.signature import packet_of
-from fvflops.views.analysed_run import AnalysedRun, describe_run
-from fvflops.views.breakdown import Breakdown, read_breakdown
-from fvflops.views.call_rows import CALL_VIEWS
-from fvflops.views.frame import Table, import_pandas, list_rows, make_columns, make_frame
-from fvflops.views.made_summary import find_uncalled, find_unused, make_summary, with_columns
-
-if TYPE_CHECKING:
-    import pandas
+from fvflops.views.analysed_run import AnalysedRun, find_uncalled, find_unused
 
 Self = TypeVar("Self", bound="ModelAnalysis")
 
@@ -48,7 +37,7 @@ _TRACER_WARNINGS = ("all", "no_tracer_warning", "none")
 _ANCESTOR_MODES = ("owner", "caller")
 
 
-class ModelAnalysis:
+class ModelAnalysis(AnalysisOutputs):
     """A metric of a model, by operator, by module and by both; without handles it counts nothing.
 
     `model` is a module or a function; `inputs` a tensor, a tuple or list of positional arguments, or a mapping
@@ -300,77 +289,6 @@ class ModelAnalysis:
             self._warn(self._counts)
         return self._counts
 
-    def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str = "") -> str:
-        """Return an HTML page with a navigable chart of the module tree; write it to `path` if given.
-
-        It shows the metric of this analysis, and all others available from its trace and table: FLOPs, MACs,
-        activations, parameters, bytes, op calls, and time where measured. It is one file without network access. `name`
-        is the page's title, by default the model's class. A path that cannot be written raises OSError before the model
-        is run. An op counts for the innermost module around it.
-
-        >>> import torch
-        >>> ModelAnalysis(torch.nn.Linear(3, 2), torch.ones(4, 3)).to_html().startswith("<!doctype html>")
-        True
-        """
-        return self._write_page(path, name=name)
-
-    def _write_page(self, path: str | os.PathLike[str] | None, **changes: Any) -> str:
-        """Return the page, with changes to its breakdown; write it to `path` if given."""
-        if path is not None:
-            paths.check_writable(os.fspath(path))
-        page = "".join(REPORTS["html"](replace(self._breakdown_of_page(), **changes)))
-        if path is not None:
-            paths.write_text(os.fspath(path), page)
-        return page
-
-    def _breakdown_of_page(self) -> Breakdown:
-        """Return what the page shows."""
-        return read_breakdown(analysed_run(self))
-
-    def to_dict(self, *, by: str = "module", depth: int | None = None) -> dict[str, list[str | int | bool | None]]:
-        """Return heading → cells of its column, with the rows of the CSV report.
-
-        The columns by module are: module ("" is the model), class, parameters, the metric of this analysis, activations
-        with FLOPs, each phase if more than a forward pass was recorded, and whether the module was called. `by` is
-        "module", "operator" or "both"; for FLOPs also "op" for a row per op call, "call" for a row per module call,
-        both in the order of the run and with tensors and bytes, and "line" for a row per source line; any other view
-        raises ValueError. `depth` limits the levels below the root. Numbers are exact, None if unknown; names are
-        unescaped.
-
-        >>> import torch
-        >>> from fvflops import FlopCountAnalysis
-        >>> FlopCountAnalysis(torch.nn.Linear(4, 3), torch.ones(2, 4)).to_dict()
-        {'module': [''], 'class': ['Linear'], 'parameters': [15], 'flops': [24], 'activations': [6], 'called': [True]}
-        """
-        return make_columns(self._list_rows(by, depth, "to_dict()")[0])
-
-    def to_pandas(self, *, by: str = "module", depth: int | None = None) -> pandas.DataFrame:
-        """Return the columns of `to_dict` as a data frame; its `attrs` have model, inputs, convention and versions.
-
-        Without pandas (the extra `pandas`) it raises ImportError before the model is run.
-        """
-        import_pandas()
-        return make_frame(*self._list_rows(by, depth, "to_pandas()"))
-
-    def to_picture(self, path: str | os.PathLike[str], *, measure: str | None = None, depth: int | None = None) -> None:
-        """Write an icicle chart of the module tree, in which widths are shares of a metric, as .svg or .png.
-
-        `measure` is a key of the breakdown, such as "flops", "macs", "parameters", "bytes" or "time"; None is the
-        metric of this analysis. `depth` limits the levels below the root. Without matplotlib (the extra `plot`), or for
-        another file extension, it raises PlotError; an unknown measure raises ValueError. A path that cannot be written
-        raises OSError before the model is run. An op counts for the innermost module around it.
-
-        >>> ModelAnalysis(torch.nn.Linear(3, 2)).to_picture("linear.pdf")
-        Traceback (most recent call last):
-        fvflops.reports.pictures.picture.PlotError: linear.pdf: a plot must be an .svg or .png file
-        """
-        from fvflops.reports.pictures import picture
-
-        kind = picture.prepare(os.fspath(path))
-        run = analysed_run(self)
-        picture_bytes = REPORTS[kind](read_breakdown(run), measure=measure or run.counts.metric, depth=depth)
-        paths.write_bytes(os.fspath(path), picture_bytes)
-
     def __repr__(self) -> str:
         """Return one line, without running or counting anything."""
         from fvflops.analysis.analysis_display import list_facts
@@ -378,23 +296,17 @@ class ModelAnalysis:
         table = "" if self._table is None else f"convention {self._table.name}"
         return short_repr(self, self._name_model(), *list_facts(self._trace, self._counts), table)
 
-    def __str__(self) -> str:
-        """Return a table of the largest modules at 80 columns; runs the model if necessary."""
-        from fvflops.analysis.analysis_display import write_table
+    def _analysed_run(self) -> AnalysedRun:
+        return AnalysedRun(self.trace(), self.counts(), self._table, frozenset(self._handles), self._ancestors)
 
-        with warnings_disabled(self):
-            return write_table(make_summary(with_columns(analysed_run(self))))
-
-    def _repr_html_(self) -> str:
-        """Return the interactive page for a notebook; runs the model if necessary."""
-        from fvflops.reports import notebook_page
-
-        with warnings_disabled(self):
-            return notebook_page.render(self._breakdown_of_page())
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return the text that IPython shows."""
-        return {"text/plain": str(self)}
+    @contextmanager
+    def _warnings_disabled(self) -> Iterator[None]:
+        settings = self._warn_unsupported, self._warn_uncalled, self._tracer_warnings
+        self._warn_unsupported, self._warn_uncalled, self._tracer_warnings = False, False, "none"
+        try:
+            yield
+        finally:
+            self._warn_unsupported, self._warn_uncalled, self._tracer_warnings = settings
 
     def _name_model(self) -> str:
         """Return the class of the model, or the name of a function; "" without a model."""
@@ -404,17 +316,6 @@ class ModelAnalysis:
         if isinstance(model, torch.nn.Module) or not callable(model):
             return "" if model is None else type(model).__name__
         return str(getattr(model, "__name__", type(model).__name__))
-
-    def _list_rows(self, by: str, depth: int | None, report: str) -> tuple[Table, Mapping[str, str]]:
-        """Return the rows of a view and the run's metadata; a ValueError for an unknown view names `report`."""
-        if by in CALL_VIEWS:
-            rows = self._list_call_rows(by, depth)
-            return rows, {"fvflops": __version__, **describe_run(analysed_run(self))}
-        summary = make_summary(with_columns(analysed_run(self)))
-        return list_rows(summary, by=by, depth=depth, report=report), summary.about
-
-    def _list_call_rows(self, by: str, depth: int | None) -> Table:
-        raise ValueError(f"by={by!r}, {CALL_VIEWS[by]} in each row, is a view of FlopCountAnalysis only")
 
     def _record(self, stops_at: StopsAt) -> Trace:
         return self._known_run().record(
@@ -501,25 +402,12 @@ class ModelAnalysis:
 
 def analysed_run(analysis: ModelAnalysis) -> AnalysedRun:
     """Return the data of an analysis for views; runs the model if necessary."""
-    return AnalysedRun(
-        analysis.trace(),
-        analysis.counts(),
-        analysis._table,
-        frozenset(analysis._handles),
-        analysis._ancestors,
-    )
+    return analysis._analysed_run()
 
 
-@contextmanager
-def warnings_disabled(analysis: ModelAnalysis) -> Iterator[None]:
+def warnings_disabled(analysis: ModelAnalysis) -> AbstractContextManager[None]:
     """Disable all warnings of an analysis inside, and restore its settings."""
-    unsupported, uncalled = analysis._warn_unsupported, analysis._warn_uncalled
-    tracer = analysis._tracer_warnings
-    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
-    try:
-        yield
-    finally:
-        analysis.unsupported_ops_warnings(unsupported).uncalled_modules_warnings(uncalled).tracer_warnings(tracer)
+    return analysis._warnings_disabled()
 
 
 def estimate_by(cost_model: CostModel, signature: Signature) -> int:

@@ -10,25 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import InputSize
 from fvflops.analysis.exporting import prepare_export, write_export
 from fvflops.analysis.model_analysis import ModelAnalysis
+from fvflops.analysis.model_run import InputSize
 from fvflops.capture.errors.model_check import check_model
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.run import Model
 from fvflops.counting import CostModel, TableCostModel
-from fvflops.counting.listed_calls import list_module_calls, list_op_calls, sum_lines
+from fvflops.counting.listed_calls import list_module_calls, list_op_calls, select_calls, sum_lines
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports import REPORTS
 from fvflops.text import explaining_arguments
 from fvflops.trace import TraceError
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall, OpGraph
-from fvflops.views.call_rows import list_line_rows, list_module_rows, list_op_rows
-from fvflops.views.call_selection import select_calls
-from fvflops.views.frame import Table
 
 if TYPE_CHECKING:
-    from fvflops.reports import document
+    from fvflops.reports.document import Table
 
 
 class _TableAnalysis(ModelAnalysis):
@@ -105,19 +102,14 @@ class FlopCountAnalysis(_TableAnalysis):
         return select_calls(self._list_op_calls(), phase, ignore, self._table)[0]
 
     def op_table(
-        self,
-        *,
-        phase: str | None = None,
-        ignore: Collection[str] = (),
-        sort: str | None = None,
-        top: int | None = None,
+        self, *, phase: str | None = None, ignore: Collection[str] = (), sort: str | None = None, top: int | None = None
     ) -> str:
         """Return the op calls as a text table: module, shapes, FLOPs, time and memory.
 
         They are in the order of the run, or sorted by `sort` ("time", "flops", "memory", "peak" or "name"), largest
         first; `top` limits the rows. The other arguments are those of `op_calls`.
         """
-        from fvflops.reports.calls.op_call_table import op_call_notes, op_call_table
+        from fvflops.reports.call_tables import op_call_notes, op_call_table
 
         calls, ignored = select_calls(self._list_op_calls(), phase, ignore, self._table)
         convention = "" if self._table is None else self._table.name
@@ -144,9 +136,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
         `depth` limits the number of enclosing calls.
         """
-        from fvflops.reports.calls.module_calls import module_call_table
-
-        return _write(module_call_table(self.module_calls(), depth=depth))
+        return _write(list_call_rows(self, "call", depth))
 
     def line_counts(self) -> tuple[LineCount, ...]:
         """Return the cost of the op calls by source line of the model, most FLOPs first.
@@ -161,9 +151,7 @@ class FlopCountAnalysis(_TableAnalysis):
 
     def line_table(self) -> str:
         """Return the source lines as a text table: op calls, FLOPs, share, activations and bytes."""
-        from fvflops.reports.calls.source_line_table import line_table
-
-        return _write(line_table(self.line_counts()))
+        return _write(list_call_rows(self, "line"))
 
     def to_graph(self, format: str = "dot", *, depth: int | None = None) -> str:
         """Return the forward pass as a graph: calls with their FLOPs as nodes, tensors as edges.
@@ -224,7 +212,7 @@ class ActivationCountAnalysis(_TableAnalysis):
     _metric = "activations"
 
 
-def _write(table: document.Table, notes: Sequence[str] = ()) -> str:
+def _write(table: Table, notes: Sequence[str] = ()) -> str:
     from fvflops.reports.document import Document, Items
     from fvflops.reports.formats import write_document
 
@@ -236,11 +224,13 @@ def list_call_rows(analysis: FlopCountAnalysis, by: str, depth: int | None = Non
 
     `depth` limits the number of calls around a module call; by op and line it is ignored.
     """
+    from fvflops.reports.call_tables import line_table, module_call_table, op_call_table
+
     if by == "op":
-        return list_op_rows(analysis.op_calls())
+        return op_call_table(analysis.op_calls())
     if by == "line":
-        return list_line_rows(analysis.line_counts())
-    return list_module_rows(analysis.module_calls(), depth=depth)
+        return line_table(analysis.line_counts())
+    return module_call_table(analysis.module_calls(), depth=depth)
 
 
 def flop_count(

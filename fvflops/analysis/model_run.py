@@ -2,19 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import InputSize, bind_inputs, check_inputs, inputs_of_size
 from fvflops.analysis.files.run_exported import is_program, program_module
 from fvflops.capture.errors.model_check import check_model
+from fvflops.capture.model.input_specs import is_shape, make_arguments, read_sizes
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.capture.run import EXECUTIONS, CostEstimate, Model, record_call
 from fvflops.trace import StopsAt, Trace, TraceError
+
+# A shape, a text such as "ids=1,16:int64", a sequence of these, or a mapping of names to shapes or texts.
+InputSize = Any
+
+
+def inputs_of_size(
+    model: Any, inputs: Any, kwargs: Mapping[str, Any] | None, input_size: InputSize
+) -> tuple[Any, Mapping[str, Any] | None]:
+    """Return inputs and keyword arguments, tensors of `input_size` if that is not None; both at once raise ValueError.
+
+    The tensors are on the model's device, and floats in its dtype unless a size names another.
+    """
+    if input_size is None:
+        return inputs, kwargs
+    if inputs is not None:
+        raise ValueError("inputs and input_size are both passed: omit one")
+    floats = [tensor for tensor in _tensors(model) if tensor.is_floating_point()]
+    dtype = str(floats[0].dtype).removeprefix("torch.") if floats and floats[0].element_size() > 1 else "float32"
+    specs = read_sizes(input_size, dtype=dtype)
+    device = next((tensor.device for tensor in _tensors(model)), torch.device("cpu"))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        args, made = make_arguments(specs, device)
+    return args, {**(kwargs or {}), **made}
+
+
+def _tensors(model: Any) -> list[torch.Tensor]:
+    return list(model.parameters()) if isinstance(model, nn.Module) else []
+
+
+def check_inputs(model: Callable[..., Any], inputs: Any) -> None:
+    """Raise TypeError for sizes in place of tensors, unless the model has as many arguments as there are sizes."""
+    if is_shape(inputs) and not _accepts(model, tuple(inputs), {}):
+        sizes = tuple(inputs)
+        raise TypeError(
+            f"inputs={sizes} are sizes, but inputs are tensors: pass torch.randn{sizes}, or input_size={sizes}"
+        )
+
+
+def bind_inputs(
+    model: Callable[..., Any], inputs: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments for `inputs` and `kwargs`.
+
+    A tuple or a list is positional arguments, a mapping keyword arguments, None no argument, anything else the only
+    argument. A mapping that does not match the model's keywords but matches as one argument is one argument. A
+    name given twice raises TypeError.
+    """
+    extra = dict(kwargs or {})
+    if inputs is None:
+        return (), extra
+    if isinstance(inputs, Mapping):
+        duplicates = sorted(inputs.keys() & extra.keys())
+        if duplicates:
+            raise TypeError(f"{', '.join(map(repr, duplicates))} is in both inputs and kwargs: pass it once")
+        if not _accepts(model, (), {**inputs, **extra}) and _accepts(model, (inputs,), extra):
+            return (inputs,), extra
+        return (), {**inputs, **extra}
+    # A named tuple is a single structured argument, not a list of arguments.
+    if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
+        check_inputs(model, inputs)
+        return tuple(inputs), extra
+    return (inputs,), extra
+
+
+def check_repeatable(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError where an input is an iterator, which the first of several runs would exhaust."""
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Iterator):
+            kind = type(value).__name__
+            raise ValueError(f"input {name!r} is a {kind}, which the first of several runs would exhaust: pass a list")
+
+
+def _accepts(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return True  # written in C, without a signature
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,9 +142,7 @@ class ModelRun:
     def with_model(self, model: Model | None, inputs: Any) -> ModelRun:
         """Return a copy with another model or other inputs, where these are not None."""
         return replace(
-            self,
-            model=self.model if model is None else model,
-            inputs=self.inputs if inputs is None else inputs,
+            self, model=self.model if model is None else model, inputs=self.inputs if inputs is None else inputs
         )
 
     def require_model(self) -> Model:

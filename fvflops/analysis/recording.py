@@ -19,8 +19,7 @@ from torch import nn
 from fvflops.analysis.analysis_display import list_facts
 from fvflops.analysis.model_analysis import estimate_by
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.analysis.recording_schedules import ACTIVE, Schedule, action_at
-from fvflops.analysis.steps import PerStep, StepCount, count_step, summarise_steps
+from fvflops.analysis.steps import ACTIVE, PerStep, Schedule, StepCount, action_at, count_step, summarise_steps
 from fvflops.capture.model.read_module_tree import is_compiled
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.session import Session

@@ -28,11 +28,6 @@ def load_trace(path: str | os.PathLike[str], *, limit: int = MAX_CHARACTERS) -> 
     """Return the Trace saved as JSON at a path or URI, compressed or not; any other file raises TraceError.
 
     The message names the file. One of more than `limit` characters is not read.
-
-    >>> load_trace("fvflops://default.yaml")
-    Traceback (most recent call last):
-    fvflops.trace.records.TraceError: fvflops://default.yaml: not a trace: invalid JSON (Expecting value: \
-line 1 column 1 (char 0)); pass a file written by Trace.to_json()
     """
     name = os.fspath(path)
     try:

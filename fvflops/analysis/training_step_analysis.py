@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fvflops.analysis.bound_inputs import InputSize
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.model_run import InputSize
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import Loss
 from fvflops.capture.training_step import Checkpointed, OptimizerMaker, record_step

@@ -7,17 +7,17 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fvflops import paths
 from fvflops.cli.argument_values import parse_assumptions
-from fvflops.cli.arguments import (
-    model_options,
-)
+from fvflops.cli.arguments import model_options
 from fvflops.cli.outputs import write
 from fvflops.cli.planning.accelerator import built_on, runs_on
 from fvflops.cli.process import report_stream
 from fvflops.cli.progress import Progress
 from fvflops.cli.terminal_detection import find_width
+from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.escaping import plain_name, printable
 from fvflops.reports.formats import FORMATS, write_document
@@ -72,8 +72,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--columns",
         metavar="A,B,...",
-        help="columns of the table: parameters, flops, macs, activations, bytes, memory, unsupported, error, ... and "
-        "those of --join",
+        help=f"columns of the table: {', '.join(COSTS[:-1])}, memory, unsupported, error, ... and those of --join",
     )
     add_pareto_plot(group, join="add the columns of")
 
@@ -309,7 +308,8 @@ def _fail_unsupported(count: ModelCount, table: FormulaTable) -> ModelCount:
     error = f"table {table.name!r} has no formula for {count.unsupported} (--strict)"
     if not count.unsupported:
         error = "no op was called, so that nothing was counted (--strict)"
-    return replace(count, flops=None, macs=None, activations=None, failure="error", error=error)
+    by_table: dict[str, Any] = {name: None for name, metric in METRICS.items() if metric.of}
+    return replace(count, **by_table, failure="error", error=error)
 
 
 def _report_failures(counts: Sequence[ModelCount], joined: Join | None) -> int:

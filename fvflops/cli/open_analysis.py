@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops import paths
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
-from fvflops.analysis.training_step_analysis import sum_results
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis, sum_results
+from fvflops.capture.restore.generators import seeded
 from fvflops.capture.run import Loss
-from fvflops.cli.activity import activity
+from fvflops.cli import format_error
 from fvflops.cli.argument_values import parse_assumptions
 from fvflops.cli.arguments import model_options
 from fvflops.cli.planning.accelerator import built_on, runs_on
+from fvflops.cli.progress import activity
 from fvflops.cli.revisions import find_revision, record_revision
-from fvflops.cli.subprocess_recording import record_in_subprocess
-from fvflops.formulas import FormulaTable
+from fvflops.cli.subprocess_recording import REQUEST, RESULT, record_in_subprocess
+from fvflops.formulas import FormulaTable, load_table
 from fvflops.sources.imports import load_function
 from fvflops.sources.load import check_applies, check_trace_options, find_source, is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
@@ -126,3 +132,18 @@ def open_trace(name: str, arguments: argparse.Namespace, options: SourceOptions)
 
 def _analysis_of(trace: Trace, table: FormulaTable) -> FlopCountAnalysis:
     return FlopCountAnalysis.from_trace(trace, table=table, warn=False)
+
+
+def answer() -> None:
+    """Record what `record_in_subprocess` asks for, and write its Trace: the main program of the subprocess."""
+    exchange = sys.argv[1]
+    with open(os.path.join(exchange, REQUEST), "rb") as file:
+        path, model, arguments, table, options = pickle.load(file)
+    sys.path[1:] = [entry for entry in dict.fromkeys(path) if entry != sys.path[0]]
+    try:
+        with seeded(0):  # as in the process that asks
+            trace = open_analysis(model, arguments, load_table(table), options=options).trace()
+            paths.write_text(os.path.join(exchange, RESULT), trace.to_json())
+    except (Exception, SystemExit) as error:
+        print(format_error(error), file=sys.stderr)
+        sys.exit(1)

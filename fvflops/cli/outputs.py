@@ -27,18 +27,8 @@ _SUFFIXES = {
 _WITH_DIGITS = ("text", "markdown", "latex", "paper")  # formats whose numbers are rounded
 # Arguments that may be the path of an input file, or FILE:NAME.
 _INPUTS = (
-    "model",
-    "other",
-    "budget",
-    "table",
-    "config",
-    "config_b",
-    "peaks",
-    "device",
-    "shard",
-    "join",
-    "network",
-    "efficiency",
+    *("model", "other", "budget", "table", "config", "config_b", "peaks", "device"),
+    *("shard", "join", "network", "efficiency"),
 )
 
 

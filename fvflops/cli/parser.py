@@ -19,31 +19,11 @@ _VERBATIM = ("examples:", "exit codes:")
 # Options that only `--help all` shows, of any command.
 _RARE = frozenset(
     [
-        "--debug",
-        "--assume",
-        "--task",
-        "--adapter",
-        "--trust-remote-code",
-        "--path",
-        "--trust-file",
-        "--denoising-steps",
-        "--guidance",
-        "--execution",
-        "--repeat",
-        "--digits",
-        "--name",
-        "--trace",
-        "--speedscope",
-        "--flamegraph",
-        "--weight",
-        "--join",
-        "--x",
-        "--y",
-        "--lower",
-        "--trace-only",
+        *("--debug", "--assume", "--task", "--adapter", "--trust-remote-code", "--path", "--trust-file"),
+        *("--denoising-steps", "--guidance", "--execution", "--repeat", "--digits", "--name"),
+        *("--trace", "--speedscope", "--flamegraph", "--weight", "--join", "--x", "--y", "--lower", "--trace-only"),
     ]
 )
-# What other programs call an option → its name here.
 _ALL = "all"  # --help all
 _SHORT = 25  # a command with as many options or fewer has no rare ones
 

@@ -1,16 +1,41 @@
-"""A progress bar on standard error for long profiles and sweeps."""
+"""What is shown on a terminal while work takes longer than two seconds: a progress bar, or what is being done."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
-from fvflops.cli.terminal_detection import TerminalLine
+from fvflops.cli.terminal_detection import find_width
+from fvflops.text import printable
 
 _WIDTH = 30
-_MIN_SECONDS = 2.0  # shorter work shows no bar
+_MIN_SECONDS = 2.0  # shorter work shows nothing
+_PERIOD = 0.5
+
+
+class TerminalLine:
+    """A line on a terminal that is drawn again in place, truncated to its width, and erased at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._drawn = False
+
+    def draw(self, text: str) -> None:
+        """Draw a text instead of the one before."""
+        self._stream.write(f"\r{text[: find_width(self._stream) - 1]}\x1b[K")
+        self._stream.flush()
+        self._drawn = True
+
+    def clear(self) -> None:
+        """Erase the line."""
+        if self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn = False
 
 
 class Progress:
@@ -50,3 +75,31 @@ class Progress:
     def clear(self) -> None:
         """Erase the bar."""
         self._line.clear()
+
+
+@contextmanager
+def activity(what: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Show what is being done while the body takes longer than two seconds, on a terminal only.
+
+    A thread draws it, since the work itself calls nothing meanwhile.
+    """
+    chosen = sys.stderr if stream is None else stream
+    if not chosen.isatty():
+        yield
+        return
+    line, begun, ended = TerminalLine(chosen), time.monotonic(), threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(_PERIOD):
+            elapsed = time.monotonic() - begun
+            if elapsed >= _MIN_SECONDS:
+                line.draw(f"[{elapsed:.0f} s] {printable(what)}")
+
+    thread = threading.Thread(target=draw, name="fvflops-activity", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        line.clear()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 
 from fvflops.analysis.trace_file import load_trace
-from fvflops.cli.activity import activity
+from fvflops.cli.progress import activity
 from fvflops.paths import PACKAGE
 from fvflops.sources.options import SourceOptions
 from fvflops.trace import Trace
 
+# Files by which the processes exchange what is recorded.
+REQUEST, RESULT = "request.pickle", "trace.json"
 _STDERR_TAIL = 2000  # last characters of a failed process's standard error that are read
 
 
@@ -35,33 +36,24 @@ def record_in_subprocess(
     `sys.path` to the subprocess's. A failure raises ValueError.
     """
     package_folder = str(PACKAGE.parent)
-    code = f"import sys; sys.path[:1] = [{package_folder!r}]; from fvflops.cli.worker import main; main()"
-    with tempfile.TemporaryDirectory(prefix="fvflops-") as result_folder:
-        request = {
-            "model": model,
-            "options": asdict(options),
-            "execution": arguments.execution,
-            "run_device": arguments.run_device,
-            "build_on": arguments.build_on,
-            "train": arguments.train,
-            "backward": arguments.backward,
-            "loss": arguments.loss,
-            "assume": list(arguments.assume),
-            "table": os.path.abspath(arguments.table) if os.path.isfile(arguments.table) else arguments.table,
-            "result": os.path.join(result_folder, "trace.json"),
-            "path": [map_path(entry) for entry in sys.path if entry],
-        }
+    code = f"import sys; sys.path[:1] = [{package_folder!r}]; from fvflops.cli.open_analysis import answer; answer()"
+    table = os.path.abspath(arguments.table) if os.path.isfile(arguments.table) else arguments.table
+    path = [map_path(entry) for entry in sys.path if entry]
+    with tempfile.TemporaryDirectory(prefix="fvflops-") as exchange:
+        result = os.path.join(exchange, RESULT)
+        with open(os.path.join(exchange, REQUEST), "wb") as file:
+            pickle.dump((path, model, arguments, table, options), file)
         with activity(f"recording {subject}"):
             process = subprocess.run(
-                [sys.executable, "-c", code],
-                input=json.dumps(request),
+                [sys.executable, "-c", code, exchange],
                 cwd=folder,
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 errors="backslashreplace",
             )
-        if process.returncode or not os.path.isfile(request["result"]):
+        if process.returncode or not os.path.isfile(result):
             last_line = process.stderr[-_STDERR_TAIL:].strip().splitlines()[-1:]
             reason = last_line[0] if last_line else f"the subprocess exited with status {process.returncode}"
             raise ValueError(f"{subject}: {reason}")
-        return load_trace(request["result"])
+        return load_trace(result)

@@ -57,24 +57,3 @@ def _measure(stream: TextIO, environment: Mapping[str, str]) -> int | None:
         return os.get_terminal_size(stream.fileno()).columns or _WIDTH
     except OSError:
         return _WIDTH
-
-
-class TerminalLine:
-    """A line on a terminal that is drawn again in place, truncated to its width, and erased at the end."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._drawn = False
-
-    def draw(self, text: str) -> None:
-        """Draw a text instead of the one before."""
-        self._stream.write(f"\r{text[: find_width(self._stream) - 1]}\x1b[K")
-        self._stream.flush()
-        self._drawn = True
-
-    def clear(self) -> None:
-        """Erase the line."""
-        if self._drawn:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-            self._drawn = False

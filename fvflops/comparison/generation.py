@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from fvflops.analysis.recording import record
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, GenerationCost, ScalingError, Sizes
-from fvflops.comparison.scaling.lookups import BoundsCheckedEmbedding
-from fvflops.comparison.scaling.polynomial import Polynomial
-from fvflops.comparison.scaling.scaling import Progress, Sample, describe_costs, read_sample
+from fvflops.comparison.cost_functions import Axis, CostExpression, GenerationCost, ScalingError, Sizes
+from fvflops.comparison.polynomial import Polynomial
+from fvflops.comparison.scaling import BoundsCheckedEmbedding, Progress, Sample, describe_costs, read_sample
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, resolve_table
 

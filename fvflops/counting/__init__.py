@@ -1,8 +1,7 @@
 """Count a Trace by a formula table."""
 
-from fvflops.counting.cost_models import NullCostModel, TableCostModel
+from fvflops.counting.cost_models import Handle, HandleCostModel, NullCostModel, TableCostModel
 from fvflops.counting.count_trace import CostModel, RegionCost, count
-from fvflops.counting.handles import Handle, HandleCostModel
 from fvflops.counting.nested_timeline import build_timeline
 
 __all__ = [

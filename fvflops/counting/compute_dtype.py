@@ -57,12 +57,6 @@ def find_dtype(op: str, names: tuple[str, ...], inputs: tuple[Value, ...], outpu
     """Return the compute dtype of an op: the first floating-point or complex dtype among its inputs, else the first.
 
     int8 kernels are recognised by name. `op` is "" for a region.
-
-    >>> weight, scale = TensorSpec((4, 8), "int8"), TensorSpec((4,))
-    >>> find_dtype("mylib::scaled", ("A", "scale"), (weight, scale), ())
-    'float32'
-    >>> find_dtype("bitsandbytes::int8_scaled_mm", ("A", "row_stats"), (weight, scale), ())
-    'int8'
     """
     packet = packet_of(op)
     if packet in _INT8 and not (packet in _RECURRENT and _FLOAT16 in inputs):

@@ -1,14 +1,23 @@
-"""Cost models based on a formula table."""
+"""Cost models based on a formula table, and on handles: Python functions that override a table."""
 
 from __future__ import annotations
 
-from fvflops.counting.count_trace import RegionCost
-from fvflops.counting.signature_cache import SignatureCache
-from fvflops.formulas import FormulaTable, OpCost
-from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+from fvflops.counting.count_trace import CostModel, RegionCost, SignatureCache
+from fvflops.formulas import Call, Cost, FormulaTable, OpCost
+from fvflops.formulas.rows import default_label, show_call
+from fvflops.formulas.table import attributes_of, find_class
+from fvflops.trace import ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, TensorSpec, Trace, Value
+from fvflops.trace.records import ALL_LISTS
+from fvflops.trace.signature import packet_of
 
 
-class TableCostModel:
+class TableCostModel(CostModel):
     """Costs of calls by a formula table; `metric` is "flops" or "activations".
 
     Activations of an op that the formula table counts in FLOPs only are IGNORED by the convention.
@@ -23,16 +32,13 @@ class TableCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that the table has a row for."""
         return self._table.stops_at
 
     @property
     def counts_modules(self) -> bool:
-        """Whether the table has a row for a module class."""
         return bool(self._table.modules)
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return the cost of one op call."""
         costs = self._costs.get(signature)
         if costs is None:
             costs = (self._in_metric(self._table.price(signature)),)
@@ -41,7 +47,6 @@ class TableCostModel:
         return costs
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return the cost of one region call, or None where the table has no row for it."""
         if module is not None:
             row = self._table.module_row(module.classes)
             if row is None:
@@ -58,7 +63,7 @@ class TableCostModel:
         return OpCost(cost.label, Status.IGNORED if cost.status is Status.COUNTED else cost.status)
 
 
-class NullCostModel:
+class NullCostModel(CostModel):
     """Treat all ops as UNSUPPORTED except the zero-FLOP ops of a table, for an analysis without formulas."""
 
     def __init__(self, table: FormulaTable) -> None:
@@ -66,22 +71,127 @@ class NullCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that the table has a row for."""
         return self._table.stops_at
 
-    @property
-    def counts_modules(self) -> bool:
-        """False: modules are counted by the ops in them."""
-        return False
-
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
-        """Return a cost of zero with status ZERO_FLOP or UNSUPPORTED."""
         row = self._table.row(signature.op)
         is_zero_flop = row is not None and row.kind == "zero_flop"
         return (OpCost(signature.packet.partition("::")[2], Status.ZERO_FLOP if is_zero_flop else Status.UNSUPPORTED),)
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return an UNSUPPORTED cost for an autograd.Function if the table is opaque, else None."""
         if region.kind == "function" and self._table.opaque:
             return RegionCost((OpCost(f"PythonOp.{region.name}", Status.UNSUPPORTED),))
         return None
+
+
+Handle = Callable[[Call], "int | Counter[str]"]
+
+_FUNCTION = "prim::PythonOp."
+
+
+class HandleCostModel(CostModel):
+    """Cost by a handle if one is set for the op, else by `inner`; a handle of None makes the op zero-FLOP.
+
+    A name without an overload matches all overloads; `aten::_convolution`, the name in traced graphs, matches
+    `aten::convolution`. `modules` maps names of module classes, as in a table, to handles.
+    """
+
+    def __init__(
+        self, inner: CostModel, handles: Mapping[str, Handle | None], modules: Mapping[str, Handle | None] | None = None
+    ) -> None:
+        self._inner = inner
+        self._handles = dict(handles)
+        self._modules = dict(modules or {})
+
+    @property
+    def stops_at(self) -> StopsAt:
+        # An op with a handle keeps the values of its lists.
+        values = {name: ALL_LISTS for name, handle in self._handles.items() if handle is not None}
+        return self._inner.stops_at.including(self._handles, values)
+
+    @property
+    def counts_modules(self) -> bool:
+        return bool(self._modules) or self._inner.counts_modules
+
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
+        for name in names_of(signature.op):
+            if name in self._handles:
+                return _cost(self._handles[name], name, Call.of(signature))
+        return self._inner.op_cost(signature)
+
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
+        if module is not None:
+            name = find_class(self._modules, module.classes)
+            if name is not None:
+                call = Call.of_region(name, signature.inputs, signature.outputs, attributes_of(module))
+                return RegionCost(_cost(self._modules[name], name, call))
+        elif (name := _FUNCTION + region.name) in self._handles:
+            call = Call.of_region(name, signature.inputs, signature.outputs)
+            return RegionCost(_cost(self._handles[name], name, call))
+        return self._inner.region_cost(region, module, signature)
+
+
+def names_of(op: str) -> tuple[str, ...]:
+    """Return the names by which a handle may be set for an op, the nearest first.
+
+    >>> names_of("aten::add.Tensor")
+    ('aten::add.Tensor', 'aten::add')
+    """
+    packet = packet_of(op)
+    return (op, packet, "aten::_convolution") if packet == "aten::convolution" else (op, packet)
+
+
+def _cost(handle: Handle | None, name: str, call: Call) -> tuple[OpCost, ...]:
+    label = name.partition("::")[2] or default_label(name)
+    if handle is None:
+        return (OpCost(label, Status.ZERO_FLOP),)
+    try:
+        result = handle(call)
+    except Exception as error:  # user code may raise anything: name the op and the handle
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        if isinstance(error, AttributeError) and error.obj is call and error.name in call.attributes:
+            text += f": write call.attributes[{error.name!r}]"
+        raise ValueError(f"{_describe(handle)} of {name} raised {text}; called as {show_call(call)}") from error
+    sums = result if isinstance(result, Mapping) else {label: result}
+    costs = [OpCost(key, Status.COUNTED, _number(value, name, handle)) for key, value in sums.items()]
+    return tuple(costs) or (OpCost(label, Status.COUNTED),)
+
+
+def _describe(handle: Handle) -> str:
+    return f"the handle {getattr(handle, '__name__', type(handle).__name__)}"
+
+
+def _number(value: Any, name: str, handle: Handle) -> int:
+    """Return a handle's result as an int.
+
+    No number, a number that is negative or no integer, and a type below 64 bits, which may overflow, raise ValueError.
+    A float that is an integer is accepted, since `numpy.prod` of no sizes is 1.0.
+    """
+    may_overflow = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_integer = is_number and math.isfinite(value) and value == math.floor(value)
+    if not is_integer or may_overflow or value < 0:
+        raise ValueError(
+            f"{_describe(handle)} of {name} returned {value!r} of type "
+            f"{type(value).__name__}: return a Python int, 0 or more, or a Counter of them"
+            + ("; a Cost is what a formula returns: see register_formula" if isinstance(value, Cost) else "")
+        )
+    return int(value)
+
+
+def lacks_values(trace: Trace, stops_at: StopsAt) -> bool:
+    """Return whether a call has a list whose values `stops_at` keeps, and the recording was not asked to."""
+    for signature in trace.signatures if stops_at.values else ():
+        wanted = stops_at.values_of(signature.op)
+        if not wanted or {*wanted} <= {*trace.stops_at.values_of(signature.op)}:
+            continue
+        arguments = zip(signature.names, signature.inputs, strict=False)
+        if any(_lacks_values(value) for name, value in arguments if wanted == ALL_LISTS or name in wanted):
+            return True
+    return False
+
+
+def _lacks_values(value: Value) -> bool:
+    if not isinstance(value, TensorSpec) or value.values is not None:
+        return False
+    return value.ndim <= 1 and not (value.is_floating_point or value.is_complex)

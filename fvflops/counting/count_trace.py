@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fvflops.counting.compute_dtype import find_dtype
-from fvflops.counting.signature_cache import SignatureCache
 from fvflops.formulas import OpCost
 from fvflops.trace import (
     Counts,
@@ -21,6 +20,29 @@ from fvflops.trace import (
     Value,
     tensors_in,
 )
+
+Result = TypeVar("Result")
+
+_MAX_SIZE = 1 << 14
+
+
+class SignatureCache(Generic[Result]):
+    """Results by signature object: shape execution reuses them, and hashing one takes longer than most results."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[Signature, Result]] = {}
+
+    def get(self, signature: Signature) -> Result | None:
+        """Return the result of a signature, None where there is none."""
+        item = self._items.get(id(signature))
+        return item[1] if item is not None and item[0] is signature else None
+
+    def put(self, signature: Signature, result: Result) -> Result:
+        """Keep a result, and return it; where there are too many the others are forgotten."""
+        if len(self._items) >= _MAX_SIZE:
+            self._items.clear()
+        self._items[id(signature)] = signature, result
+        return result
 
 
 class RegionCost(NamedTuple):
@@ -46,13 +68,15 @@ class CostModel(Protocol):
 
     @property
     def counts_modules(self) -> bool:
-        """Whether it may count modules as a whole."""
+        """Whether it may count modules as a whole, rather than by the ops in them."""
+        return False
 
     def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
         """Return the cost of one op call, several where a handle returns several labels."""
 
     def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
         """Return the cost of one region call, or None to count the ops in it."""
+        return None
 
 
 def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:
@@ -90,7 +114,8 @@ def count(trace: Trace, cost_model: CostModel, metric: str) -> Counts:
 
 def region_costs(trace: Trace, cost_model: CostModel) -> dict[int, RegionCost]:
     """Return region signature index → cost of one call, for the regions that have a cost."""
-    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if _needs_regions(trace, cost_model) else ()
+    needs_regions = cost_model.counts_modules or any(region.kind == "function" for region in trace.regions)
+    called = dict.fromkeys([index for index, _, _ in trace.region_calls]) if needs_regions else ()
     return {
         index: cost
         for index in called
@@ -118,10 +143,6 @@ def _groups(trace: Trace) -> dict[int, str]:
     if not groups:
         return {}
     return {number: groups[stack[-1]] for number, stack in enumerate(trace.stacks) if stack and stack[-1] in groups}
-
-
-def _needs_regions(trace: Trace, cost_model: CostModel) -> bool:
-    return cost_model.counts_modules or any(region.kind == "function" for region in trace.regions)
 
 
 def _region_cost(trace: Trace, cost_model: CostModel, signature: RegionSignature) -> RegionCost | None:

@@ -1,15 +1,17 @@
-"""List the op calls and module calls of a Trace, each with its cost."""
+"""List the op calls and module calls of a Trace, each with its cost, and select some."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.nested_timeline import build_timeline
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.trace import Event, Trace
+from fvflops.formulas import FormulaTable
+from fvflops.text import nearest
+from fvflops.trace import PHASES, Event, Trace, check_phase
 from fvflops.trace.calls import LineCount, ModuleCall, OpCall
 from fvflops.trace.module_tree import innermost
 from fvflops.trace.signature import packet_of
@@ -24,16 +26,6 @@ def list_op_calls(trace: Trace, cost_model: CostModel, activations: CostModel | 
 
     FLOPs and multiply-adds are by `cost_model`, activations by `activations`. A module or function that is
     counted as a whole is a record too, before the ops inside it.
-
-    >>> import torch
-    >>> from fvflops import record_call
-    >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TableCostModel
-    >>> cost_model = TableCostModel(load_table("default"), "flops")
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
-    >>> calls = list_op_calls(record_call(model, (torch.ones(4, 3),), stops_at=cost_model.stops_at), cost_model)
-    >>> [(call.op, call.flops, call.nbytes, call.parameters, call.after) for call in calls]
-    [('aten::linear', 24, 112, ('0.weight', '0.bias'), ()), ('aten::relu', 0, 64, (), (0,))]
     """
     memory_is_measured = "memory" in trace.info.measured
     scopes = trace.scopes()
@@ -121,12 +113,7 @@ def list_module_calls(
 
 
 def sum_lines(calls: Iterable[OpCall]) -> tuple[LineCount, ...]:
-    """Return the sums of op calls by source line, most FLOPs first.
-
-    >>> call = OpCall(0, "mm", "aten::mm", "aten::mm.default", "", "forward", (), (), "", "counted", 24, macs=24)
-    >>> [(line.line, line.calls, line.flops) for line in sum_lines([call._replace(line="net.py:7"), call])]
-    [('net.py:7', 1, 24), ('', 1, 24)]
-    """
+    """Return the sums of op calls by source line, most FLOPs first."""
     by_line: dict[str, list[OpCall]] = {}
     for call in calls:
         by_line.setdefault(call.line, []).append(call)
@@ -207,3 +194,32 @@ def _name_call(trace: Trace, item: Callee) -> tuple[str, str, str]:
         return f"prim::PythonOp.{item.name}", f"prim::PythonOp.{item.name}", item.name
     op = packet_of(item.name)
     return op, item.name if item.name != op else f"{op}.default", op.rpartition("::")[2]
+
+
+def select_calls(
+    calls: Sequence[OpCall], phase: str | None, ignore: Collection[str], table: FormulaTable | None = None
+) -> tuple[tuple[OpCall, ...], Counter[str]]:
+    """Return the op calls of a phase without those in `ignore`, and op → number of ignored calls.
+
+    A name in `ignore` that is neither an op that ran nor a row of the table raises ValueError with the closest match.
+    """
+    present = {call.phase for call in calls}
+    if phase is not None:
+        check_phase(phase, tuple(name for name in PHASES if name in present))
+    calls = [call for call in calls if phase in (None, call.phase)]
+    names = {_full_name(name, table, calls) for name in ([ignore] if isinstance(ignore, str) else ignore)}
+    selected = tuple(call for call in calls if not names.intersection((call.op, call.target)))
+    return selected, Counter(call.op for call in calls if names.intersection((call.op, call.target)))
+
+
+def _full_name(name: str, table: FormulaTable | None, calls: Collection[OpCall]) -> str:
+    """Return an op's full name; an unknown op raises ValueError."""
+    ran = {op for call in calls for op in (call.op, call.target)}
+    full = name if "::" in name or name in ran else f"aten::{name}"
+    if full in ran:
+        return full
+    known = set(ran) if table is None else {*ran, *table.rows}
+    packet = packet_of(full)
+    if full in known or (packet in known and packet not in ran):  # a valid op that did not run here
+        return full
+    raise ValueError(f"no op is named {name!r}: did you mean {nearest(full, sorted(known), cutoff=0)!r}?")

@@ -20,13 +20,6 @@ class MetricCounts:
 
     `table` is None where no table is used. `existing` are counts to reuse, such as those of an analysis with
     handles.
-
-    >>> from torch import nn, ones
-    >>> from fvflops import FlopCountAnalysis, load_table
-    >>> trace = FlopCountAnalysis(nn.Linear(4, 3), ones(2, 4)).trace()
-    >>> counts = MetricCounts(trace, load_table("exact"))
-    >>> {name: counts[name].total() for name in counts.names()}
-    {'flops': 54, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116}
     """
 
     def __init__(self, trace: Trace, table: FormulaTable | None, existing: Counts | None = None) -> None:
@@ -79,13 +72,7 @@ class Metric:
 
 
 def derive(counts: Counts, metric: str, value: Callable[[Entry], int]) -> Counts:
-    """Return counts of another metric, computed entry by entry.
-
-    >>> from fvflops.trace import ModuleTree
-    >>> entry = Entry(("",), "forward", "aten::mm", "mm", Status.COUNTED, calls=1, value=48, macs=24)
-    >>> derive(Counts("flops", ModuleTree({}), (entry,)), "macs", lambda entry: entry.macs).total()
-    24
-    """
+    """Return counts of another metric, computed entry by entry."""
     entries = tuple(entry._replace(value=value(entry), macs=0, flops=0) for entry in counts.entries)
     return replace(counts, metric=metric, entries=entries)
 

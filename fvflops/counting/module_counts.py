@@ -12,13 +12,6 @@ class ModuleCounts(Counter[str]):
 
     Another name of a shared module is that module, as in `total`. Arithmetic, copies and pickles are plain Counters,
     which answer 0 for a missing name.
-
-    >>> counts = ModuleCounts({"": 6, "fc": 6}, {"": "", "fc": "fc", "twin": "fc"}.__getitem__)
-    >>> counts["twin"], counts == Counter({"": 6, "fc": 6}), counts - Counter({"fc": 1})
-    (6, True, Counter({'': 6, 'fc': 5}))
-    >>> counts["fd"]
-    Traceback (most recent call last):
-    KeyError: 'fd'
     """
 
     def __init__(self, counts: Mapping[str, int], canonical_name: Callable[[str], str]) -> None:

@@ -20,21 +20,11 @@ _MAX_TENSORS = 16
 
 
 def build_timeline(trace: Trace, cost_model: CostModel, *, traffic_model: CostModel | None = None) -> Timeline:
-    """Return the timeline of a trace, with FLOPs and multiply-adds by a cost model.
+    """Return the timeline of a trace, with FLOPs and multiply-adds by a cost model, and bytes by `traffic_model`.
 
-    Bytes moved are by `traffic_model`, unknown without it. Memory is measured, else derived from the lifetimes of the
-    storages: on all devices together, including memory allocated before the run. A region without an exit, because
-    the recording ended or was paused, spans the calls inside it.
-
-    >>> import torch
-    >>> from fvflops import record_call
-    >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TableCostModel
-    >>> cost_model = TableCostModel(load_table("default"), "flops")
-    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
-    >>> timeline = build_timeline(trace, cost_model)
-    >>> [(timeline.callees[span.callee].name, span.depth, span.flops) for span in timeline.spans]
-    [('', 0, 24), ('aten::linear', 1, 24)]
+    Memory is measured, else derived from the lifetimes of the storages: on all devices together, including memory
+    allocated before the run. A region without an exit, because the recording ended or was paused, spans the calls
+    inside it.
     """
     frames = tuple(_frame(trace, region) for region in trace.regions)
     costs = region_costs(trace, cost_model)

@@ -20,11 +20,7 @@ BY_OWNER = ("backward", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Number of calls, total time and self time (`own`, without children) of an op or a module, in ns.
-
-    >>> Timing(1, 50, 20) + Timing(2, 10, 10)
-    Timing(calls=3, total=60, own=30)
-    """
+    """Number of calls, total time and self time (`own`, without children) of an op or a module, in ns."""
 
     calls: int = 0
     total: int = 0

@@ -66,19 +66,13 @@ def write_device(device: Device) -> str:
         source: "measured"
     """
     lines = ["devices:", f"  {_quote(device.name)}:"]
-    for key in ("vendor", "unit"):
-        if getattr(device, key):
-            lines.append(f"    {key}: {_quote(getattr(device, key))}")
-    for kind in ("matrix", "sparse", "vector"):
-        peaks: Mapping[str, float] = getattr(device, kind)
-        if peaks:
-            lines.append(f"    {kind}: {{{', '.join(f'{dtype}: {int(peak)}' for dtype, peak in peaks.items())}}}")
-    for key in ("bandwidth", "memory"):
-        if getattr(device, key) is not None:
-            lines.append(f"    {key}: {int(getattr(device, key))}")
-    for key in ("source", "note"):
-        if getattr(device, key):
-            lines.append(f"    {key}: {_quote(getattr(device, key))}")
+    for key in ("vendor", "unit", "matrix", "sparse", "vector", "bandwidth", "memory", "source", "note"):
+        value = getattr(device, key)
+        if isinstance(value, Mapping):
+            text = f"{{{', '.join(f'{dtype}: {int(peak)}' for dtype, peak in value.items())}}}"
+        else:
+            text = _quote(value) if isinstance(value, str) else str(int(value or 0))
+        lines += [f"    {key}: {text}"] * bool(value)
     return "\n".join(lines) + "\n"
 
 
@@ -151,26 +145,20 @@ def _time_memory(device: torch.device, seconds: float) -> int:
 
 
 def _best_time(device: torch.device, run: Callable[[], Any], seconds: float) -> float:
-    """Return the seconds of the fastest run after a warm-up run.
-
-    It runs as often as fits in `seconds`, and at least `_MIN_REPEATS` times unless that takes four times as long.
-    """
+    """Return the seconds of the fastest run after a warm-up run, of as many as fit in `seconds` and a few at least."""
     deadline = time.perf_counter() + seconds
     run()
-    clock = _time_on_cuda if device.type == "cuda" else _time_on_cpu
     times: list[float] = []
     while time.perf_counter() < deadline or (len(times) < _MIN_REPEATS and sum(times) < 4 * seconds):
-        times.append(clock(device, run))
+        times.append(_time(device, run))
     return min(times)
 
 
-def _time_on_cpu(_: torch.device, run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _time_on_cuda(device: torch.device, run: Callable[[], Any]) -> float:
+def _time(device: torch.device, run: Callable[[], Any]) -> float:
+    if device.type == "cpu":
+        begin = time.perf_counter()
+        run()
+        return time.perf_counter() - begin
     with torch.cuda.device(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -56,14 +56,7 @@ Returned = TypeVar("Returned")
 
 
 def short_dtype(dtype: object) -> str:
-    """Return the short name of a dtype in a Device's peaks, from torch's dtype or any of its names.
-
-    >>> short_dtype("torch.bfloat16"), short_dtype("float8_e4m3fn"), short_dtype("fp32")
-    ('bf16', 'fp8', 'fp32')
-    >>> short_dtype("bloat16")
-    Traceback (most recent call last):
-    ValueError: no device has a peak for the dtype 'bloat16': did you mean 'bfloat16'?
-    """
+    """Return the short name of a dtype in a Device's peaks, from torch's dtype or any of its names."""
     name = str(dtype).removeprefix("torch.")
     if name.lower() not in _SHORT:
         # int64 is not a typo of int8.
@@ -130,7 +123,7 @@ class Device:
         ]
         sizes = [("bandwidth", self.bandwidth, "B/s"), ("memory", self.memory, "B")]
         notes = [f"{name} {format_short(value)}{unit}" for name, value, unit in sizes if value is not None]
-        notes += [f"source: {self.source}"] if self.source else []
+        notes += [f"source: {self.source}"] * bool(self.source)
         return write_text_table(self.name, ["dtype", *(f"{kind} FLOP/s" for kind in peaks)], rows, "; ".join(notes))
 
     def reserve(self, ranks: int = 1) -> int:
@@ -203,18 +196,9 @@ def find_device(name: str, *, file: str = SHIPPED) -> Device:
 
 
 def load_devices(file: str = SHIPPED) -> tuple[Device, ...]:
-    """Return the devices of a YAML file in the form that `find_device` reads; the shipped one is cached.
-
-    >>> load_devices()[0].source
-    'NVIDIA V100 Tensor Core GPU, datasheet'
-    """
+    """Return the devices of a YAML file in the form that `find_device` reads; the shipped one is cached."""
     file = os.fspath(file)
     return _load_shipped() if file == SHIPPED else _load(file)
-
-
-@lru_cache(maxsize=1)
-def _load_shipped() -> tuple[Device, ...]:
-    return _load(SHIPPED)
 
 
 def _load(file: str) -> tuple[Device, ...]:
@@ -232,6 +216,9 @@ def _load(file: str) -> tuple[Device, ...]:
         _check_names(device, node, names)
         devices.append(device)
     return tuple(devices)
+
+
+_load_shipped = lru_cache(maxsize=1)(partial(_load, SHIPPED))
 
 
 def _read_device(name: str, node: Node) -> Device:

@@ -10,16 +10,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Integral, Real
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from fvflops.analysis import FlopCountAnalysis
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.capture.errors.model_check import trace_of
+from fvflops.counting import TableCostModel, count
+from fvflops.counting.uncounted_work import describe_unknown_masks
 from fvflops.devices.devices import Device, resolve_device, short_dtype
-from fvflops.formulas import FormulaTable
+from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.formulas.functions.attention import SKIPS
 from fvflops.text import truncate
 from fvflops.trace import Counts, Trace
 from fvflops.units import format_percent, format_seconds, format_size, format_thousands
+
+if TYPE_CHECKING:
+    from fvflops.analysis.model_counts import FlopCountAnalysis
 
 ATTENTION = ("dense", "causal")
 
@@ -182,11 +188,11 @@ def _utilisation(
         counts = figures.model_flops if model_only else figures.hardware_flops
         seconds = figures.seconds if seconds is None else seconds
         devices = figures.devices if devices == 1 else devices
-    device = resolve_device(device)
-    work = _read_work(counts, dtype, device, float32_matmul, model_only=model_only)
-    share = _utilise(name, work, seconds, device, devices, sparse)
+    machine = _Machine(resolve_device(device), devices, sparse)
+    work = _read_work(counts, dtype, machine.device, float32_matmul, model_only=model_only)
+    share = _utilise(name, work, seconds, machine)
     if dtype is None and float32_matmul is None and not isinstance(counts, (Mapping, Real)):
-        _warn_of_float32(name, share, work, _Machine(device, devices, sparse))
+        _warn_of_float32(name, share, work, machine)
     return share
 
 
@@ -249,9 +255,6 @@ def product_dtype(op: str, dtype: str, device: Device, float32_matmul: str | Non
     """Return the dtype whose peak bounds an op's products: its own, by the short name, or tf32 where fp32 runs as tf32.
 
     `float32_matmul` is that of `mfu`.
-
-    >>> [product_dtype(op, "fp32", resolve_device("A100")) for op in ("aten::conv2d", "aten::linear")]
-    ['tf32', 'fp32']
     """
     default = device.vendor == "NVIDIA" and "tf32" in device.dtypes() and _CUDNN.match(op)
     return _product_dtype(dtype, "tf32" if float32_matmul is None and default else float32_matmul)
@@ -292,9 +295,8 @@ class _Machine(NamedTuple):
         return {dtype: flops / self.peak(dtype) for dtype, flops in work.items()}
 
 
-def _utilise(
-    name: str, work: Mapping[str, Fraction], seconds: float | None, device: Device, devices: int, sparse: bool
-) -> float:
+def _utilise(name: str, work: Mapping[str, Fraction], seconds: float | None, machine: _Machine) -> float:
+    device, devices, sparse = machine
     measured = _read_number(seconds, "seconds")
     if not measured:
         raise ValueError("seconds must be more than 0: pass the measured time")
@@ -303,7 +305,7 @@ def _utilise(
     if sparse and not set(work) & set(device.sparse):
         dtypes = ", ".join(device.dtypes(sparse=True)) or "no dtype"
         raise ValueError(f"sparse: {device.name} has a 2:4 peak for {dtypes}, and the counts are of {', '.join(work)}")
-    machine = _Machine(device, int(devices), sparse)
+    machine = machine._replace(devices=int(devices))
     share = sum(machine.times(work).values()) / measured
     utilisation = float(min(share, _MAX_SHARE))  # as a float, so that the least time, rounded to a float, gives 1.0
     if utilisation > 1:
@@ -315,15 +317,11 @@ def _warn_of_float32(name: str, share: float, work: Mapping[str, Fraction], mach
     """Warn where most of the time is of float32 ops: under torch.autocast the measured run had others."""
     times = machine.times(work)
     faster = next((dtype for dtype in ("bf16", "fp16") if dtype in machine.device.dtypes()), "")
-    if (
-        max(times, key=lambda dtype: times[dtype]) != "fp32"
-        or not faster
-        or machine.peak(faster) <= machine.peak("fp32")
-    ):
+    slowest = max(times, key=lambda dtype: times[dtype])
+    if slowest != "fp32" or not faster or machine.peak(faster) <= machine.peak("fp32"):
         return
-    other = share * float(
-        (sum(times.values()) - times["fp32"] + work["fp32"] / machine.peak(faster)) / sum(times.values())
-    )
+    total = sum(times.values())
+    other = share * float((total - times["fp32"] + work["fp32"] / machine.peak(faster)) / total)
     warnings.warn(
         f"{name} of {format_percent(share, 1)} is of float32 ops at the fp32 peak of {machine.device.name}: if the "
         f"measured run was in torch.autocast, pass dtype={faster!r} ({format_percent(other, 1)}), else dtype='fp32'",
@@ -339,7 +337,8 @@ def _explain_excess(name: str, work: Mapping[str, Fraction], seconds: Fraction, 
     devices = f"devices (at least {format_thousands(math.ceil(share * machine.devices))})"
     checks = ["seconds", "device", _check_dtype(work, seconds, machine), devices if share < _MAX_SHARE else "devices"]
     if not machine.sparse and set(work) & set(machine.device.sparse):
-        checks.append(_check_sparse(work, seconds, machine))
+        time = sum(machine._replace(sparse=True).times(work).values(), Fraction())
+        checks.append(f"sparse ({_percent(time / seconds)} at the 2:4 peak)" if time <= seconds else "sparse")
     checks.append("counts (a kernel may skip counted work, such as the masked half of causal attention)")
     return (
         f"{name} would be {_percent(share)}: {listed} take {format_thousands(machine.devices)} × {machine.device.name} "
@@ -360,10 +359,38 @@ def _check_dtype(work: Mapping[str, Fraction], seconds: Fraction, machine: _Mach
     return f"dtype (assumed {slowest}: {', '.join(hints[:3])})" if hints else "dtype"
 
 
-def _check_sparse(work: Mapping[str, Fraction], seconds: Fraction, machine: _Machine) -> str:
-    time = sum(machine._replace(sparse=True).times(work).values(), Fraction())
-    return f"sparse ({_percent(time / seconds)} at the 2:4 peak)" if time <= seconds else "sparse"
-
-
 def _percent(share: Fraction) -> str:
     return format_percent(*share.as_integer_ratio()) if share < _MAX_SHARE else f"over {format_percent(_MAX_SHARE, 1)}"
+
+
+def model_flops(
+    analysis: FlopCountAnalysis,
+    *,
+    attention: str = "dense",
+    matmul_only: bool = False,
+    table: str | FormulaTable = "default",
+) -> int:
+    """Return the FLOPs of a model's forward and backward passes, 2 for a multiply-add.
+
+    Recomputation, by activation checkpointing or inside the backward of flash attention, and optimizers are excluded.
+    `attention` is "dense", in which all pairs of query and key count, or "causal", in which only those within a causal
+    mask, a window or a known mask do. Attention written out as products and a softmax counts all pairs in both.
+    `matmul_only` leaves out all FLOPs that are no multiply-adds, such as those of norms. `table` is the convention.
+
+    >>> import torch
+    >>> from fvflops import TrainingStepAnalysis
+    >>> from fvflops.zoo import build
+    >>> step = TrainingStepAnalysis(build("llama_tiny"), torch.zeros(1, 16, dtype=torch.long), loss=torch.sum)
+    >>> model_flops(step, matmul_only=True) > model_flops(step, attention="causal", matmul_only=True)
+    True
+    """
+    chosen = with_attention(resolve_table(table), attention)
+    trace = trace_of(analysis)
+    if masks := describe_unknown_masks(trace, chosen):
+        warnings.warn(f"mask unknown, counted as dense: {masks}", stacklevel=2)
+    counts = count(trace, TableCostModel(chosen, "flops"), "flops")
+    return sum(
+        2 * (entry.macs - entry.recomputed) + (0 if matmul_only else entry.other_flops)
+        for entry in counts.entries
+        if entry.phase in MODEL_PHASES
+    )

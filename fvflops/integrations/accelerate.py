@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from fvflops.analysis.recording import OnTraceReady, record
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
-from fvflops.integrations.saving import Folder, save_when_ready
+from fvflops.integrations.loop import Folder, save_when_ready
 
 
 class FlopsRecording(record):
@@ -63,10 +63,8 @@ class FlopsRecording(record):
 
 
 def _unwrap(accelerator: Any, model: Any) -> Any:
-    """Return the model inside the wrapper that `prepare` returned, unless `record` unwraps it itself.
-
-    Accelerate's own unwrapping imports DeepSpeed if that is installed, even if it is not used.
-    """
+    """Return the model inside the wrapper that `prepare` returned, unless `record` unwraps it itself."""
+    # Accelerate's own unwrapping imports DeepSpeed if that is installed, even if it is not used.
     unwrapped_by_record = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
     if unwrapped_by_record or not isinstance(getattr(model, "module", None), nn.Module):
         return model

@@ -8,9 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import RecordedLoop
-from fvflops.integrations.metered import MeteredLoop
+from fvflops.integrations.loop import Loop, MeteredLoop, RecordedLoop, import_library
 
 _OLD, _NEW = "pytorch_lightning", "lightning.pytorch"
 
@@ -26,7 +24,34 @@ def _choose() -> str:
 _Callback: Any = import_library(_choose(), "lightning").Callback
 
 
-class FlopsCallback(RecordedLoop, _Callback):
+class _LightningLoop(Loop):
+    """A loop of a Trainer, which calls a LightningModule."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start a recording or a meter."""
+        rank, optimizers = trainer.global_rank, trainer.optimizers
+        self._begin(pl_module, rank=rank, called=_called_modules(pl_module), optimizers=optimizers)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Begin a step; a recorded one may have begun with an earlier micro-batch."""
+        self._begin_step(batch)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End a step, and log its figures."""
+        self._end_step()
+        if figures := self._figures():
+            pl_module.log_dict({name: float(value) for name, value in figures.items()})
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the recording, or remove the meter's hooks."""
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the recording, whose current step is incomplete, or remove the meter's hooks."""
+        self._end(exception)
+
+
+class FlopsCallback(_LightningLoop, RecordedLoop, _Callback):
     """A callback that counts the steps of a `lightning.pytorch.Trainer`, or of one of `pytorch_lightning`.
 
         callback = FlopsCallback(schedule=fvflops.schedule(wait=1, active=2), path="flops")
@@ -49,12 +74,8 @@ class FlopsCallback(RecordedLoop, _Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a recording."""
-        self._begin(pl_module, trainer.global_rank)
+        super().on_train_start(trainer, pl_module)
         self._optimizer_steps = trainer.global_step
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Start recording, if the step is active; it may have started with an earlier micro-batch."""
-        self._begin_step()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop recording if an optimizer has made a step, and log the cost per step."""
@@ -62,25 +83,14 @@ class FlopsCallback(RecordedLoop, _Callback):
             self._pause_step()
             return
         self._optimizer_steps = trainer.global_step
-        self._end_step()
-        cost = self._cost_per_step()
-        if cost:
-            pl_module.log_dict({name: float(value) for name, value in cost.items()})
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Pause recording between epochs, also if an epoch ends within a step."""
         self._pause_step()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the recording."""
-        self._end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the recording; the current step is incomplete."""
-        self._end(exception)
-
-
-class MeterCallback(MeteredLoop, _Callback):
+class MeterCallback(_LightningLoop, MeteredLoop, _Callback):
     """A callback that logs the throughput and utilisation of a `lightning.pytorch.Trainer`.
 
         Trainer(callbacks=[MeterCallback(device="H100")]).fit(module, data)
@@ -92,29 +102,6 @@ class MeterCallback(MeteredLoop, _Callback):
     `samples_per_second`, `model_flops` and `hardware_flops` (2 FLOPs for a multiply-add) and `macs`, each of one
     device.
     """
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start a meter."""
-        self._start(_called_modules(pl_module), trainer.optimizers)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin a step."""
-        self.meter.begin(batch)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End a step, and log its figures."""
-        self.meter.end()
-        figures = self._figures()
-        if figures:
-            pl_module.log_dict(figures)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Remove the meter's hooks."""
-        self._stop()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Remove the meter's hooks."""
-        self._stop(exception)
 
 
 def _called_modules(pl_module: Any) -> list[nn.Module]:

@@ -1,16 +1,22 @@
-"""Base of the callbacks: record another library's training loop step by step."""
+"""Bases of the callbacks: record or meter another library's training loop step by step."""
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
-from fvflops.analysis import recording_schedules
+from fvflops import paths
+from fvflops.analysis import steps
 from fvflops.analysis.recording import OnTraceReady, record
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule
 from fvflops.formulas import FormulaTable
-from fvflops.integrations.saving import Folder, save_when_ready
+from fvflops.measure.step_meter.meter import StepMeter
 from fvflops.reports.escaping import printable_short
 from fvflops.trace import TraceError
 from fvflops.units import format_quantity
@@ -18,12 +24,36 @@ from fvflops.units import format_quantity
 # Names under which the cost per step is logged: FLOPs, 2 for a multiply-add whatever the table, and multiply-adds.
 LOGGED = ("flops_per_step", "macs_per_step")
 # Steps are usually equal: the first few are representative, and the others run without overhead.
-FIRST_STEPS = recording_schedules.schedule(active=3, repeat=1)
+FIRST_STEPS = steps.schedule(active=3, repeat=1)
+
+# Figures of a metered loop that are logged: means over the steps since the last log.
+LOGGED_FIGURES = (
+    "mfu",
+    "hfu",
+    "tflops_per_device",
+    "tokens_per_second",
+    "samples_per_second",
+    "model_flops",
+    "hardware_flops",
+    "macs",
+    "memory_peak",
+)
+Folder = str | os.PathLike[str]
 
 _LOGGER = logging.getLogger("fvflops")
 
 
-class RecordedLoop:
+class Loop:
+    """What the callbacks of a library call, whether the loop is recorded or metered."""
+
+    _begin: Callable[..., None]
+    _begin_step: Callable[..., None]
+    _end_step: Callable[[], None]
+    _end: Callable[..., None]
+    _figures: Callable[[], Mapping[str, float]]
+
+
+class RecordedLoop(Loop):
     """Base class of the callbacks: options, `recording`, start and end of steps.
 
     `schedule` selects the optimizer steps to record: by default the first three, all with None. `on_trace_ready` is
@@ -47,7 +77,7 @@ class RecordedLoop:
         self._recording: record | None = None
         self._open = False
         self._in_step = False
-        self._mean: tuple[int, dict[str, int | float]] = 0, {}  # number of steps, and their mean cost
+        self._mean: tuple[int, dict[str, float]] = 0, {}  # number of steps, and their mean cost
         self._warned = False
 
     @property
@@ -57,7 +87,7 @@ class RecordedLoop:
             raise TraceError("nothing was recorded: no training has started with this callback")
         return self._recording
 
-    def _begin(self, model: nn.Module, rank: int) -> None:
+    def _begin(self, model: nn.Module, *, rank: int, **others: Any) -> None:
         """Start the recording of a training, after ending one that was left open."""
         self._end()
         self._recording = record(
@@ -71,7 +101,7 @@ class RecordedLoop:
         self._recording.__enter__()
         self._open = True
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, batch: Any = None) -> None:
         if self._open:
             self._in_step = True
             self.recording.resume()
@@ -93,7 +123,7 @@ class RecordedLoop:
             self._open = self._in_step = False
             self.recording.__exit__(type(error) if error is not None else None, error, None)
 
-    def _cost_per_step(self) -> dict[str, int | float]:
+    def _figures(self) -> dict[str, float]:
         """Return the means over the steps recorded so far by their names in `LOGGED`; nothing before the first."""
         steps = len(self._recording.steps) if self._recording is not None else 0
         if steps != self._mean[0]:
@@ -107,3 +137,79 @@ class RecordedLoop:
                 ]
                 _LOGGER.warning("%s does not include unsupported ops: %s", LOGGED[0], ", ".join(ops))
         return self._mean[1]
+
+
+class MeteredLoop(Loop):
+    """Base class of the callbacks: the options of `fvflops.StepMeter`, and `meter`.
+
+    The figures in `LOGGED_FIGURES` go where the loss goes, means over the steps since the last log; an unknown one is
+    omitted.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._meter: StepMeter | None = None
+        self._logged_steps = 0
+
+    @property
+    def meter(self) -> StepMeter:
+        """The meter of the current or the last training."""
+        if self._meter is None:
+            raise TraceError("there are no figures: no training has started with this callback")
+        return self._meter
+
+    def _begin(
+        self, model: nn.Module, *, called: Sequence[nn.Module], optimizers: Sequence[Optimizer], rank: int
+    ) -> None:
+        """Start a meter of the modules that the loop calls."""
+        self._end()
+        self._logged_steps = 0
+        self._meter = StepMeter(*called, optimizer=optimizers, **self._options)
+
+    def _begin_step(self, batch: Any = None) -> None:
+        self.meter.begin(batch)
+
+    def _end_step(self) -> None:
+        self.meter.end()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Remove the meter's hooks; without an exception, count what is not counted yet."""
+        if self._meter is not None:
+            self._meter.__exit__(type(error) if error is not None else None, error, None)
+
+    def _figures(self) -> dict[str, float]:
+        """Return the known figures of the steps since the last call."""
+        last = self.meter.last
+        new = 0 if last is None else last.step - self._logged_steps
+        mean = self.meter.mean(new) if new else None
+        if last is None or mean is None:
+            return {}
+        self._logged_steps = last.step
+        known = mean.as_dict()
+        return {name: known[name] for name in LOGGED_FIGURES if name in known}
+
+
+def save_when_ready(folder: Folder | None, rank: int, on_trace_ready: OnTraceReady | None) -> OnTraceReady:
+    """Return a callback that writes the Trace so far as `rank{rank}.json` to a folder, and calls `on_trace_ready`.
+
+    `folder` is a local path or a URI, created if needed, None for no file.
+    """
+
+    def save_and_call(recording: record) -> Any:
+        if folder is not None:
+            name = os.fspath(folder)
+            paths.make_folder(name)
+            paths.write_text(f"{name.rstrip('/')}/rank{rank}.json", recording.trace().to_json())
+        return None if on_trace_ready is None else on_trace_ready(recording)
+
+    return save_and_call
+
+
+def import_library(module: str, install: str) -> Any:
+    """Import a module of another library; if that is not installed, the ImportError names the packages to `install`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is installed, and a dependency of it is missing
+        raise ImportError(f"{module} is not installed, which this integration needs: pip install {install}") from None

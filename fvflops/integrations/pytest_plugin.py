@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fvflops.comparison.budget.budget_records import Budget, BudgetReport
+    from fvflops.comparison.budget_file import Budget
+    from fvflops.comparison.model_budget import BudgetReport
 
 _FILE = "flops_budget.yaml"
 _OPTIONS = ("file", "name", "table", "tolerance")
@@ -88,9 +89,8 @@ class FlopsBudget:
         `overrides` are limits and options that replace those of the marker; invalid ones raise ValueError.
         """
         __tracebackhide__ = True
-        from fvflops.analysis import FlopCountAnalysis
-        from fvflops.comparison.budget import budget_report
-        from fvflops.comparison.budget.model_budget import check_budget, rewrite_budget
+        from fvflops.analysis.model_counts import FlopCountAnalysis
+        from fvflops.comparison.model_budget import check_budget, render, rewrite_budget
 
         self._node.stash[_USED] = True
         options = {**self._marker_options, **overrides}
@@ -109,12 +109,11 @@ class FlopsBudget:
         assert budget is not None  # None only with --flops-budget-update
         result = check_budget(analysis, budget, table=table)
         if not result.passed:
-            pytest.fail(budget_report.render(result), pytrace=False)
+            pytest.fail(render(result), pytrace=False)
         return result
 
     def _make_budget(self, name: str, limits: dict[str, Any], options: dict[str, Any]) -> Budget:
-        from fvflops.comparison.budget.budget_file import make_limit
-        from fvflops.comparison.budget.budget_records import Budget
+        from fvflops.comparison.budget_file import Budget, make_limit
         from fvflops.units import parse_share
 
         tolerance = parse_share(str(options.get("tolerance", "0")))
@@ -123,7 +122,7 @@ class FlopsBudget:
 
     def _read_budget(self, name: str, file: str, update: bool) -> Budget | None:
         from fvflops import paths
-        from fvflops.comparison.budget.budget_file import find_budget, load_budgets
+        from fvflops.comparison.budget_file import find_budget, load_budgets
 
         if update:
             paths.check_writable(file)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from types import FrameType
 from typing import Any
 
-from fvflops.integrations.library import import_library
-from fvflops.integrations.loop import RecordedLoop
-from fvflops.integrations.metered import MeteredLoop
+from fvflops.integrations.loop import Loop, MeteredLoop, RecordedLoop, import_library
 
 _LIBRARY = import_library("transformers", "transformers accelerate")
 _TrainerCallback: Any = _LIBRARY.TrainerCallback
@@ -20,14 +18,59 @@ _TrainerCallback: Any = _LIBRARY.TrainerCallback
 _GUARDED = ("_run_epoch", "training_step")
 
 
-class _Guards:
-    """Patches of a Trainer that report an exception in its steps."""
+class _TrainerLoop(Loop):
+    """A loop of a Trainer, whose exceptions end it, and the figures that are logged beside the loss."""
 
-    def __init__(self) -> None:
+    _beside: tuple[str, ...] = ("loss",)  # the figures are logged with one of these
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._guards: list[tuple[Any, str, Callable[..., Any]]] = []
 
-    def add(self, trainer: Any, end: Callable[[BaseException], None]) -> None:
-        """Patch a Trainer to call `end` with an exception before it is passed on."""
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
+    ) -> None:
+        """Start a recording or a meter."""
+        trainer = _find_trainer(sys._getframe())
+        # A compiled model is called through its wrapper, whose hooks are not compiled.
+        called = [getattr(trainer, "model_wrapped", model)]
+        optimizers = [] if optimizer is None else [optimizer]
+        self._begin(model, rank=args.process_index, called=called, optimizers=optimizers)
+        if trainer is not None:
+            self._guard(trainer)
+            callbacks = trainer.callback_handler.callbacks
+            # The handler is iterating over the list; the positions of later callbacks do not change.
+            callbacks.insert(0, callbacks.pop(callbacks.index(self)))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Begin a step."""
+        self._begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """End a step."""
+        self._end_step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """End the recording, or remove the meter's hooks."""
+        self._end()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        """Add the figures to the logs of the training."""
+        if logs and any(name in logs for name in self._beside):
+            figures = self._figures()
+            logs.update(figures)
+            if state.log_history and state.log_history[-1].get("step") == state.global_step:
+                state.log_history[-1].update(figures)  # the Trainer has copied the logs there already
+
+    def _end(self, error: BaseException | None = None) -> None:
+        guards, self._guards = self._guards, []
+        for trainer, name, guard in guards:
+            if vars(trainer).get(name) is guard:
+                delattr(trainer, name)
+        super()._end(error)
+
+    def _guard(self, trainer: Any) -> None:
+        """Patch a Trainer so that an exception in its steps ends the loop before it is passed on."""
 
         def ending(call: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(call)
@@ -35,7 +78,7 @@ class _Guards:
                 try:
                     return call(*args, **kwargs)
                 except BaseException as error:
-                    end(error)
+                    self._end(error)
                     raise
 
             return guard
@@ -46,15 +89,8 @@ class _Guards:
                 setattr(trainer, name, guard)
                 self._guards.append((trainer, name, guard))
 
-    def remove(self) -> None:
-        """Remove the patches."""
-        guards, self._guards = self._guards, []
-        for trainer, name, guard in guards:
-            if vars(trainer).get(name) is guard:
-                delattr(trainer, name)
 
-
-class FlopsCallback(RecordedLoop, _TrainerCallback):
+class FlopsCallback(_TrainerLoop, RecordedLoop, _TrainerCallback):
     """A callback that counts the steps of a `transformers.Trainer`.
 
         callback = FlopsCallback(schedule=fvflops.schedule(wait=1, active=2), path="flops")
@@ -71,43 +107,10 @@ class FlopsCallback(RecordedLoop, _TrainerCallback):
     of a step is in no step.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._guards = _Guards()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Start a recording."""
-        self._begin(model, args.process_index)
-        trainer = _find_trainer(sys._getframe())
-        if trainer is not None:
-            self._guards.add(trainer, self._end)
-            callbacks = trainer.callback_handler.callbacks
-            # The handler is iterating over the list; the positions of later callbacks do not change.
-            callbacks.insert(0, callbacks.pop(callbacks.index(self)))
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Start recording, if the step is active."""
-        self._begin_step()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Stop recording."""
-        self._end_step()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """End the recording."""
-        self._end()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        """Add the cost per step to the logs of the training."""
-        if logs and ("loss" in logs or "train_loss" in logs):
-            _add_to_logs(logs, state, self._cost_per_step())
-
-    def _end(self, error: BaseException | None = None) -> None:
-        self._guards.remove()
-        super()._end(error)
+    _beside = ("loss", "train_loss")
 
 
-class MeterCallback(MeteredLoop, _TrainerCallback):
+class MeterCallback(_TrainerLoop, MeteredLoop, _TrainerCallback):
     """A callback that logs the throughput and utilisation of a `transformers.Trainer`, at no cost per step.
 
         Trainer(model, args, train_dataset=data, callbacks=[MeterCallback(device="H100")]).train()
@@ -118,50 +121,6 @@ class MeterCallback(MeteredLoop, _TrainerCallback):
     steps since the last log, each of one device. The Trainer's own `total_flos` is an estimate, 6 * parameters *
     tokens, without attention.
     """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._guards = _Guards()
-
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
-    ) -> None:
-        """Start a meter."""
-        trainer = _find_trainer(sys._getframe())
-        # A compiled model is called through its wrapper, whose hooks are not compiled.
-        called = getattr(trainer, "model_wrapped", model)
-        self._start([called], [] if optimizer is None else [optimizer])
-        if trainer is not None:
-            self._guards.add(trainer, self._stop)
-            callbacks = trainer.callback_handler.callbacks
-            callbacks.insert(0, callbacks.pop(callbacks.index(self)))  # see FlopsCallback
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Begin a step."""
-        self.meter.begin()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """End a step."""
-        self.meter.end()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Remove the meter's hooks."""
-        self._stop()
-
-    def _stop(self, error: BaseException | None = None) -> None:
-        self._guards.remove()
-        super()._stop(error)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        """Add the figures to the logs of the training."""
-        if logs and "loss" in logs:
-            _add_to_logs(logs, state, self._figures())
-
-
-def _add_to_logs(logs: Any, state: Any, figures: Mapping[str, float]) -> None:
-    logs.update(figures)
-    if state.log_history and state.log_history[-1].get("step") == state.global_step:
-        state.log_history[-1].update(figures)  # the Trainer has copied the logs there already
 
 
 def _find_trainer(frame: FrameType | None) -> Any:

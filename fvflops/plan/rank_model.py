@@ -15,6 +15,7 @@ from torch import nn
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.run import Loss
+from fvflops.capture.shapes.cuda.cuda_autocast import autocast_emulated
 from fvflops.capture.shortening.shorten import find_layer_kinds, shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.plan.action_recording import Recipe, StageModule
@@ -190,7 +191,7 @@ class RankModel:
         here = (found.get(name) for name in self._name_checkpointed(stage, checkpoint))
         return [item for item in here if item is not None and not isinstance(item, nn.Identity)]  # of another stage
 
-    def find_hidden(self, device_mesh: Any) -> TensorSpec | None:
+    def find_hidden(self, device_mesh: Any, device: str) -> TensorSpec | None:
         """Return the hidden state that stages send, found by shape execution of the first layer; None without pp."""
         if self._stages is None or self._hidden is not None:
             return self._hidden
@@ -201,7 +202,7 @@ class RankModel:
         inputs = make_stage_inputs(self._model, self._inputs, self._stages, None, is_last=False)
 
         def find() -> TensorSpec:
-            with self.around_forward(device_mesh)():
+            with autocast_emulated(), self.around_forward(device_mesh, device)():
                 return find_hidden_state(first, inputs)
 
         whole = find() if self._layout.sequence_parallel else None
@@ -227,8 +228,8 @@ class RankModel:
             )
         return links
 
-    def around_forward(self, device_mesh: Any) -> Callable[[], AbstractContextManager[None]]:
-        """Return what makes the context of each forward pass."""
+    def around_forward(self, device_mesh: Any, device: str) -> Callable[[], AbstractContextManager[None]]:
+        """Return what makes the context of each forward pass on a kind of device."""
         layout = self._layout
 
         @contextmanager
@@ -237,7 +238,7 @@ class RankModel:
                 if layout.size("cp") > 1:
                     stack.enter_context(ShardedSequence(device_mesh.get_group("cp")))
                 if not layout.is_fully_sharded:
-                    stack.enter_context(autocast(layout.precision, "cpu"))
+                    stack.enter_context(autocast(layout.precision, device))
                 yield
 
         return contexts

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import bind_inputs
 from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.model_index import has_packed
 from fvflops.capture.model.packed_layers import elements_per_item
 from fvflops.capture.model.packed_parameters import stored_bytes
 from fvflops.capture.recorder.tensor_specs import describe, tensors_of
 from fvflops.capture.restore.interrupts import deferred
 from fvflops.capture.restore.torch_state import model_runs
-from fvflops.capture.run import Loss
+from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.training_step import OptimizerMaker
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.plan.action_recording import Recipe, StageModule, record_actions
@@ -401,9 +401,10 @@ def _plan_equal_ranks(
     """
     with deferred(), torch_warnings_ignored(), fake_process_group(layout.world, ranks[0]), model_runs():
         device_mesh = make_device_mesh(layout.mesh)
-        hidden = rank_model.find_hidden(device_mesh)
+        device = choose_device(recipe.device, ()).type
+        hidden = rank_model.find_hidden(device_mesh, device)
         stages = rank_model.make_stages(ranks[0], device_mesh, hidden, recipe, shortened=shortened)
-        around_forward = rank_model.around_forward(device_mesh)
+        around_forward = rank_model.around_forward(device_mesh, device)
         recipe = replace(
             recipe,
             around_forward=around_forward,

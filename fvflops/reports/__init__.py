@@ -1,130 +1,122 @@
-"""Report formats of a count, and export formats of a timeline.
+"""Everything that can be written: documents, reports of a count, and files for other programs.
 
-A report format is one module and one entry of REPORTS, which `fvflops count --format NAME`, its help and its argument
-checks read.
+A format is one entry of WRITERS and one function, which is imported on the first call. FORMATS, REPORTS and EXPORTS
+select from it what the command line, its help and its argument checks read.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from fvflops.trace.timeline import Timeline
+from typing import Any
 
 _ALL = ("module", "operator", "both")
 _MODULE = ("module",)
-_RANKING = ("sort", "top")
+_RANKED = ("by", "depth", "sort", "top")
+_COLLAPSED = (*_RANKED, "collapse")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One format of `fvflops count`: the `function` of `module`, which is imported on the first call.
+    """One format: its text in `--help`, and the function that writes it, as "module:function".
 
-    `help` describes the format in `--help`. The function's argument is the `source`: a "summary" (`trace.Summary`), a
-    "breakdown" (`views.breakdown.Breakdown`), a "graph" (`trace.calls.OpGraph`) or a "trace" (`trace.Trace`). `options`
+    The function's argument is the `source`: a "summary" (`trace.Summary`), a "breakdown" (`views.breakdown.Breakdown`),
+    a "graph" (`trace.calls.OpGraph`), a "trace" (`trace.Trace`) or a "timeline" (`trace.timeline.Timeline`). `options`
     are the keyword arguments that it accepts, such as `depth`, the levels below the root that are shown; None is the
     report's default. `views` are the accepted values of `by`. The result is a string, an iterator of strings or, if
-    `binary`, bytes.
+    `binary`, bytes. All commands write `documents` in this format, by `fvflops.reports.formats`.
+
+    A function of a timeline yields the parts of a file: `file.writelines(report(timeline))`. Widths are proportional to
+    `weight`, one of `fvflops.trace.timeline.WEIGHTS`; None is time where it was measured, else flops. A weight that the
+    timeline lacks raises TraceError, before anything is yielded.
     """
 
-    module: str
     help: str
-    function: str = "render"
+    function: str
     source: str = "summary"
     views: Sequence[str] = _ALL
     options: Sequence[str] = ("by", "depth")
     binary: bool = False
+    documents: bool = False
 
     def __call__(self, data: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(self.module), self.function)(data, **options)
+        module, _, function = self.function.partition(":")
+        return getattr(importlib.import_module(module), function)(data, **options)
 
 
-REPORTS: Mapping[str, Report] = {
+WRITERS: Mapping[str, Report] = {
     "text": Report(
-        "fvflops.reports.terminal.count_table",
         "for a terminal",
-        options=("by", "depth", *_RANKING, "collapse", "width", "colour", "encoding"),
+        "fvflops.reports.count_report:write_text",
+        options=(*_COLLAPSED, "width", "colour", "encoding"),
+        documents=True,
     ),
     "markdown": Report(
-        "fvflops.reports.count_markdown", "GitHub's tables", options=("by", "depth", *_RANKING, "collapse")
+        "GitHub's tables", "fvflops.reports.count_report:write_markdown", options=_COLLAPSED, documents=True
     ),
     "csv": Report(
-        "fvflops.reports.count_csv", "exact numbers of each row", options=("by", "depth", *_RANKING, "collapse")
+        "the exact numbers of the main table",
+        "fvflops.reports.count_report:write_exact",
+        options=(*_COLLAPSED, "format"),
+        documents=True,
     ),
-    "json": Report("fvflops.reports.count_json", "all exact numbers, whatever is shown"),
-    "html": Report("fvflops.reports.html", "an interactive page that needs no network", source="breakdown", options=()),
+    "json": Report("all exact numbers", "fvflops.reports.count_json:render", documents=True),
+    "html": Report(
+        "a page that needs no network", "fvflops.reports.html:render", "breakdown", options=(), documents=True
+    ),
     "latex": Report(
-        "fvflops.reports.paper.count_latex", "a table of the booktabs package", options=("by", "depth", *_RANKING)
+        "tables of the booktabs package", "fvflops.reports.paper_tables:write_latex", options=_RANKED, documents=True
     ),
     "fvcore": Report(
-        "fvflops.reports.fvcore.fvcore_table",
-        "fvcore's flop_count_table",
-        "render_covered",
-        options=("by", "depth", *_RANKING, "collapse"),
+        "fvcore's flop_count_table", "fvflops.reports.fvcore_table:write_covered_table", options=_COLLAPSED
     ),
     "tree": Report(
-        "fvflops.reports.fvcore.tree", "the text of fvcore's flop_count_str", "render_covered", views=_MODULE
+        "the text of fvcore's flop_count_str", "fvflops.reports.fvcore_tree:write_covered_tree", views=_MODULE
     ),
     "paper": Report(
-        "fvflops.reports.paper.paper",
         "a Markdown table with the columns of papers",
+        "fvflops.reports.paper_tables:write_paper",
         views=_MODULE,
-        options=("by", "depth", *_RANKING),
+        options=_RANKED,
     ),
     **{
         kind: Report(
-            "fvflops.reports.pictures.icicle",
             "a picture of the module tree",
-            f"render_{kind}",
-            source="breakdown",
-            views=_MODULE,
-            options=("depth",),
+            f"fvflops.reports.pictures.icicle:render_{kind}",
+            "breakdown",
+            _MODULE,
+            ("depth",),
             binary=True,
         )
         for kind in ("svg", "png")
     },
-    "dot": Report(
-        "fvflops.reports.files.dot", "a graph for Graphviz", source="graph", views=_MODULE, options=("depth",)
-    ),
+    "dot": Report("a graph for Graphviz", "fvflops.reports.files.model_graph:write_dot", "graph", _MODULE, ("depth",)),
     "model-explorer": Report(
-        "fvflops.reports.files.model_explorer",
         "a graph for Google's Model Explorer",
-        source="graph",
-        views=_MODULE,
-        options=(),
+        "fvflops.reports.files.model_graph:write_model_explorer",
+        "graph",
+        _MODULE,
+        (),
     ),
-    "trace": Report(
-        "fvflops.trace.codec", "the Trace, which diff reads", "encode", source="trace", views=_MODULE, options=()
+    "trace": Report("the Trace, which diff reads", "fvflops.trace.codec:encode", "trace", _MODULE, ()),
+    "chrome-trace": Report(
+        "a timeline for Perfetto and chrome://tracing",
+        "fvflops.reports.files.chrome_trace:write_events",
+        "timeline",
+        _MODULE,
+        (),
+    ),
+    "speedscope": Report(
+        "a timeline for speedscope", "fvflops.reports.files.flame_graph:write_speedscope", "timeline", _MODULE, ()
+    ),
+    "flame-graph": Report(
+        "collapsed stacks", "fvflops.reports.files.flame_graph:write_stacks", "timeline", _MODULE, ()
     ),
 }
+# Format of documents → its help text.
+FORMATS: Mapping[str, str] = {name: report.help for name, report in WRITERS.items() if report.documents}
+REPORTS: Mapping[str, Report] = {name: report for name, report in WRITERS.items() if report.source != "timeline"}
+EXPORTS: Mapping[str, Report] = {name: report for name, report in WRITERS.items() if report.source == "timeline"}
 
-
-class Export(Protocol):
-    """A function that yields the parts of an export file: `file.writelines(export(timeline))`.
-
-    Widths are proportional to `weight`, one of `fvflops.trace.timeline.WEIGHTS`; None is time where it was measured,
-    else flops. A weight that the timeline lacks raises TraceError, before anything is yielded.
-    """
-
-    def __call__(self, timeline: Timeline, *, weight: str | None = None) -> Iterator[str]: ...
-
-
-def _lazy_render(module: str) -> Any:
-    """Return a function that calls the module's `render`, importing the module on the first call."""
-
-    def call(*args: Any, **options: Any) -> Any:
-        return importlib.import_module(module).render(*args, **options)
-
-    return call
-
-
-EXPORTS: Mapping[str, Export] = {
-    "chrome-trace": _lazy_render("fvflops.reports.files.chrome_trace"),
-    "speedscope": _lazy_render("fvflops.reports.files.speedscope"),
-    "flame-graph": _lazy_render("fvflops.reports.files.flame_graph"),
-}
-
-__all__ = ["EXPORTS", "REPORTS", "Export", "Report"]
+__all__ = ["EXPORTS", "FORMATS", "REPORTS", "WRITERS", "Report"]

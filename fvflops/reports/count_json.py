@@ -97,21 +97,16 @@ def parse(text: str) -> Summary:
     if schema == 1:
         record = _rename(record)
         record["ledger"] = _rename(_read_object(_require(record, "ledger"), "ledger"))
+    uncalled = _read_object(_require(record, "uncalled"), "uncalled")
     return Summary(
         modules=_read_modules(_require(record, "modules")),
-        columns=_read_tables(_require(record, "columns"), "columns"),
-        operators=_read_tables(_require(record, "operators"), "operators"),
-        by_both={
-            heading: _read_tables(modules, f"by_both, {heading!r}")
-            for heading, modules in _read_object(_require(record, "by_both"), "by_both").items()
-        },
-        uncalled={
-            heading: frozenset(_read_strings(modules, f"uncalled, {heading!r}"))
-            for heading, modules in _read_object(_require(record, "uncalled"), "uncalled").items()
-        },
-        ledger=_read_tables(_require(record, "ledger"), "ledger"),
-        unsupported_elements=_read_counts(_require(record, "unsupported_elements"), "unsupported_elements"),
-        unsupported_locations=_read_tables(record.get("unsupported_locations", {}), "unsupported_locations"),
+        columns=_read_counts(_require(record, "columns"), "columns", 2),
+        operators=_read_counts(_require(record, "operators"), "operators", 2),
+        by_both=_read_counts(_require(record, "by_both"), "by_both", 3),
+        uncalled={name: frozenset(_read_strings(item, f"uncalled, {name!r}")) for name, item in uncalled.items()},
+        ledger=_read_counts(_require(record, "ledger"), "ledger", 2),
+        unsupported_elements=_read_counts(_require(record, "unsupported_elements"), "unsupported_elements", 1),
+        unsupported_locations=_read_counts(record.get("unsupported_locations", {}), "unsupported_locations", 2),
         about=_read_about(_require(record, "about")),
     )
 
@@ -143,16 +138,15 @@ def _read_object(record: Any, where: str) -> dict[str, Any]:
     return record
 
 
-def _read_tables(record: Any, where: str) -> dict[str, dict[str, int]]:
-    return {key: _read_counts(item, f"{where}, {key!r}") for key, item in _read_object(record, where).items()}
-
-
-def _read_counts(record: Any, where: str) -> dict[str, int]:
-    counts = _read_object(record, where)
-    for key, count in counts.items():
+def _read_counts(record: Any, where: str, levels: int) -> dict[str, Any]:
+    """Return objects in each other, as many levels of them, with numbers in the innermost."""
+    for key, item in _read_object(record, where).items():
+        if levels > 1:
+            _read_counts(item, f"{where}, {key!r}", levels - 1)
         # A bool is an int to Python. A float can only come from a handle that a program set.
-        if type(count) is not int and not (type(count) is float and math.isfinite(count)):
-            raise SummaryError(f"this summary is damaged: {where}, {key!r} is {count!r} instead of a number")
+        elif type(item) is not int and not (type(item) is float and math.isfinite(item)):
+            raise SummaryError(f"this summary is damaged: {where}, {key!r} is {item!r} instead of a number")
+    counts: dict[str, Any] = record
     return counts
 
 

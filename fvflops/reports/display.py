@@ -16,14 +16,6 @@ class Displayed:
 
     `_report` names the function of the result that returns its report, as "module:function": a report imports the
     class of its result, which therefore cannot import the report. `_page` names that of a notebook, if it is another.
-
-    >>> class Result(Displayed):
-    ...     def _document(self):
-    ...         return Document("plan", "Net", ["4.09G FLOPs."])
-    >>> print(Result())
-    Net
-    <BLANKLINE>
-    4.09G FLOPs.
     """
 
     __slots__ = ()

@@ -25,7 +25,8 @@ class Column:
     sorted; the others hold numbers, which are sorted by magnitude if `signed`. In a `tree` column the values are dotted
     module names, parents before their children, "" being the model. Where a line is too long, columns with the largest
     `hide_order` are dropped first, then text is truncated, last in `shorten_last` columns. `only_for` is "people" for a
-    column that CSV and JSON lack, "data" for one that only they have.
+    column that CSV and JSON lack, "data" for one that only they have. A column with `bar_total` is a bar in plain text,
+    for the share that its values have of it.
     """
 
     key: str
@@ -38,6 +39,7 @@ class Column:
     shorten_last: bool = False
     hide_order: int = 0
     only_for: str = ""
+    bar_total: float | None = None
 
     def show(self, value: Value) -> str:
         """Return the text of a value, not yet escaped for any format."""
@@ -59,27 +61,14 @@ def module_column(key: str = "module") -> Column:
 
 
 def number_column(
-    key: str,
-    heading: str = "",
-    *,
-    form: Callable[[Any], str] = format_short,
-    missing: str = "",
-    only_for: str = "",
+    key: str, heading: str = "", *, form: Callable[[Any], str] = format_short, missing: str = "", only_for: str = ""
 ) -> Column:
-    """Return a column of numbers, by default in thousands, millions and so on.
-
-    >>> number_column("flops", "FLOPs").show(4_089_184_256)
-    '4.09G'
-    """
+    """Return a column of numbers, by default in thousands, millions and so on."""
     return Column(key, heading or key, form, missing=missing, only_for=only_for)
 
 
 def difference_column(key: str, heading: str = "", *, form: Callable[[Any], str] = format_signed) -> Column:
-    """Return a column of differences, which have a sign and are sorted by magnitude.
-
-    >>> difference_column("flops").show(-12_845_056)
-    '-12.8M'
-    """
+    """Return a column of differences, which have a sign and are sorted by magnitude."""
     return Column(key, heading or key, form, signed=True)
 
 
@@ -94,7 +83,8 @@ class Table:
 
     `name` is the table's key in JSON, `title` its heading, and `total` an optional last row. `noun` is what a row is,
     for the note on rows that are not shown ("3 more modules"); the note has their sum in the column with the key
-    `summed`, if any. `sort` is the key of the column by which the rows are sorted.
+    `summed`, if any. `sort` is the key of the column by which the rows are sorted. `strong` are the indexes of bold
+    rows.
 
     >>> table = Table("modules", (module_column(), number_column("flops")), [("fc1", 24), ("fc2", 48)], noun="module")
     >>> top = table.ranked(sort="flops", top=1)
@@ -111,6 +101,7 @@ class Table:
     noun: str = "row"
     summed: str = ""
     sort: str = ""
+    strong: Collection[int] = ()
 
     def ranked(self, *, sort: str | None = None, top: int | None = None) -> Table:
         """Return the table sorted by a column, numbers in descending order, limited to the first `top` rows.
@@ -128,7 +119,10 @@ class Table:
                 rows.sort(key=lambda row: natural_key(str(row[index] or "")))
             else:
                 rows.sort(key=lambda row: _descending(row[index], signed=columns[index].signed))
-            columns = [replace(column, tree=False, form=_or_model) if column.tree else column for column in columns]
+            columns = [
+                replace(column, tree=False, form=lambda name: name or "model") if column.tree else column
+                for column in columns
+            ]
         return replace(
             self,
             columns=columns,
@@ -178,12 +172,7 @@ class Table:
         return [[column.show(value) for column, value in zip(self.columns, row, strict=True)] for row in rows]
 
     def indented(self) -> list[list[str]]:
-        """Return the formatted cells, with module names indented and relative to the name of their parent.
-
-        >>> rows = [("", 9), ("layers", 8), ("layers.0.fc", 8), ("head", 1)]
-        >>> [row[0] for row in Table("modules", (module_column(), number_column("flops")), rows).indented()]
-        ['model', ' layers', '  0.fc', ' head']
-        """
+        """Return the formatted cells, with module names indented and relative to the name of their parent."""
         texts = self.texts()
         for index, column in enumerate(self.columns):
             if column.tree:
@@ -211,16 +200,16 @@ def _descending(value: Value, *, signed: bool) -> tuple[bool, float]:
     return False, -abs(float(value)) if signed else -float(value)
 
 
-def _or_model(name: str) -> str:
-    return name or "model"
-
-
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list of sentences under a heading."""
+    """A list of sentences under a heading.
+
+    `tones`, one for each sentence, are those of `fvflops.reports.terminal.op_coverage`: text shows them as colours.
+    """
 
     heading: str
     items: Sequence[str]
+    tones: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

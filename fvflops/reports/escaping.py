@@ -55,20 +55,12 @@ def escape_markdown(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a printable name for a sentence, truncated to 120 characters.
-
-    >>> plain_name("layer_1\\n"), len(plain_name("x" * 10_000))
-    ('layer_1\\\\n', 121)
-    """
+    """Return a printable name for a sentence, truncated to 120 characters."""
     return printable(truncate(name, _MAX_LENGTH))
 
 
 def list_ops(calls: Mapping[str, int]) -> str:
-    """Return the ops with their numbers of calls, for a sentence.
-
-    >>> list_ops({"mylib::scan": 2, "mylib::gather": 1})
-    'mylib::scan (2 calls), mylib::gather (1 call)'
-    """
+    """Return the ops with their numbers of calls, for a sentence."""
     return ", ".join(f"{plain_name(op)} ({format_quantity(count, 'call')})" for op, count in calls.items())
 
 
@@ -83,11 +75,7 @@ def escape_latex(name: str) -> str:
 
 
 def neutralise_formula(name: str) -> str:
-    """Return a name, with an apostrophe in front if a spreadsheet would read it as a formula.
-
-    >>> neutralise_formula("=1+1"), neutralise_formula("fc")
-    ("'=1+1", 'fc')
-    """
+    """Return a name, with an apostrophe in front if a spreadsheet would read it as a formula."""
     # Some spreadsheets strip a cell before they read it.
     if name.startswith(_FORMULA_STARTS) or name.lstrip().startswith(_FORMULA_STARTS):
         return "'" + name

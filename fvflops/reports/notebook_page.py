@@ -8,10 +8,9 @@ from html import escape
 from fvflops.reports import html
 from fvflops.reports.document import Document, Table
 from fvflops.reports.formats import write_document
-from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.trace.notebook_table import write_notebook_table
 from fvflops.units import format_percent, format_quantity
-from fvflops.views.breakdown import Breakdown
+from fvflops.views.breakdown import Breakdown, format_value, sum_measures
 from fvflops.views.summary_rows import depth_of
 
 _DEPTH = 2  # levels below the root
@@ -52,13 +51,7 @@ def write_tables(document: Document) -> str:
 
 
 def put_in_frame(page: str, table: str, *, title: str, height: int = _TALL) -> str:
-    """Return a page in a frame, with a table where frames are not shown; only the table if the page is too large.
-
-    >>> put_in_frame("<p>", "<table></table>", title="a&b").count("&amp;b")
-    1
-    >>> put_in_frame("x" * 2_000_000, "<table></table>", title="")
-    '<table></table>'
-    """
+    """Return a page in a frame, with a table where frames are not shown; only the table if the page is too large."""
     if len(page) > MAX_PAGE:
         return table
     # Of the two characters that end an attribute or begin an entity: the quotes and the ampersand.
@@ -81,14 +74,7 @@ def _write_table(table: Table, title: str) -> str:
 
 
 def render_table(breakdown: Breakdown) -> str:
-    """Return a table of at most twenty modules, down to two levels below the root, with every measure.
-
-    >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> from fvflops.views.breakdown import Cell, Measure
-    >>> net = ModuleTree({"": ModuleInfo("", "", "<Net>")})
-    >>> "&lt;Net&gt;" in render_table(Breakdown(net, {"flops": Measure("FLOPs", {Cell(""): 12})}))
-    True
-    """
+    """Return a table of at most twenty modules, down to two levels below the root, with every measure."""
     totals = {key: sum_measures(measure.values) for key, measure in breakdown.measures.items()}
     first = next(iter(totals.values()), Counter())
     modules = [module for module in breakdown.modules.modules() if depth_of(module.name) <= _DEPTH]

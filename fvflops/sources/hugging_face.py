@@ -13,15 +13,14 @@ from fvflops.capture.model.input_specs import InputSpec
 from fvflops.sources.adapters import ADAPTER_CONFIG
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.diffusers.diffusers_pipeline import INDEX, build_pipeline, refuse_pipeline_options
-from fvflops.sources.imports import import_library
+from fvflops.sources.imports import import_library, offline
 from fvflops.sources.json_settings import read_settings
-from fvflops.sources.libraries.timm import set_image_size
 from fvflops.sources.loaded_model import BuiltModel
-from fvflops.sources.offline import offline
 from fvflops.sources.options import SourceOptions
+from fvflops.sources.timm import set_image_size
 from fvflops.sources.transformers import build_auto, build_class
 from fvflops.sources.transformers import list_names as list_classes
-from fvflops.sources.transformers.config_json import (
+from fvflops.sources.transformers.configurations import (
     check_harmless,
     check_settings,
     has_model_type,
@@ -29,7 +28,6 @@ from fvflops.sources.transformers.config_json import (
     merge_settings,
     read_changes,
 )
-from fvflops.sources.transformers.preprocessors import read_preprocessor
 from fvflops.text import list_nearest, truncate
 
 CONFIG = "config.json"
@@ -280,3 +278,53 @@ def _is_complete(folder: str, with_code: bool) -> bool:
     names = os.listdir(folder)
     has_code = not with_code or any(name.endswith(".py") for name in names)
     return has_code and any(name in names for name in CONFIGURATIONS)
+
+
+# In the order in which they are read. Newer processors keep each preprocessor's settings below these keys.
+_PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_NESTED = ("image_processor", "feature_extractor", "audio_processor")
+_BINS = ("num_mel_bins", "feature_size")
+_MIN_BINS = 8  # the feature size of a waveform is 1
+
+
+def read_preprocessor(folder: str) -> dict[str, Any]:
+    """Return image_size (height, width), sampling_rate (samples/s) and bins that a folder's preprocessors name."""
+    settings: list[Mapping[str, Any]] = []
+    for name in _PREPROCESSORS:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            whole = read_settings(path, name)
+            settings += [whole, *(whole[key] for key in _NESTED if isinstance(whole.get(key), Mapping))]
+    found: dict[str, Any] = {}
+    for part in settings:
+        sides = _read_sides(part)
+        bins = [part[name] for name in _BINS if isinstance(part.get(name), int) and part[name] >= _MIN_BINS]
+        if sides is not None:
+            found.setdefault("image_size", sides)
+        if bins:
+            found.setdefault("bins", bins[0])
+        if isinstance(part.get("sampling_rate"), int):
+            found.setdefault("sampling_rate", part["sampling_rate"])
+    return found
+
+
+def _read_sides(settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the height and width to which images are cropped or resized; of a shortest edge alone, a square.
+
+    >>> _read_sides({"size": {"shortest_edge": 800, "longest_edge": 1333}})
+    (800, 800)
+    >>> _read_sides({"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}})
+    (224, 224)
+    """
+    names = ("size",) if settings.get("do_center_crop") is False else ("crop_size", "size")
+    for name in names:
+        size = settings.get(name)
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, Mapping):
+            edges = (size.get("height"), size.get("width"))
+            if not all(isinstance(edge, int) for edge in edges):
+                edges = (size.get("shortest_edge"),) * 2
+            if isinstance(edges[0], int) and isinstance(edges[1], int):
+                return edges[0], edges[1]
+    return None

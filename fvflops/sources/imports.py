@@ -7,7 +7,8 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -91,6 +92,19 @@ def import_library(name: str, *, extra: str = "") -> ModuleType:
         raise
     except (ImportError, RuntimeError) as error:
         raise ValueError(f"{name} is installed, but cannot be imported: {describe_import_error(error)}") from error
+
+
+@contextmanager
+def offline(library: str) -> Iterator[None]:
+    """Enable the hub's offline mode while a library builds a model of a local folder, which may name repositories."""
+    import_library(library)
+    constants: Any = importlib.import_module("huggingface_hub.constants")
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def describe_unknown_model(library: str, name: str, names: Sequence[str]) -> str:

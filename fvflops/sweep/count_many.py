@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.sources.load import check_options
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
-from fvflops.sweep.count_model import CountSettings
+from fvflops.sweep.count_model import CountSettings, Factory, OnTick, Task, run_task
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.task import Executor, Factory, InProcess, Task
 from fvflops.text import require_int
 
 Candidate: TypeAlias = str | Factory | tuple[str, Factory]
+
+
+class Executor(Protocol):
+    """Runs tasks, in this process, in worker processes or on a cluster."""
+
+    def run(self, tasks: Iterable[Task], on_tick: OnTick = ...) -> Iterator[ModelCount]:
+        """Yield exactly one row for each task as it is done; `tasks` are taken as they are needed."""
+
+
+class InProcess:
+    """Runs tasks in this process, in their order, without limits of time and memory."""
+
+    def run(self, tasks: Iterable[Task], on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
+        """Yield the row of each task."""
+        for task in tasks:
+            on_tick((task.name,))
+            yield run_task(task)
 
 
 def count_many(

@@ -7,30 +7,30 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
+from typing import Any
 
 import torch
 
 from fvflops import __version__
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import load_trace
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.capture.model.model_index import read_modules
 from fvflops.capture.restore.generators import seeded
-from fvflops.counting.ignored_work import describe_ignored_products
-from fvflops.counting.metrics import MetricCounts
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.metrics import METRICS, MetricCounts
+from fvflops.counting.uncounted_work import describe_ignored_products, find_unsupported_locations
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.plan.memory.predict_memory import predict_memory
 from fvflops.reports.terminal.op_coverage import format_locations
-from fvflops.sources.load import SOURCES, check_trace_options, is_saved_trace, load_model
+from fvflops.sources.load import SOURCES, check_trace_options, is_saved_trace, load_from_factory, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
-from fvflops.sources.shrunken import shrink_model
+from fvflops.sources.transformers.shrink_config import shrink_model
 from fvflops.sweep.model_count import ModelCount
 from fvflops.trace import ModuleTree, Status
 from fvflops.units import format_bytes
@@ -46,7 +46,11 @@ _MEMORY_WORDS = ("MemoryError", "OutOfMemoryError", "t allocate memory", "not en
 # Source → distribution, where they have different names.
 _DISTRIBUTIONS = {"hf": "transformers", "open_clip": "open_clip_torch"}
 
+# Is called about once a second with the names of the models that are being counted.
+OnTick = Callable[[Sequence[str]], None]
 Build = Callable[[SourceOptions], LoadedModel]
+# Returns a module, or (module, inputs).
+Factory = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +258,10 @@ def _count(row: ModelCount, loaded: LoadedModel, settings: CountSettings) -> Mod
 def _with_counts(row: ModelCount, flops: FlopCountAnalysis, table: FormulaTable) -> ModelCount:
     trace, counts = flops.trace(), flops.counts()
     metrics = MetricCounts(trace, table, counts)
+    totals: dict[str, Any] = {name: metrics[name].total() for name in METRICS if name != "parameters"}
     return replace(
         row,
-        flops=counts.total(),
-        macs=sum(entry.macs for entry in counts.entries),
-        activations=metrics["activations"].total(),
-        bytes=metrics["bytes"].total(),
+        **totals,
         unsupported=_list_unsupported(flops),
         ignored=describe_ignored_products(trace, counts, table),
         execution=str(trace.about.get("execution", "")),
@@ -315,3 +317,21 @@ def machine_memory() -> int | None:
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One model to count; without a `factory`, `name` is a MODEL argument."""
+
+    name: str
+    factory: Factory | None = None
+    options: SourceOptions = DEFAULT_OPTIONS
+    settings: CountSettings = DEFAULT_SETTINGS
+
+
+def run_task(task: Task) -> ModelCount:
+    """Return the row of a task; whatever the model raises is the row's error."""
+    if task.factory is None:
+        return count_model(task.name, task.options, task.settings)
+    build = partial(load_from_factory, task.factory, task.name)
+    return count_built(task.name, build, task.options, task.settings)

@@ -11,10 +11,10 @@ from typing import TextIO
 from fvflops import paths
 from fvflops.formulas import resolve_table
 from fvflops.sources.options import SourceOptions
-from fvflops.sweep.count_model import CountSettings, describe_options
+from fvflops.sweep.count_many import Executor
+from fvflops.sweep.count_model import CountSettings, OnTick, Task, describe_options
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.result_files import ResultError, check_format, encode_row, parse_rows, read_rows, write_rows
-from fvflops.sweep.task import Executor, OnTick, Task
 
 
 class Journal:

@@ -8,11 +8,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from fvflops import paths
 from fvflops.reports.document import Column, Value, number_column, text_column
 from fvflops.reports.escaping import plain_name
-from fvflops.sweep.parquet import read_columns
+from fvflops.sources.imports import import_library
 from fvflops.units import format_quantity, format_short
 
 _LARGEST = 1e7  # of a column that is shown with all its digits
@@ -99,6 +101,25 @@ def parse_csv(text: str, path: str, *, delimiter: str = ",") -> JoinedFile:
     return _make_file(path, headings, [[cell.strip() for cell in row] for row in rows])
 
 
+def import_pyarrow() -> Any:
+    """Return the module pyarrow, with pyarrow.parquet; without it raise ValueError that names the extra."""
+    import_library("pyarrow.parquet", extra="parquet")
+    return import_library("pyarrow")
+
+
+def read_columns(path: str) -> dict[str, list[Any]]:
+    """Return column → values of a file; another one raises ValueError in one line."""
+    arrow = import_pyarrow()
+    data = paths.read_bytes(path)
+    try:
+        table = arrow.parquet.read_table(io.BytesIO(data))
+        return {str(name): table.column(index).to_pylist() for index, name in enumerate(table.column_names)}
+    # Of a damaged file pyarrow raises errors of many kinds, also of Unicode and memory.
+    except (arrow.ArrowException, OSError, ValueError, LookupError, TypeError, MemoryError) as error:
+        reason = plain_name(" ".join(str(error).split()))
+        raise ValueError(f"{path} is not a Parquet file, or damaged: {reason}") from None
+
+
 def _read_parquet(path: str) -> JoinedFile:
     columns = read_columns(path)
     rows = zip(*columns.values(), strict=True)
@@ -134,7 +155,7 @@ def _read_column(heading: str, cells: Sequence[str]) -> tuple[Column, list[Value
     if not present or not all(map(_NUMBER.fullmatch, present)):
         return text_column(heading), [None if cell in ("", "-") else cell for cell in cells]
     parsed = [_parse_number(cell) if cell.lower() not in _MISSING else None for cell in cells]
-    return number_column(heading, form=_NumberForm(_count_decimals(present))), parsed
+    return number_column(heading, form=partial(_write_number, _count_decimals(present))), parsed
 
 
 def _parse_number(text: str) -> Value:
@@ -153,17 +174,13 @@ def _count_decimals(cells: Iterable[str]) -> int:
     return max(len(cell.lower().partition("e")[0].rstrip("%").partition(".")[2]) for cell in cells)
 
 
-@dataclass(frozen=True, slots=True)
-class _NumberForm:
-    decimals: int
-
-    def __call__(self, value: float) -> str:
-        if abs(value) >= _LARGEST:
-            return format_short(value)
-        decimals = min(self.decimals, _DECIMALS)
-        # A tick of a plot may have more digits than the cells.
-        is_exact = math.isclose(value, round(value, decimals), rel_tol=1e-9, abs_tol=10.0 ** -(_DECIMALS + 1))
-        return f"{value:.{decimals}f}" if is_exact else f"{value:.{_DECIMALS}g}"
+def _write_number(decimals: int, value: float) -> str:
+    if abs(value) >= _LARGEST:
+        return format_short(value)
+    decimals = min(decimals, _DECIMALS)
+    # A tick of a plot may have more digits than the cells.
+    is_exact = math.isclose(value, round(value, decimals), rel_tol=1e-9, abs_tol=10.0 ** -(_DECIMALS + 1))
+    return f"{value:.{decimals}f}" if is_exact else f"{value:.{_DECIMALS}g}"
 
 
 def join(file: JoinedFile, models: Sequence[str]) -> Join:
@@ -179,32 +196,27 @@ def join(file: JoinedFile, models: Sequence[str]) -> Join:
     >>> joined.cells_of("timm:resnet50"), joined.cells_of("zoo:gpt2"), joined.notes
     ((80.4,), (None,), ('accuracy.csv has no row for zoo:gpt2.', '1 row of accuracy.csv has no model: alexnet.'))
     """
-    distinct = list(dict.fromkeys(models))
-    found: dict[str, int] = {}
-    several: dict[str, list[str]] = {}
-    index = _RowIndex(file)
-    for model in distinct:
-        numbers = index.find(model)
-        if len(numbers) == 1:
-            found[model] = numbers[0]
-        elif numbers:
-            several[model] = [file.rows[number][0] for number in numbers]
+    fitting = _find_rows(file, dict.fromkeys(models))
     by_row: dict[int, list[str]] = {}
-    for model, number in found.items():
-        by_row.setdefault(number, []).append(model)
-    shared = {number: _prefer_exact(file.rows[number][0], names) for number, names in by_row.items()}
-    cells = {names[0]: file.rows[number][1] for number, names in shared.items() if len(names) == 1}
-    missing = tuple(model for model in distinct if model not in cells)
-    unused = [name for number, (name, _) in enumerate(file.rows) if number not in by_row and name]
-    unused = [name for name in unused if not any(name in names for names in several.values())]
+    for model, numbers in fitting.items():
+        if len(numbers) == 1:
+            by_row.setdefault(numbers[0], []).append(model)
+    by_row = {number: _prefer_exact(file.rows[number][0], names) for number, names in by_row.items()}
+    cells = {names[0]: file.rows[number][1] for number, names in by_row.items() if len(names) == 1}
+    several = {
+        model: [file.rows[number][0] for number in numbers] for model, numbers in fitting.items() if len(numbers) > 1
+    }
+    missing = tuple(model for model in fitting if model not in cells)
+    used = {file.rows[number][0] for number in by_row}.union(*several.values())
+    unused = [name for name, _ in file.rows if name and name not in used]
     notes = []
     for model, names in several.items():
         notes.append(f"{file.path} has several rows for {plain_name(model)}: {list_names(names)}.")
-    for number, names in shared.items():
+    for number, names in by_row.items():
         if len(names) > 1:
             row = plain_name(file.rows[number][0])
             notes.append(f"{file.path}: the row {row} is that of {list_names(names)}: write their full names.")
-    without = [model for model in missing if model not in found and model not in several]
+    without = [model for model in missing if not fitting[model]]
     if without:
         notes.append(f"{file.path} has no row for {list_names(without)}.")
     if unused:
@@ -229,35 +241,33 @@ def _prefer_exact(row: str, models: list[str]) -> list[str]:
     return exact or models
 
 
-class _RowIndex:
-    """Rows by the parts of their names."""
+def _find_rows(file: JoinedFile, models: Iterable[str]) -> dict[str, list[int]]:
+    """Return model → the numbers of the rows that fit its name best, [] for none."""
+    rows = [_split(name) for name, _ in file.rows]
+    by_last: dict[str, list[int]] = {}
+    for number, parts in enumerate(rows):
+        for last in {parts[-1], _TAG.sub("", parts[-1])} if parts else ():
+            by_last.setdefault(last, []).append(number)
+    return {model: _find_fitting(_split(model), rows, by_last) for model in models}
 
-    def __init__(self, file: JoinedFile) -> None:
-        self._parts = [_split(name) for name, _ in file.rows]
-        self._by_last: dict[str, list[int]] = {}
-        for number, parts in enumerate(self._parts):
-            if parts:
-                for last in {parts[-1], _TAG.sub("", parts[-1])}:
-                    self._by_last.setdefault(last, []).append(number)
 
-    def find(self, model: str) -> list[int]:
-        """Return the numbers of the rows that fit a name best, [] for none."""
-        parts = _split(model)
-        if not parts:
-            return []
-        last, untagged = parts[-1], _TAG.sub("", parts[-1])
-        for name in dict.fromkeys((last, untagged)):
-            # A tag is ignored if only one of the names has one.
-            candidates = [
-                (self._parts[number][-1] == name, _count_common(parts[:-1], self._parts[number][:-1]), number)
-                for number in self._by_last.get(name, ())
-                if untagged in (last, self._parts[number][-1]) or self._parts[number][-1] == last
-            ]
-            candidates = [candidate for candidate in candidates if candidate[1] is not None]
-            if candidates:
-                best = max(candidate[:2] for candidate in candidates)
-                return [number for *key, number in candidates if tuple(key) == best]
-        return []
+def _find_fitting(
+    parts: tuple[str, ...], rows: Sequence[tuple[str, ...]], by_last: Mapping[str, Sequence[int]]
+) -> list[int]:
+    last = parts[-1] if parts else ""
+    untagged = _TAG.sub("", last)
+    for name in dict.fromkeys((last, untagged)):
+        # A tag is ignored if only one of the names has one.
+        candidates = [
+            (rows[number][-1] == name, common, number)
+            for number in by_last.get(name, ())
+            if untagged in (last, rows[number][-1]) or rows[number][-1] == last
+            if (common := _count_common(parts[:-1], rows[number][:-1])) is not None
+        ]
+        if candidates:
+            best = max(candidate[:2] for candidate in candidates)
+            return [number for *key, number in candidates if tuple(key) == best]
+    return []
 
 
 def _split(name: str) -> tuple[str, ...]:

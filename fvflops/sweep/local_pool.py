@@ -27,9 +27,8 @@ import torch
 
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.sources.imports import import_library
-from fvflops.sweep.count_model import start_row
+from fvflops.sweep.count_model import OnTick, Task, run_task, start_row
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.task import OnTick, Task, run_task
 
 _TRIM_THRESHOLD = -1  # parameters of mallopt, of malloc.h
 _MMAP_THRESHOLD = -3

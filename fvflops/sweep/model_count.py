@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, make_dataclass
 
 from fvflops.counting.metrics import METRICS
 from fvflops.reports.document import Column, number_column, text_column
@@ -26,7 +24,7 @@ class ModelCount:
     that of most of its parameters. `built` is what was built instead where the named model could not be counted, such
     as a smaller configuration. `options` are those with which the model was built and counted, where they are not the
     defaults, and `versions` those of the libraries. `seconds` includes building and every attempt. `failure` is the
-    kind of an error, one of FAILURES.
+    kind of an error, one of FAILURES. A metric of METRICS that is not named here is one more field.
     """
 
     model: str
@@ -65,7 +63,19 @@ class ModelCount:
 FAILURES = ("error", "timeout", "out of memory", "killed")
 
 
-def _metric_column(name: str, form: Callable[[Any], str] = format_short) -> Column:
+_FIELDS = [item.name for item in fields(ModelCount)]
+MORE_METRICS = tuple(name for name in METRICS if name not in _FIELDS)
+if MORE_METRICS:
+    more = [(name, "int | None", field(default=None, kw_only=True)) for name in MORE_METRICS]
+    # Under the same name, since workers unpickle it by that.
+    ModelCount = make_dataclass(  # type: ignore[misc, assignment]
+        "ModelCount", more, bases=(ModelCount,), frozen=True, slots=True, repr=False, namespace={"__module__": __name__}
+    )
+_METRICS = (*(name for name in _FIELDS if name in METRICS), *MORE_METRICS)
+
+
+def _metric_column(name: str) -> Column:
+    form = format_parameters if name == "parameters" else format_bytes if METRICS[name].unit == "B" else format_short
     return number_column(name, METRICS[name].title, form=form)
 
 
@@ -73,11 +83,7 @@ def _metric_column(name: str, form: Callable[[Any], str] = format_short) -> Colu
 # are integers: bytes in `bytes` and `peak_memory`, elements in `parameters` and `activations`.
 COLUMNS = (
     text_column("model", "Model"),
-    _metric_column("parameters", format_parameters),
-    _metric_column("flops"),
-    _metric_column("macs"),
-    _metric_column("activations"),
-    _metric_column("bytes", format_bytes),
+    *map(_metric_column, _METRICS),
     number_column("peak_memory", "Peak memory", form=format_bytes),
     text_column("unsupported", "Unsupported", shorten_last=True),
     text_column("ignored", "Ignored products", shorten_last=True),
@@ -94,4 +100,4 @@ COLUMNS = (
     text_column("error", "Error", shorten_last=True),
 )
 # The columns of what a model costs.
-COSTS = ("parameters", "flops", "macs", "activations", "bytes", "peak_memory")
+COSTS = (*_METRICS, "peak_memory")

@@ -8,13 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from fvflops.reports.display_width import truncate_middle
 from fvflops.reports.document import Column, Table
 from fvflops.reports.pictures import colours
-from fvflops.reports.pictures.labels import Frame, Label, around, place_labels
-from fvflops.reports.pictures.leaders import RADIUS, LabelCost, leader_of
+from fvflops.reports.pictures.labels import RADIUS, Frame, Label, LabelCost, around, leader_of, place_labels
 from fvflops.reports.pictures.picture import as_text, encode, escape, make_figure, plain, width_of
-from fvflops.reports.pictures.scales import label_linear, label_logarithmic
-from fvflops.reports.text.display_width import truncate_middle
+from fvflops.reports.pictures.scales import label_linear, label_logarithmic, style_axes
 from fvflops.text import suggest
 
 
@@ -98,7 +97,7 @@ def draw_pareto(
     for column, write in zip(columns, (axes.set_xlabel, axes.set_ylabel), strict=True):
         write(as_text((titles or {}).get(column.key, column.heading)), fontsize=_TEXT, color=colours.colour("ink"))
     _draw_points(axes, points, lower)
-    _style(axes)
+    style_axes(axes, _LABEL + 0.5)
     _draw_legend(figure, axes, points)
     figure.draw_without_rendering()  # the layout sets the size of the axes, which the labels need
     figure.set_layout_engine("none")
@@ -196,17 +195,6 @@ def _steps(front: Sequence[_Point], lower: tuple[bool, bool]) -> tuple[list[floa
         xs += [after.x, after.x] if lower[0] else [before.x, after.x]
         ys += [before.y, after.y] if lower[0] else [after.y, after.y]
     return xs, ys
-
-
-def _style(axes: Any) -> None:
-    axes.tick_params(labelsize=_LABEL + 0.5, colors=colours.colour("quiet"), which="both", width=0.6, length=2.5)
-    axes.tick_params(which="minor", length=1.5)
-    axes.grid(visible=True, which="major", color=colours.colour("line"), linewidth=0.4)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_linewidth(0.6)
-        spine.set_color(colours.colour("quiet"))
 
 
 def _draw_legend(figure: Any, axes: Any, points: Sequence[_Point]) -> None:

@@ -17,10 +17,9 @@ from fvflops import __version__
 from fvflops.capture.errors.model_errors import describe_error
 from fvflops.paths import PACKAGE
 from fvflops.sources.imports import import_library
-from fvflops.sweep.count_model import start_row
+from fvflops.sweep.count_model import OnTick, Task, start_row
 from fvflops.sweep.local_pool import NO_LIMITS, WorkerLimits, WorkerPool
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.task import OnTick, Task
 
 _TICK = 1.0  # seconds
 _QUEUED = 2  # tasks for each core of the cluster that are submitted ahead of time

@@ -25,16 +25,15 @@ from typing import Any
 
 from fvflops import paths
 from fvflops.reports.escaping import plain_name
-from fvflops.sweep.joined import list_names
-from fvflops.sweep.model_count import COLUMNS, ModelCount
-from fvflops.sweep.parquet import import_pyarrow, read_columns, write_columns
+from fvflops.sweep.joined import import_pyarrow, list_names, read_columns
+from fvflops.sweep.model_count import COLUMNS, MORE_METRICS, ModelCount
 from fvflops.text import checksum, parse_json, suggest
 
 _NAMES = tuple(field.name for field in fields(ModelCount))
 _TEXTS = frozenset(column.key for column in COLUMNS if column.is_text)
 _FLOATS = frozenset({"seconds"})
 _CHECKSUM = "checksum"
-_OPTIONAL = frozenset({"ignored"})  # not in files of 1.0
+_OPTIONAL = frozenset({"ignored", *MORE_METRICS})  # not in files of 1.0, or from before the metric was added
 _COLUMNS = (*_NAMES, _CHECKSUM)
 _TABLE = "models"  # of an SQLite file
 _INTEGER_BITS = 63  # of Parquet and SQLite
@@ -238,8 +237,12 @@ def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _write_parquet(path: str, records: Sequence[dict[str, Any]]) -> None:
-    types = {"text": "string", "float": "double", "integer": "int64"}
-    write_columns(path, {name: types[_kind(name)] for name in _COLUMNS}, records)
+    arrow = import_pyarrow()
+    types = {"text": arrow.string(), "float": arrow.float64(), "integer": arrow.int64()}
+    schema = arrow.schema([(name, types[_kind(name)]) for name in _COLUMNS])
+    file = io.BytesIO()
+    arrow.parquet.write_table(arrow.Table.from_pylist(list(records), schema=schema), file)
+    paths.write_bytes(path, file.getvalue())
 
 
 def _read_sqlite(path: str) -> Iterator[dict[str, Any]]:

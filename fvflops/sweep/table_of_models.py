@@ -12,13 +12,20 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.reports.document import Column, Document, Items, Part, Table, Value
 from fvflops.reports.escaping import plain_name
 from fvflops.sweep.joined import Join, list_names
-from fvflops.sweep.model_count import COLUMNS, COSTS, ModelCount
+from fvflops.sweep.model_count import COLUMNS, COSTS, MORE_METRICS, ModelCount
 from fvflops.text import suggest
 from fvflops.units import digits_apart, digits_shown, format_in, format_quantity
 
 MODEL = "model"
 # What is shown unless columns are chosen; the number is the order in which they are dropped where a line is too long.
-_SHOWN = {"parameters": 0, "flops": 0, "activations": 1, "bytes": 3, "peak_memory": 2}
+_SHOWN = {
+    "parameters": 0,
+    "flops": 0,
+    "activations": 1,
+    "bytes": 3,
+    "peak_memory": 2,
+    **{name: 1 for name in MORE_METRICS if METRICS[name].column},
+}
 # Not in CSV and JSON unless chosen: two counts of one model differ in it.
 _MEASURED = "seconds"
 _NONE = "–"  # of a model without the value

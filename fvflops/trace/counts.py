@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -118,12 +118,7 @@ class Counts:
 
     def by_module_and_operator(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of labels, for every module of the tree, without zeros."""
-        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
-        for entry in self.entries:
-            if entry.value:
-                for name in self.of_scope(entry.scope, ancestors):
-                    table[name][entry.label] += entry.value
-        return table
+        return self._by_module(ancestors, "label", "value", self.entries)
 
     def by_phase(self) -> dict[str, Counter[str]]:
         """Return phase → Counter of labels over the whole model, without zeros.
@@ -131,45 +126,23 @@ class Counts:
         The phases are "recompute", "backward", "optimizer", "other" (work without gradients between a backward pass or
         an optimizer step and the next call of the model, such as gradient clipping) and "forward" (everything else).
         """
-        table: dict[str, Counter[str]] = {}
-        for entry in self.entries:
-            if entry.value:
-                table.setdefault(entry.phase, Counter())[entry.label] += entry.value
-        return table
+        return self._labels_by("phase")
 
     def by_parameter_group(self) -> dict[str, Counter[str]]:
         """Return parameter group → Counter of labels, of the optimizers' steps, without zeros."""
-        table: dict[str, Counter[str]] = {}
-        for entry in self.entries:
-            if entry.value and entry.group:
-                table.setdefault(entry.group, Counter())[entry.label] += entry.value
-        return table
+        return self._labels_by("group")
 
     def by_dtype(self) -> Counter[str]:
         """Return dtype → value over the whole model, without zeros."""
-        sums: Counter[str] = Counter()
-        for entry in self.entries:
-            if entry.value:
-                sums[entry.dtype] += entry.value
-        return sums
+        return self._sums("dtype")
 
     def by_module_and_phase(self, ancestors: str = "owner") -> dict[str, Counter[str]]:
         """Return module name → Counter of phases, for every module of the tree, without zeros."""
-        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
-        for entry in self.entries:
-            if entry.value:
-                for name in self.of_scope(entry.scope, ancestors):
-                    table[name][entry.phase] += entry.value
-        return table
+        return self._by_module(ancestors, "phase", "value", self.entries)
 
     def calls_by_module(self, ancestors: str = "owner", *statuses: Status) -> dict[str, Counter[str]]:
         """Return module name → Counter of op → calls, for the ops of the given statuses."""
-        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
-        for entry in self.entries:
-            if entry.status in statuses and entry.calls:
-                for name in self.of_scope(entry.scope, ancestors):
-                    table[name][entry.op] += entry.calls
-        return table
+        return self._by_module(ancestors, "op", "calls", [entry for entry in self.entries if entry.status in statuses])
 
     def total(self) -> int:
         """Return the sum over all entries."""
@@ -177,11 +150,7 @@ class Counts:
 
     def by_label(self) -> Counter[str]:
         """Return label → value over the whole model."""
-        sums: Counter[str] = Counter()
-        for entry in self.entries:
-            if entry.value:
-                sums[entry.label] += entry.value
-        return sums
+        return self._sums("label")
 
     def ledger(self) -> Mapping[Status, Counter[str]]:
         """Return status → Counter of op → calls over the whole model."""
@@ -198,3 +167,26 @@ class Counts:
             if entry.status is Status.UNSUPPORTED:
                 elements[entry.op] += entry.elements
         return elements
+
+    def _by_module(self, ancestors: str, key: str, amount: str, entries: Iterable[Entry]) -> dict[str, Counter[str]]:
+        """Return module name → field of an entry → sum of another field."""
+        table: dict[str, Counter[str]] = {module.name: Counter() for module in self.modules.modules()}
+        for entry in entries:
+            if value := getattr(entry, amount):
+                for name in self.of_scope(entry.scope, ancestors):
+                    table[name][getattr(entry, key)] += value
+        return table
+
+    def _labels_by(self, key: str) -> dict[str, Counter[str]]:
+        table: dict[str, Counter[str]] = {}
+        for entry in self.entries:
+            if entry.value and (name := getattr(entry, key)):
+                table.setdefault(name, Counter())[entry.label] += entry.value
+        return table
+
+    def _sums(self, key: str) -> Counter[str]:
+        sums: Counter[str] = Counter()
+        for entry in self.entries:
+            if entry.value:
+                sums[getattr(entry, key)] += entry.value
+        return sums

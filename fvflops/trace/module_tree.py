@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fvflops.text import nearest, short_repr
@@ -129,19 +129,13 @@ class ModuleTree:
         return add_up(self.parameters(), lambda parameter: parameter.spec.numel)
 
     def encode(self) -> list[dict[str, Any]]:
-        """Return the tree as plain JSON types."""
+        """Return the tree as JSON types."""
         return [
             {
-                "name": module.name,
-                "canonical": module.canonical,
-                "class_name": module.class_name,
-                "classes": list(module.classes),
-                "extra_repr": module.extra_repr,
-                "has_forward": module.has_forward,
+                **{item.name: getattr(module, item.name) for item in fields(module)},
                 "parameters": [_encode_parameter(parameter) for parameter in module.parameters],
                 "buffers": [_encode_parameter(buffer) for buffer in module.buffers],
                 "attributes": {key: encode_value(value) for key, value in module.attributes.items()},
-                "children": [list(child) for child in module.children],
             }
             for module in self.by_name.values()
         ]

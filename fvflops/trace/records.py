@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from fvflops.text import short_repr
 from fvflops.trace.module_tree import ModuleTree
@@ -48,6 +48,21 @@ class Event(NamedTuple):
     memory_after: int | None = None
     memory_peak: int | None = None
     line: int | None = None
+
+
+def event_of_row(
+    kind: str,
+    item: int,
+    stack: int = 0,
+    phase: str = "forward",
+    thread: int = 0,
+    reads: Iterable[int] = (),
+    writes: Iterable[int] = (),
+    *others: Any,
+) -> Event:
+    """Return the event of a row of a recording, each of whose storages is named once."""
+    unique = dict.fromkeys
+    return Event(kind, item, stack, phase, thread, tuple(unique(reads)), tuple(unique(writes)), *others)
 
 
 class Region(NamedTuple):
@@ -122,6 +137,8 @@ class StopsAt:
 
 # Between the locations in an entry of `about`.
 LOCATION_SEPARATOR = "; "
+# Keys of `about` that are not the names in RunInfo.
+_KEYS = {"op_set": "vocabulary", "assumed": "supposed", "upper_bounds": "bounds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +178,18 @@ class RunInfo:
         >>> RunInfo.read({"measured": "time, memory", "warmup": "2"}).measured == {"time", "memory"}
         True
         """
-        return cls(
-            execution=about.get("execution", ""),
-            op_set=about.get("vocabulary", ""),
-            device=about.get("device", ""),
-            inputs=about.get("inputs", ""),
-            measured=frozenset(_names(about.get("measured", ""))),
-            assumed=about.get("supposed", ""),
-            upper_bounds=tuple(_names(about.get("bounds", ""))),
-            random=tuple(_names(about.get("random", ""), LOCATION_SEPARATOR)),
-            data_dependent=tuple(_names(about.get("data_dependent", ""), LOCATION_SEPARATOR)),
-            warmup=_number(about.get("warmup", "")),
-            steps=_number(about.get("steps", "")),
-            overhead_ns=_number(about.get("overhead_ns", "")),
-            overhead_ns_per_op=_number(about.get("overhead_ns_per_op", "")),
-        )
-
-
-def _names(text: str, separator: str = ", ") -> list[str]:
-    return text.split(separator) if text else []
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+        values: dict[str, Any] = {}
+        for item in fields(cls):
+            text = about.get(_KEYS.get(item.name, item.name), "")
+            if isinstance(item.default, int):
+                values[item.name] = int(text) if text.isdecimal() else 0
+            elif isinstance(item.default, str):
+                values[item.name] = text
+            else:
+                separator = LOCATION_SEPARATOR if item.name in ("random", "data_dependent") else ", "
+                names = text.split(separator) if text else []
+                values[item.name] = frozenset(names) if item.name == "measured" else tuple(names)
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)

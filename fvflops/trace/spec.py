@@ -7,35 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, Union
 
+_NAMES_BY_SIZE = {
+    1: "bool uint8 int8 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
+    " qint8 quint8 quint4x2 quint2x4",
+    2: "uint16 int16 float16 bfloat16 bits16",
+    4: "uint32 int32 float32 complex32 qint32",
+    8: "uint64 int64 float64 complex64",
+    16: "complex128",
+}
 _ITEM_SIZES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "uint16": 2,
-    "int16": 2,
-    "uint32": 4,
-    "int32": 4,
-    "uint64": 8,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex32": 4,
-    "complex64": 8,
-    "complex128": 16,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-    "qint8": 1,
-    "quint8": 1,
-    "qint32": 4,
-    "quint4x2": 1,
-    "quint2x4": 1,
-    "bits16": 2,
+    **{name: size for size, names in _NAMES_BY_SIZE.items() for name in names.split()},
     # A byte for each element, however few bits it has.
     **dict.fromkeys(("bits8", "bits1x8", "bits2x4", "bits4x2"), 1),
     **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},

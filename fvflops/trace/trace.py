@@ -89,7 +89,6 @@ class Trace(TraceFields):
         return write_notebook_table(*self._list_ops())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return the text that IPython shows."""
         return {"text/plain": str(self)}
 
     def _list_phases(self) -> list[str]:

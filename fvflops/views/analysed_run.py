@@ -1,15 +1,18 @@
-"""An analysed run as plain data, the input of all views."""
+"""An analysed run as plain data, the input of all views, and its Summary."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
-from fvflops.counting.ignored_work import describe_ignored_work
-from fvflops.counting.unknown_masks import describe_unknown_masks
+from fvflops import __version__
+from fvflops.counting.metrics import METRICS, MetricCounts
+from fvflops.counting.uncounted_work import describe_ignored_work, describe_unknown_masks, find_unsupported_locations
 from fvflops.formulas import FormulaTable
 from fvflops.formulas.table import FUNCTION_PREFIX
 from fvflops.formulas.torch_registry import is_halved
-from fvflops.trace import Counts, Trace
+from fvflops.trace import PHASES, Counts, Summary, Trace
+from fvflops.trace.module_tree import innermost, modules_above
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +70,85 @@ def _describe_registered(run: AnalysedRun, table: FormulaTable) -> dict[str, str
             if halved is not None:
                 ops.setdefault("registered_halved" if halved else "registered", {})[signature.packet] = None
     return {key: ", ".join(names) for key, names in ops.items()}
+
+
+def make_summary(runs: Mapping[str, AnalysedRun]) -> Summary:
+    """Return the summary of analysed runs by heading; everything except counts is that of the first run.
+
+    If more than the forward pass was recorded, each phase has a column.
+    """
+    first = next(iter(runs.values()))
+    by_both = {heading: run.counts.by_module_and_operator(run.ancestors) for heading, run in runs.items()}
+    columns = {"parameters": dict(first.trace.modules.count_parameters())}
+    for heading, modules in by_both.items():
+        columns[heading] = {name: sum(labels.values()) for name, labels in modules.items()}
+    columns |= _by_phase(first)
+    return Summary(
+        modules=first.trace.modules,
+        columns=columns,
+        operators={heading: dict(modules[""]) for heading, modules in by_both.items()},
+        by_both={
+            heading: {name: dict(labels) for name, labels in modules.items()} for heading, modules in by_both.items()
+        },
+        uncalled={heading: frozenset(find_uncalled(run.trace, run.ancestors)) for heading, run in runs.items()},
+        ledger={status.value: dict(calls) for status, calls in first.counts.ledger().items()},
+        unsupported_elements=dict(first.counts.unsupported_elements()),
+        unsupported_locations=find_unsupported_locations(first.trace, first.counts),
+        about={"fvflops": __version__, **describe_run(first)},
+    )
+
+
+def with_columns(run: AnalysedRun) -> dict[str, AnalysedRun]:
+    """Return metric → run: the metric of `run` and, where that is a table's FLOPs, the others that tables show."""
+    runs = {run.counts.metric: run}
+    if "flops" in runs and run.table is not None:
+        counts = MetricCounts(run.trace, run.table, run.counts)
+        runs |= {name: replace(run, counts=counts[name]) for name in column_metrics() if name not in runs}
+    return runs
+
+
+def column_metrics() -> tuple[str, ...]:
+    """Return the metrics with a column in tables, except parameters."""
+    return tuple(name for name, metric in METRICS.items() if metric.column and name != "parameters")
+
+
+def name_heading(heading: str) -> str:
+    """Return the displayed heading of a column: a metric's title, lower case unless an acronym, or a phase."""
+    title = METRICS[heading].title if heading in METRICS else heading
+    return title.lower() if title[1:].islower() else title
+
+
+def find_uncalled(trace: Trace, ancestors: str = "owner") -> set[str]:
+    """Return the names of modules in which no op ran: unused, or used without being called."""
+    scopes = trace.scopes()
+    active = [scopes[stack] for stack in trace.active]
+    seen = set().union(*active)
+    if ancestors == "owner":
+        owners = set(map(innermost, active))
+        seen |= owners.union(*map(modules_above, owners))
+    return {module.name for module in trace.modules.modules()} - seen
+
+
+def find_unused(trace: Trace, uncalled: Collection[str]) -> list[str]:
+    """Return those of the uncalled modules of which work is expected: they own parameters, and no op read one.
+
+    The others do nothing in this mode (dropout), or their weights are used by another module, as those of `out_proj` by
+    nn.MultiheadAttention. Without ordered events it is not known which parameters were read.
+    """
+    modules = trace.modules.by_name
+    expected = [name for name in uncalled if modules[name].has_forward and modules[name].parameters]
+    if not expected:
+        return []
+    read = {index for event in trace.events or () for index in event.reads}
+    storages = [trace.storages[index] for index in read]
+    used = {storage.name.rpartition(".")[0] for storage in storages if storage.origin == "parameter"}
+    return sorted(name for name in expected if name not in used)
+
+
+def _by_phase(run: AnalysedRun) -> dict[str, dict[str, int]]:
+    phases = {phase for *_, phase in run.trace.calls}
+    if phases <= {"forward"}:
+        return {}
+    by_module = run.counts.by_module_and_phase(run.ancestors)
+    present = [phase for phase in PHASES if phase in phases]
+    return {phase: {name: values[phase] for name, values in by_module.items()} for phase in present}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,12 +11,45 @@ from typing import NamedTuple
 from fvflops import __version__
 from fvflops.counting.metrics import METRICS, Metric, MetricCounts
 from fvflops.counting.timing import BY_OWNER, read_times
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.trace import Counts, Entry, Status, Trace
-from fvflops.trace.module_tree import ModuleTree
+from fvflops.trace.module_tree import ModuleTree, modules_above
 from fvflops.trace.timeline import Timeline
+from fvflops.units import format_seconds, format_short
 from fvflops.views.analysed_run import AnalysedRun, describe_run
-from fvflops.views.run_views import MemoryCurve, Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Allocated bytes after each op of a run.
+
+    `layers` is kind of memory → bytes after each op, the lowest layer first. `ops` and `modules` are names, and
+    `phases` phases, of the ops in their order. `measured` is whether the bytes were measured, else predicted.
+    """
+
+    layers: Mapping[str, Sequence[int]]
+    ops: Sequence[str]
+    modules: Sequence[str]
+    phases: Sequence[str]
+    measured: bool = False
+
+    def totals(self) -> list[int]:
+        """Return the sum of the layers after each op."""
+        return [sum(values) for values in zip(*self.layers.values(), strict=True)]
+
+    def peak(self) -> int:
+        """Return the largest total, 0 without ops."""
+        return max(self.totals(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The peaks of a device: its memory's `bandwidth` in bytes/s, and FLOP/s by dtype."""
+
+    device: str
+    bandwidth: int
+    flops: Mapping[str, int] = field(default_factory=dict)
+
 
 # Time of a module outside of ops: Python, and hooks.
 BETWEEN_OPS = "(between ops)"
@@ -26,9 +59,6 @@ class Cell(NamedTuple):
     """A module's canonical name, a phase and an operator's label.
 
     `phase` and `operator` are "" where a measure has none. The cells of a module do not include its submodules.
-
-    >>> Cell("fc", "forward", "linear").module
-    'fc'
     """
 
     module: str
@@ -50,11 +80,7 @@ class Measure:
     unsupported: Mapping[Cell, int] = field(default_factory=dict)
 
     def total(self) -> int:
-        """Return the sum over all cells.
-
-        >>> Measure("FLOPs", {Cell("a"): 2, Cell("b"): 3}).total()
-        5
-        """
+        """Return the sum over all cells."""
         return sum(self.values.values())
 
 
@@ -89,15 +115,6 @@ def read_breakdown(run: AnalysedRun) -> Breakdown:
 
     These are FLOPs, MACs and activations where there is a table, parameters, bytes, op calls, and time where it was
     measured. An op belongs to the innermost module around it.
-
-    >>> import torch
-    >>> from fvflops.capture.run import record_call
-    >>> from fvflops.formulas import load_table
-    >>> table = load_table("default")
-    >>> trace = record_call(torch.nn.Linear(4, 3), (torch.ones(2, 4),), {}, stops_at=table.stops_at)
-    >>> run = AnalysedRun(trace, MetricCounts(trace, table)["flops"], table)
-    >>> {key: measure.total() for key, measure in read_breakdown(run).measures.items()}
-    {'flops': 24, 'macs': 24, 'activations': 6, 'parameters': 15, 'bytes': 116, 'calls': 1}
     """
     trace, counts = run.trace, run.counts
     counted = MetricCounts(trace, run.table, counts)
@@ -174,3 +191,19 @@ def _measure_time(trace: Trace, labels: Mapping[str, str]) -> Measure:
             if phase not in BY_OWNER and rest > 0:
                 sums[Cell(name, phase, BETWEEN_OPS)] = rest
     return Measure("Time", dict(sums), unit="ns", note="measured: ops, and their modules between them")
+
+
+def sum_measures(values: Mapping[Cell, int]) -> Counter[str]:
+    """Return module name → sum of the values, submodules included; "" is the model."""
+    sums: Counter[str] = Counter()
+    for cell, value in values.items():
+        for name in (*modules_above(cell.module), cell.module):
+            sums[name] += value
+    return sums
+
+
+def format_value(measure: Measure, value: int) -> str:
+    """Return a value with its unit, rounded to three digits."""
+    if measure.unit == "ns":
+        return format_seconds(value / 1e9)
+    return format_short(value) + measure.unit

@@ -25,9 +25,6 @@ def rank(
 
     `sort` is a heading, or "name" for the natural order of names; if only `top` is given, rows are sorted by the
     heading that `choose_measure` returns. An unknown `sort` and a `top` below 1 raise ValueError.
-
-    >>> rank(["fc.10", "fc.9"], ["flops"], count=lambda row, heading: len(row), name=str, sort="name")
-    ['fc.9', 'fc.10']
     """
     check_top(top)
     if sort is None and top is None:
@@ -39,46 +36,28 @@ def rank(
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return the sort key of a dotted name in natural order: numeric parts as numbers.
-
-    >>> sorted(["fc.10", "fc.9"], key=natural_key)
-    ['fc.9', 'fc.10']
-    """
-    return [_order_part(part) for part in name.split(".")]
-
-
-def _order_part(part: str) -> tuple[bool, int, str]:
-    return (not part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part)
+    """Return the sort key of a dotted name in natural order: numeric parts as numbers."""
+    return [
+        (not part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part)
+        for part in name.split(".")
+    ]
 
 
 def choose_measure(headings: Sequence[str], sort: str | None = None) -> str:
-    """Return the heading that rows are ranked by: `sort` if it is a heading, else the first one except parameters.
-
-    >>> choose_measure(["parameters", "flops"]), choose_measure(["parameters", "flops"], "parameters")
-    ('flops', 'parameters')
-    """
+    """Return the heading that rows are ranked by: `sort` if it is a heading, else the first one except parameters."""
     if sort is not None and sort in headings:
         return sort
     return next((heading for heading in headings if heading != "parameters"), headings[0])
 
 
 def truncation_note(rows: Sequence[Row], top: int | None, noun: str) -> list[str]:
-    """Return a sentence with the number of rows beyond the first `top`; [] if there are none.
-
-    >>> truncation_note("abc", 2, "module")
-    ['1 more module.']
-    """
+    """Return a sentence with the number of rows beyond the first `top`; [] if there are none."""
     hidden = 0 if top is None else len(rows) - top
     return [f"{format_quantity(hidden, f'more {noun}')}."] if hidden > 0 else []
 
 
 def check_sort(sort: str, known: Collection[str]) -> str:
-    """Return a known sort key; an unknown one raises ValueError with the closest match.
-
-    >>> check_sort("tme", ["time", "name"])
-    Traceback (most recent call last):
-    ValueError: sort must be one of time, name; got 'tme': did you mean 'time'?
-    """
+    """Return a known sort key; an unknown one raises ValueError with the closest match."""
     if sort not in known:
         raise ValueError(f"sort must be one of {', '.join(known)}; got {sort!r}{suggest(sort, known)}")
     return sort

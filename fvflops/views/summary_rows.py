@@ -5,11 +5,12 @@ All functions are linear in the number of names (fvcore is quadratic) and not re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fvflops.trace import ModuleInfo, Summary
-from fvflops.units import format_size
+from fvflops.units import format_shape, format_size
 from fvflops.views.ranking import rank
 
 VIEWS = ("module", "operator", "both")
@@ -30,12 +31,7 @@ class OperatorRow:
 
 
 def check_view(by: str, views: Sequence[str] = VIEWS, report: str = "this report") -> None:
-    """Raise ValueError if a report has no view named `by`.
-
-    >>> check_view("layer")
-    Traceback (most recent call last):
-    ValueError: this report has no view by 'layer': use 'module', 'operator' or 'both'
-    """
+    """Raise ValueError if a report has no view named `by`."""
     if by not in views:
         *first, last = (repr(view) for view in views)
         available = f"{', '.join(first)} or {last}" if first else last
@@ -49,11 +45,7 @@ def check_not_collapsed(summary: Summary, report: str) -> None:
 
 
 def depth_of(name: str) -> int:
-    """Return the number of levels of a dotted name below the root.
-
-    >>> depth_of(""), depth_of("fc"), depth_of("layer1.0")
-    (0, 1, 2)
-    """
+    """Return the number of levels of a dotted name below the root."""
     return name.count(".") + 1 if name else 0
 
 
@@ -61,9 +53,6 @@ def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
     """Return name → heading → count from heading → name → count; the root is always included.
 
     Names are in order of first appearance, which is the order of the rows of a table.
-
-    >>> group_by_name({"parameters": {"": 6, "fc": 6}, "flops": {"fc": 12}})
-    {'': {'parameters': 6}, 'fc': {'parameters': 6, 'flops': 12}}
     """
     counts: dict[str, dict[str, int]] = {"": {}}
     for heading, column in columns.items():
@@ -73,21 +62,13 @@ def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
 
 
 def fill_missing(columns: Mapping[str, Mapping[str, int]], names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return the columns with 0 for each of `names` that a column lacks.
-
-    >>> fill_missing({"flops": {"": 12}}, ["", "drop"])
-    {'flops': {'': 12, 'drop': 0}}
-    """
+    """Return the columns with 0 for each of `names` that a column lacks."""
     zeros = dict.fromkeys(names, 0)
     return {heading: {**zeros, **column} for heading, column in columns.items()}
 
 
 def index_children(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return name → the names one level below it, in order.
-
-    >>> index_children(["", "a", "a.x", "b"])
-    {'': ['a', 'b'], 'a': ['a.x']}
-    """
+    """Return name → the names one level below it, in order."""
     children: dict[str, list[str]] = {}
     for name in names:
         if name:
@@ -100,12 +81,6 @@ def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[s
 
     Only modules are listed that do at least 1 % of the whole model by `measure` themselves, so that what is missing
     from the rows of their submodules is named. Repeated layers in one row count as in their submodules' rows: once.
-
-    >>> from fvflops.trace import ModuleTree
-    >>> columns = {"flops": {"": 10, "a": 2, "a.x": 2, "b": 3}}
-    >>> net = {name: ModuleInfo(name, name, "Linear") for name in columns["flops"]}
-    >>> count_itself(Summary(ModuleTree(net), columns), [""], "flops")
-    {'': {'flops': 5}}
     """
     children = index_children(summary.modules.by_name)
     found = {}
@@ -121,18 +96,12 @@ def count_itself(summary: Summary, shown: Iterable[str], measure: str) -> dict[s
 
 
 def drop_zeros(
-    counts: Mapping[str, dict[str, int]],
-    *,
-    except_for: Collection[str] = (),
-    keep_parents: bool = False,
+    counts: Mapping[str, dict[str, int]], *, except_for: Collection[str] = (), keep_parents: bool = False
 ) -> dict[str, dict[str, int]]:
     """Return the counts without the names whose counts are all 0.
 
     Names in `except_for` are retained, the root if that is empty; with `keep_parents` also the ancestors of every
     retained name. Names with a missing ancestor are dropped. fvcore's table uses `keep_parents`, its tree does not.
-
-    >>> drop_zeros({"": {"flops": 2}, "a": {"flops": 0}, "a.x": {"flops": 2}, "b": {"flops": 0}})
-    {'': {'flops': 2}, 'a.x': {'flops': 2}}
     """
     children = index_children(counts)
     reached = [""]
@@ -150,11 +119,7 @@ def drop_zeros(
 
 
 def format_cells(counts: Mapping[str, Mapping[str, int]], *, digits: int) -> dict[str, dict[str, str]]:
-    """Return name → heading → formatted count.
-
-    >>> format_cells({"fc": {"flops": 1234}}, digits=2)
-    {'fc': {'flops': '1.23K'}}
-    """
+    """Return name → heading → formatted count."""
     return {
         name: {heading: format_size(count, digits=digits) for heading, count in row.items()}
         for name, row in counts.items()
@@ -164,11 +129,7 @@ def format_cells(counts: Mapping[str, Mapping[str, int]], *, digits: int) -> dic
 def mark_uncalled(
     cells: Mapping[str, Mapping[str, str]], heading: str, uncalled: Iterable[str], mark: str
 ) -> dict[str, dict[str, str]]:
-    """Return the cells with `mark` under a heading for each uncalled module, which gets a row if it has none.
-
-    >>> mark_uncalled({"fc": {"flops": "0"}}, "flops", {"fc"}, "N/A")
-    {'fc': {'flops': 'N/A'}}
-    """
+    """Return the cells with `mark` under a heading for each uncalled module, which gets a row if it has none."""
     marked = {name: dict(row) for name, row in cells.items()}
     for name in uncalled:
         marked.setdefault(name, {})[heading] = mark
@@ -201,47 +162,147 @@ def rank_modules(
     )
 
 
-def rank_operators(summary: Summary, *, sort: str | None = None, top: int | None = None) -> list[OperatorRow]:
-    """Return the operators of the model in descending order of their counts, the first heading first.
-
-    With `sort` or `top` they are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
-    """
-    headings = list_operator_headings(summary)
-    rows = _list_rows("", [summary.operators[heading] for heading in headings])
-    return _sort(rows, headings, lambda row: row.operator, sort, top)
-
-
-def rank_operators_by_module(
-    summary: Summary, *, depth: int | None = None, sort: str | None = None, top: int | None = None
+def rank_operators(
+    summary: Summary, by: str, *, depth: int | None = None, sort: str | None = None, top: int | None = None
 ) -> list[OperatorRow]:
-    """Return the operators of each module in tree order, down to `depth` levels below the root.
+    """Return the operators of the model, or by="both" those of each module down to `depth` levels below the root.
 
-    With `sort` or `top` all rows are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
+    Operators are in descending order of their counts, the first heading first, and modules in tree order. With `sort`
+    or `top` all rows are in the order of `fvflops.views.ranking.rank`, not limited to `top`.
     """
     headings = list_operator_headings(summary)
-    tables = [summary.by_both.get(heading, {}) for heading in headings]
     rows: list[OperatorRow] = []
-    for module in summary.modules.modules():
-        if depth is None or depth_of(module.name) <= depth:
-            rows += _list_rows(module.name, [table.get(module.name, {}) for table in tables])
-    return _sort(rows, headings, lambda row: row.module, sort, top)
-
-
-def _sort(
-    rows: list[OperatorRow],
-    headings: Sequence[str],
-    name: Callable[[OperatorRow], str],
-    sort: str | None,
-    top: int | None,
-) -> list[OperatorRow]:
-    indexes = {heading: index for index, heading in enumerate(headings)}
-    return rank(rows, headings, count=lambda row, heading: row.counts[indexes[heading]], name=name, sort=sort, top=top)
+    if by == "operator":
+        rows = _list_rows("", [summary.operators[heading] for heading in headings])
+    else:
+        tables = [summary.by_both.get(heading, {}) for heading in headings]
+        for module in summary.modules.modules():
+            if depth is None or depth_of(module.name) <= depth:
+                rows += _list_rows(module.name, [table.get(module.name, {}) for table in tables])
+    return rank(
+        rows,
+        headings,
+        count=lambda row, heading: row.counts[headings.index(heading)],
+        name=lambda row: row.operator if by == "operator" else row.module,
+        sort=sort,
+        top=top,
+    )
 
 
 def _list_rows(module: str, tables: Sequence[Mapping[str, int]]) -> list[OperatorRow]:
     labels = dict.fromkeys(label for table in tables for label in table)
     rows = [OperatorRow(module, label, tuple(table.get(label, 0) for table in tables)) for label in labels]
     return sorted(
-        (row for row in rows if any(row.counts)),
-        key=lambda row: (tuple(-count for count in row.counts), row.operator),
+        (row for row in rows if any(row.counts)), key=lambda row: (tuple(-count for count in row.counts), row.operator)
     )
+
+
+_DEFAULT_DEPTH = 3  # the max_depth that fvcore's flop_count_table has by default
+
+Cells = Mapping[str, Mapping[str, str]]
+
+
+class Line(NamedTuple):
+    """A row for a module or parameter, with heading → text in `cells`.
+
+    A chain of single children with equal cells shares one row: `chain` has the names of all, `name` is the last of
+    them. `above` is the name of the parent row, "" for the first row, whose level is 0.
+    """
+
+    level: int
+    name: str
+    above: str
+    cells: Mapping[str, str]
+    chain: tuple[str, ...]
+
+
+def list_lines(
+    summary: Summary,
+    *,
+    depth: int | None = None,
+    show_param_shapes: bool = True,
+    sort: str | None = None,
+    top: int | None = None,
+) -> list[Line]:
+    """Return the rows of a summary in the order of the model, `depth` levels below the first, 3 if None.
+
+    Modules without any count are dropped. `show_param_shapes` adds a row with the shape of each parameter. With `sort`
+    or `top`, which are passed to `rank`, modules of all levels, or of `depth` levels, are one list on level 0.
+    """
+    if sort is None and top is None:
+        return _walk_lines(summary, _prepare(summary, show_param_shapes), limit_depth(depth))
+    lines = _walk_lines(summary, _prepare(summary, False), depth)
+    return rank(
+        [line._replace(level=0, above="") for line in lines if line.name in summary.modules.by_name],
+        list(summary.columns),
+        count=lambda line, heading: count_line(summary, line, heading),
+        name=lambda line: line.name,
+        sort=sort,
+        top=top,
+    )
+
+
+def limit_depth(depth: int | None) -> int:
+    """Return the number of levels shown below the root, 3 if None."""
+    return _DEFAULT_DEPTH if depth is None else depth
+
+
+def count_line(summary: Summary, line: Line, heading: str) -> int:
+    """Return the exact count of a row: the largest in its chain, as uncalled modules have none."""
+    column = summary.columns[heading]
+    return max(column.get(name, 0) for name in line.chain)
+
+
+def _prepare(summary: Summary, show_param_shapes: bool) -> dict[str, dict[str, str]]:
+    counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
+    cells = format_cells(counts, digits=3)
+    for heading, names in summary.uncalled.items():
+        if heading in summary.columns:
+            cells = mark_uncalled(cells, heading, names & cells.keys(), "")
+    for parameter in summary.modules.parameters():
+        if parameter.name in cells and "parameters" in summary.columns:
+            if show_param_shapes:
+                cells[parameter.name]["parameters"] = format_shape(parameter.spec.shape)
+            else:
+                del cells[parameter.name]
+    return cells
+
+
+def _walk_lines(summary: Summary, cells: Cells, depth: int | None) -> list[Line]:
+    children = index_children(cells)
+    chain, row = _skip_single_children("", cells, children, summary.labels)
+    root = chain[-1]
+    lines = [Line(0, root, "", row, chain)]
+    pending = [(child, 1, root) for child in reversed(children.get(root, ()))]
+    while pending:
+        name, level, above = pending.pop()
+        if depth is not None and level > depth:
+            continue
+        chain, row = _skip_single_children(name, cells, children, summary.labels)
+        name = chain[-1]
+        lines.append(Line(level, name, above, row, chain))
+        pending += [(child, level + 1, name) for child in reversed(children.get(name, ()))]
+    return lines
+
+
+def _skip_single_children(
+    name: str, cells: Cells, children: Mapping[str, Sequence[str]], labels: Mapping[str, str]
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    # A module with one child whose cells are equal shares its row, under the child's name, and so on downward; but a
+    # row of repeated layers does not share the rows of its first layer.
+    chain, row = [name], cells[name]
+    while name not in labels and len(only := children.get(name, ())) == 1:
+        combined = _combine(row, cells[only[0]])
+        if combined is None:
+            break
+        name, row = only[0], combined
+        chain.append(name)
+    return tuple(chain), row
+
+
+def _combine(upper: Mapping[str, str], lower: Mapping[str, str]) -> dict[str, str] | None:
+    if upper.keys() != lower.keys():
+        return None
+    if any(text and lower[heading] and text != lower[heading] for heading, text in upper.items()):
+        return None
+    return {heading: text or lower[heading] for heading, text in upper.items()}

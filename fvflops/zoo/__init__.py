@@ -1,6 +1,6 @@
 """A zoo of reference models whose cost is published, in plain torch.nn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,202 +43,80 @@ class ZooEntry:
         return self.model_class(replace(self.config, **sizes))
 
 
+def _decoders(
+    model_class: Callable[..., nn.Module], configs: Mapping[str, Any], notes: Mapping[str, tuple[int, str]]
+) -> dict[str, ZooEntry]:
+    """Return the entries of a decoder's sizes: name → number of tokens and note."""
+    return {
+        name: ZooEntry(
+            model_class=model_class,
+            config=configs[name],
+            inputs=(("tokens", (1, tokens), "int64"),),
+            note=note,
+            meta=" G parameters" in note,
+        )
+        for name, (tokens, note) in notes.items()
+    }
+
+
+def _images(model_class: Callable[..., nn.Module], shape: tuple[int, ...], note: str) -> ZooEntry:
+    return ZooEntry(model_class=model_class, inputs=(("x", shape, "float32"),), note=note)
+
+
 ZOO: dict[str, ZooEntry] = {
-    "lenet5": ZooEntry(
-        model_class=LeNet5,
-        inputs=(("x", (1, 1, 28, 28), "float32"),),
-        note="LeNet-5: 61,706 parameters, LeCun et al. 1998",
+    "lenet5": _images(LeNet5, (1, 1, 28, 28), "LeNet-5: 61,706 parameters, LeCun et al. 1998"),
+    "resnet50": _images(ResNet50, (1, 3, 224, 224), "ResNet-50 v1.5: 25.6 M parameters, arXiv:1512.03385"),
+    "vit_b_16": _images(ViTB16, (1, 3, 224, 224), "ViT-B/16: 86.6 M parameters, arXiv:2010.11929"),
+    **_decoders(GPT2, {"gpt2": GPT2_124M}, {"gpt2": (1024, "GPT-2: 124 M parameters, Radford et al. 2019")}),
+    **_decoders(
+        Llama,
+        CONFIGS,
+        {
+            "llama2_7b": (4_096, "Llama-2-7B: 6.74 G parameters, arXiv:2307.09288"),
+            "llama3_8b": (8_192, "Llama-3-8B: 8.03 G parameters, arXiv:2407.21783"),
+            "llama3_70b": (8_192, "Llama-3-70B: 70.6 G parameters, arXiv:2407.21783"),
+            "llama3_405b": (8_192, "Llama-3.1-405B: 406 G parameters, arXiv:2407.21783"),
+            "llama_tiny": (16, "a Llama of 125,248 parameters, for tests; not published"),
+        },
     ),
-    "resnet50": ZooEntry(
-        model_class=ResNet50,
-        inputs=(("x", (1, 3, 224, 224), "float32"),),
-        note="ResNet-50 v1.5: 25.6 M parameters, arXiv:1512.03385",
+    **_decoders(
+        megatron_gpt.MegatronGPT,
+        megatron_gpt.CONFIGS,
+        {
+            "megatron_gpt_1_7b": (2_048, "Megatron GPT: 1.65 G parameters, arXiv:2104.04473"),
+            "megatron_gpt_3_6b": (2_048, "Megatron GPT: 3.56 G parameters, arXiv:2104.04473"),
+            "megatron_gpt_7_5b": (2_048, "Megatron GPT: 7.47 G parameters, arXiv:2104.04473"),
+            "megatron_gpt_18b": (2_048, "Megatron GPT: 18.4 G parameters, arXiv:2104.04473"),
+            "megatron_gpt_39b": (2_048, "Megatron GPT: 39.1 G parameters, arXiv:2104.04473"),
+            "megatron_gpt_146b": (2_048, "Megatron GPT: 146 G parameters, arXiv:2104.04473"),
+            "megatron_gpt_175b": (2_048, "Megatron GPT: 175 G parameters, sizes of GPT-3, arXiv:2005.14165"),
+            "megatron_gpt_530b": (2_048, "Megatron GPT: 530 G parameters, arXiv:2104.04473"),
+            "megatron_gpt_tiny": (16, "a Megatron GPT of 117,504 parameters, for tests; not published"),
+        },
     ),
-    "vit_b_16": ZooEntry(
-        model_class=ViTB16,
-        inputs=(("x", (1, 3, 224, 224), "float32"),),
-        note="ViT-B/16: 86.6 M parameters, arXiv:2010.11929",
+    **_decoders(
+        mpt.MPT,
+        mpt.CONFIGS,
+        {
+            "mpt_125m": (2_048, "MPT: 125 M parameters, llm-foundry"),
+            "mpt_350m": (2_048, "MPT: 356 M parameters, llm-foundry"),
+            "mpt_760m": (2_048, "MPT: 760 M parameters, llm-foundry"),
+            "mpt_1b": (2_048, "MPT: 1.32 G parameters, llm-foundry"),
+            "mpt_3b": (2_048, "MPT: 2.65 G parameters, llm-foundry"),
+            "mpt_7b": (2_048, "MPT: 6.66 G parameters, llm-foundry"),
+            "mpt_13b": (2_048, "MPT: 12.9 G parameters, llm-foundry"),
+            "mpt_30b": (2_048, "MPT: 30.0 G parameters, llm-foundry"),
+            "mpt_70b": (2_048, "MPT: 64.9 G parameters, llm-foundry"),
+            "mpt_tiny": (16, "an MPT of 117,504 parameters, for tests; not published"),
+        },
     ),
-    "gpt2": ZooEntry(
-        model_class=GPT2,
-        config=GPT2_124M,
-        inputs=(("tokens", (1, 1024), "int64"),),
-        note="GPT-2: 124 M parameters, Radford et al. 2019",
-    ),
-    "llama2_7b": ZooEntry(
-        model_class=Llama,
-        config=CONFIGS["llama2_7b"],
-        inputs=(("tokens", (1, 4096), "int64"),),
-        note="Llama-2-7B: 6.74 G parameters, arXiv:2307.09288",
-        meta=True,
-    ),
-    "llama3_8b": ZooEntry(
-        model_class=Llama,
-        config=CONFIGS["llama3_8b"],
-        inputs=(("tokens", (1, 8192), "int64"),),
-        note="Llama-3-8B: 8.03 G parameters, arXiv:2407.21783",
-        meta=True,
-    ),
-    "llama3_70b": ZooEntry(
-        model_class=Llama,
-        config=CONFIGS["llama3_70b"],
-        inputs=(("tokens", (1, 8192), "int64"),),
-        note="Llama-3-70B: 70.6 G parameters, arXiv:2407.21783",
-        meta=True,
-    ),
-    "llama3_405b": ZooEntry(
-        model_class=Llama,
-        config=CONFIGS["llama3_405b"],
-        inputs=(("tokens", (1, 8192), "int64"),),
-        note="Llama-3.1-405B: 406 G parameters, arXiv:2407.21783",
-        meta=True,
-    ),
-    "llama_tiny": ZooEntry(
-        model_class=Llama,
-        config=CONFIGS["llama_tiny"],
-        inputs=(("tokens", (1, 16), "int64"),),
-        note="a Llama of 125,248 parameters, for tests; not published",
-    ),
-    "megatron_gpt_1_7b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_1_7b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 1.65 G parameters, arXiv:2104.04473",
-        meta=True,
-    ),
-    "megatron_gpt_3_6b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_3_6b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 3.56 G parameters, arXiv:2104.04473",
-        meta=True,
-    ),
-    "megatron_gpt_7_5b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_7_5b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 7.47 G parameters, arXiv:2104.04473",
-        meta=True,
-    ),
-    "megatron_gpt_18b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_18b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 18.4 G parameters, arXiv:2104.04473",
-        meta=True,
-    ),
-    "megatron_gpt_39b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_39b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 39.1 G parameters, arXiv:2104.04473",
-        meta=True,
-    ),
-    "megatron_gpt_146b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_146b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 146 G parameters, arXiv:2104.04473",
-        meta=True,
-    ),
-    "megatron_gpt_175b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_175b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 175 G parameters, sizes of GPT-3, arXiv:2005.14165",
-        meta=True,
-    ),
-    "megatron_gpt_530b": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_530b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="Megatron GPT: 530 G parameters, arXiv:2104.04473",
-        meta=True,
-    ),
-    "megatron_gpt_tiny": ZooEntry(
-        model_class=megatron_gpt.MegatronGPT,
-        config=megatron_gpt.CONFIGS["megatron_gpt_tiny"],
-        inputs=(("tokens", (1, 16), "int64"),),
-        note="a Megatron GPT of 117,504 parameters, for tests; not published",
-    ),
-    "mpt_125m": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_125m"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 125 M parameters, llm-foundry",
-    ),
-    "mpt_350m": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_350m"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 356 M parameters, llm-foundry",
-    ),
-    "mpt_760m": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_760m"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 760 M parameters, llm-foundry",
-    ),
-    "mpt_1b": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_1b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 1.32 G parameters, llm-foundry",
-        meta=True,
-    ),
-    "mpt_3b": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_3b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 2.65 G parameters, llm-foundry",
-        meta=True,
-    ),
-    "mpt_7b": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_7b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 6.66 G parameters, llm-foundry",
-        meta=True,
-    ),
-    "mpt_13b": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_13b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 12.9 G parameters, llm-foundry",
-        meta=True,
-    ),
-    "mpt_30b": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_30b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 30.0 G parameters, llm-foundry",
-        meta=True,
-    ),
-    "mpt_70b": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_70b"],
-        inputs=(("tokens", (1, 2048), "int64"),),
-        note="MPT: 64.9 G parameters, llm-foundry",
-        meta=True,
-    ),
-    "mpt_tiny": ZooEntry(
-        model_class=mpt.MPT,
-        config=mpt.CONFIGS["mpt_tiny"],
-        inputs=(("tokens", (1, 16), "int64"),),
-        note="an MPT of 117,504 parameters, for tests; not published",
-    ),
-    "mixtral_8x7b": ZooEntry(
-        model_class=Mixtral,
-        config=MIXTRAL_CONFIGS["mixtral_8x7b"],
-        inputs=(("tokens", (1, 4096), "int64"),),
-        note="Mixtral-8x7B: 46.7 G parameters, arXiv:2401.04088",
-        meta=True,
-    ),
-    "mixtral_tiny": ZooEntry(
-        model_class=Mixtral,
-        config=MIXTRAL_CONFIGS["mixtral_tiny"],
-        inputs=(("tokens", (1, 16), "int64"),),
-        note="a Mixtral of 205,632 parameters, for tests; not published",
+    **_decoders(
+        Mixtral,
+        MIXTRAL_CONFIGS,
+        {
+            "mixtral_8x7b": (4_096, "Mixtral-8x7B: 46.7 G parameters, arXiv:2401.04088"),
+            "mixtral_tiny": (16, "a Mixtral of 205,632 parameters, for tests; not published"),
+        },
     ),
 }
 

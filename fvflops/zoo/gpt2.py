@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.kv_cache import Decoded, KVCache
+from fvflops.zoo.decoder_parts import Decoded, KVCache, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +132,3 @@ class GPT2(nn.Module):
         x = self.ln_f(x)
         logits = self.lm_head(x[:, -logits_to_keep:] if cache and logits_to_keep else x)
         return Decoded(logits, *cache) if cache else logits
-
-
-def initialise(module: nn.Module) -> None:
-    """Initialise a layer as published: normal weights with standard deviation 0.02, biases zero."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)

@@ -8,13 +8,14 @@ context: that does not change the cost, and is not implemented.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.kv_cache import Decoded, KVCache
+from fvflops.zoo.decoder_parts import Decoded, KVCache, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,37 +44,14 @@ class LlamaConfig:
         return self.hidden_size // self.heads
 
 
+_LLAMA3 = partial(LlamaConfig, vocab_size=128_256, kv_heads=8, rope_theta=500_000.0)
 CONFIGS = {
     "llama2_7b": LlamaConfig(
         vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, layers=32, heads=32, kv_heads=32
     ),
-    "llama3_8b": LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        rope_theta=500_000.0,
-    ),
-    "llama3_70b": LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=8192,
-        intermediate_size=28_672,
-        layers=80,
-        heads=64,
-        kv_heads=8,
-        rope_theta=500_000.0,
-    ),
-    "llama3_405b": LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=16_384,
-        intermediate_size=53_248,
-        layers=126,
-        heads=128,
-        kv_heads=8,
-        rope_theta=500_000.0,
-    ),
+    "llama3_8b": _LLAMA3(hidden_size=4096, intermediate_size=14_336, layers=32, heads=32),
+    "llama3_70b": _LLAMA3(hidden_size=8192, intermediate_size=28_672, layers=80, heads=64),
+    "llama3_405b": _LLAMA3(hidden_size=16_384, intermediate_size=53_248, layers=126, heads=128),
     "llama_tiny": LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=176, layers=2, heads=4, kv_heads=2),
 }
 
@@ -204,9 +182,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (i, i + head_size/2) of x (b, heads, n, head_size) by its position's angle."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def initialise(module: nn.Module) -> None:
-    """Initialise a layer's weights: normal with standard deviation 0.02."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fvflops.torch_internals import refusal
-from fvflops.zoo.kv_cache import KVCache
+from fvflops.zoo.decoder_parts import KVCache
 from fvflops.zoo.llama import Attention, Llama, LlamaConfig
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.vocabulary_loss import VocabularyCrossEntropy
+from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +201,3 @@ class MPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x) if labels is None else self.head(x, labels)
-
-
-def initialise(module: nn.Module) -> None:
-    """Initialise a layer: normal weights with standard deviation 0.02, biases zero."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)

@@ -177,8 +177,7 @@ def test_a_row_on_a_module_class_covers_what_runs_inside(tmp_path):
 
 def test_an_outer_module_row_wins_over_an_inner_one(tmp_path):
     path = table_file(
-        tmp_path,
-        "extends: default\nmodules:\n  torch.nn.Sequential: {flops: '5'}\n  torch.nn.Linear: {flops: '3'}\n",
+        tmp_path, "extends: default\nmodules:\n  torch.nn.Sequential: {flops: '5'}\n  torch.nn.Linear: {flops: '3'}\n"
     )
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     assert FlopCountAnalysis(model, X, table=path).by_module() == Counter({"": 5, "0": 0, "1": 0})

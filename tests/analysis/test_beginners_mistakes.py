@@ -46,13 +46,10 @@ def wrap(model):
     return yolo
 
 
+count = FlopCountAnalysis
 # What is called → its error, and what the message, or else a note, says. All are run by the one test below.
 MISTAKES = {
-    "sizes": (
-        lambda: FlopCountAnalysis(CONV, (1, 3, 32, 32)),
-        TypeError,
-        "pass torch.randn(1, 3, 32, 32), or input_size=",
-    ),
+    "sizes": (lambda: count(CONV, (1, 3, 32, 32)), TypeError, "pass torch.randn(1, 3, 32, 32), or input_size="),
     "a list of sizes": (
         lambda: flop_count(CONV, [1, 3, 32, 32]),
         TypeError,
@@ -63,31 +60,11 @@ MISTAKES = {
         TypeError,
         "pass torch.randn(1, 3, 8, 8), or",
     ),
-    "sizes in a list": (
-        lambda: FlopCountAnalysis(CONV, [(1, 3, 8, 8)]).total(),
-        TypeError,
-        "note: torch.randn(1, 3, 8, 8), ",
-    ),
-    "both": (
-        lambda: FlopCountAnalysis(LINEAR, X, input_size=(1, 4)),
-        ValueError,
-        "inputs and input_size are both passed",
-    ),
-    "a wrong size": (
-        lambda: FlopCountAnalysis(LINEAR, input_size=4),
-        ValueError,
-        "pass a shape such as (1, 3, 224, 224)",
-    ),
-    "a wrong dtype": (
-        lambda: FlopCountAnalysis(LINEAR, input_size="1,4:int46"),
-        ValueError,
-        "such as float32, bfloat16",
-    ),
-    "channels": (
-        lambda: FlopCountAnalysis(CONV, torch.ones(1, 1, 8, 8)).total(),
-        RuntimeError,
-        "note: Conv2d '0' expects 3 inp",
-    ),
+    "sizes in a list": (lambda: count(CONV, [(1, 3, 8, 8)]).total(), TypeError, "note: torch.randn(1, 3, 8, 8), "),
+    "both": (lambda: count(LINEAR, X, input_size=(1, 4)), ValueError, "inputs and input_size are both passed"),
+    "a wrong size": (lambda: count(LINEAR, input_size=4), ValueError, "pass a shape such as (1, 3, 224, 224)"),
+    "a wrong dtype": (lambda: count(LINEAR, input_size="1,4:int46"), ValueError, "such as float32, bfloat16"),
+    "channels": (lambda: count(CONV, torch.ones(1, 1, 8, 8)).total(), RuntimeError, "note: Conv2d '0' expects 3 inp"),
     "features": (
         lambda: compare(LINEAR, torch.ones(1, 5)),
         RuntimeError,
@@ -98,108 +75,68 @@ MISTAKES = {
         RuntimeError,
         "note: Linear '0' expects 4 input features",
     ),
-    "ids as floats": (
-        lambda: FlopCountAnalysis(EMBEDDING, X).total(),
-        RuntimeError,
-        "note: torch.ones(1, 4, dtype=torch.int64)",
-    ),
+    "ids as floats": (lambda: count(EMBEDDING, X).total(), RuntimeError, "note: torch.ones(1, 4, dtype=torch.int64)"),
     "an image of bytes": (
-        lambda: FlopCountAnalysis(CONV, torch.ones(1, 3, 8, 8, dtype=torch.uint8)).total(),
+        lambda: count(CONV, torch.ones(1, 3, 8, 8, dtype=torch.uint8)).total(),
         RuntimeError,
         "note: expects float32, as its weights are, got uint8[1, 3, 8, 8]; pass torch.randn(1, 3, 8, 8)",
     ),
     "a small image": (
-        lambda: FlopCountAnalysis(CONV, torch.ones(1, 3, 2, 2)).total(),
+        lambda: count(CONV, torch.ones(1, 3, 2, 2)).total(),
         RuntimeError,
         "note: pass torch.randn(1, 3, 3, 3)",
     ),
     "no batch": (
-        lambda: FlopCountAnalysis(nn.BatchNorm2d(3), torch.ones(3, 4, 4)).total(),
+        lambda: count(nn.BatchNorm2d(3), torch.ones(3, 4, 4)).total(),
         ValueError,
         "note: (batch, channels, ...)",
     ),
-    "one value": (
-        lambda: FlopCountAnalysis(POOLED, torch.ones(1, 3, 4, 4)).total(),
-        ValueError,
-        "note: call model.eval() first",
-    ),
+    "one value": (lambda: count(POOLED, torch.ones(1, 3, 4, 4)).total(), ValueError, "note: call model.eval() first"),
     "ids out of range": (
-        lambda: FlopCountAnalysis(EMBEDDING, torch.tensor([11]), execution="real").total(),
+        lambda: count(EMBEDDING, torch.tensor([11]), execution="real").total(),
         IndexError,
         "note: expects indices from 0 to 9 (one is 11)",
     ),
     "shapes of own code": (
-        lambda: FlopCountAnalysis(Product(), (torch.ones(1, 2), torch.ones(3, 2))).total(),
+        lambda: count(Product(), (torch.ones(1, 2), torch.ones(3, 2))).total(),
         RuntimeError,
         "note: the model's inputs are float32[1, 2], float32[3, 2]: pass others",
     ),
     "no inputs": (
-        lambda: FlopCountAnalysis(LINEAR).total(),
+        lambda: count(LINEAR).total(),
         TypeError,
         'note: pass it as inputs, or by name: kwargs={"input": ...}',
     ),
-    "an input too few": (
-        lambda: FlopCountAnalysis(Product(), X).total(),
-        TypeError,
-        "note: needs right: pass it as inputs",
-    ),
-    "a batch with labels": (
-        lambda: FlopCountAnalysis(LINEAR, (X, X)).total(),
-        TypeError,
-        "note: a tuple is several inputs",
-    ),
+    "an input too few": (lambda: count(Product(), X).total(), TypeError, "note: needs right: pass it as inputs"),
+    "a batch with labels": (lambda: count(LINEAR, (X, X)).total(), TypeError, "note: a tuple is several inputs"),
     "a misspelt name": (
-        lambda: FlopCountAnalysis(Product(), {"left": X, "rihgt": X}).total(),
+        lambda: count(Product(), {"left": X, "rihgt": X}).total(),
         TypeError,
         "note: nearest is 'right'",
     ),
-    "an array": (
-        lambda: FlopCountAnalysis(LINEAR, np.ones((1, 4))).total(),
-        TypeError,
-        "note: pass torch.from_numpy(array)",
-    ),
-    "numbers": (lambda: FlopCountAnalysis(LINEAR, [[1.0, 2.0]]).total(), TypeError, "note: pass torch.tensor(values)"),
-    "a text": (lambda: FlopCountAnalysis(EMBEDDING, "hello").total(), TypeError, "note: pass token ids"),
-    "a loader": (
-        lambda: FlopCountAnalysis(LINEAR, DataLoader(TensorDataset(X))).total(),
-        TypeError,
-        "note: next(iter(loader))",
-    ),
-    "a dataset": (lambda: FlopCountAnalysis(LINEAR, TensorDataset(X)).total(), TypeError, "note: pass one batch"),
-    "a class": (lambda: FlopCountAnalysis(nn.Linear, X), TypeError, "create a module of it, such as Linear(...)"),
-    "a name": (lambda: FlopCountAnalysis("resnet50", X), TypeError, "counted by the command `fvflops count MODEL`"),
+    "an array": (lambda: count(LINEAR, np.ones((1, 4))).total(), TypeError, "note: pass torch.from_numpy(array)"),
+    "numbers": (lambda: count(LINEAR, [[1.0, 2.0]]).total(), TypeError, "note: pass torch.tensor(values)"),
+    "a text": (lambda: count(EMBEDDING, "hello").total(), TypeError, "note: pass token ids"),
+    "a loader": (lambda: count(LINEAR, DataLoader(TensorDataset(X))).total(), TypeError, "note: next(iter(loader))"),
+    "a dataset": (lambda: count(LINEAR, TensorDataset(X)).total(), TypeError, "note: pass one batch"),
+    "a class": (lambda: count(nn.Linear, X), TypeError, "create a module of it, such as Linear(...)"),
+    "a name": (lambda: count("resnet50", X), TypeError, "counted by the command `fvflops count MODEL`"),
     "a name's parameters": (lambda: parameter_count("resnet50"), TypeError, "pass a torch.nn.Module"),
-    "weights": (lambda: FlopCountAnalysis(LINEAR.state_dict(), X), TypeError, "pass them to its load_state_dict"),
-    "a checkpoint": (
-        lambda: FlopCountAnalysis({"model": {}, "epoch": 3}, X),
-        TypeError,
-        "pass them to its load_state_dict",
-    ),
-    "a pair": (lambda: FlopCountAnalysis((LINEAR, X)), TypeError, "and its inputs as the second argument"),
-    "no model": (lambda: FlopCountAnalysis(None, X), TypeError, "pass a torch.nn.Module or a function"),
-    "YOLO": (lambda: FlopCountAnalysis(wrap(LINEAR), X), TypeError, "of type YOLO, around a module: count yolo.model"),
-    "a trainer": (
-        lambda: FlopCountAnalysis(SimpleNamespace(model=LINEAR), X),
-        TypeError,
-        "count simplenamespace.model",
-    ),
-    "a Trace": (
-        lambda: FlopCountAnalysis(FlopCountAnalysis(LINEAR, X).trace()),
-        TypeError,
-        "FlopCountAnalysis.from_trace",
-    ),
-    "a path of a Trace": (
-        lambda: FlopCountAnalysis.from_trace("run.json"),
-        TypeError,
-        "read a file by Trace.from_json(text)",
-    ),
+    "weights": (lambda: count(LINEAR.state_dict(), X), TypeError, "pass them to its load_state_dict"),
+    "a checkpoint": (lambda: count({"model": {}, "epoch": 3}, X), TypeError, "pass them to its load_state_dict"),
+    "a pair": (lambda: count((LINEAR, X)), TypeError, "and its inputs as the second argument"),
+    "no model": (lambda: count(None, X), TypeError, "pass a torch.nn.Module or a function"),
+    "YOLO": (lambda: count(wrap(LINEAR), X), TypeError, "of type YOLO, around a module: count yolo.model"),
+    "a trainer": (lambda: count(SimpleNamespace(model=LINEAR), X), TypeError, "count simplenamespace.model"),
+    "a Trace": (lambda: count(count(LINEAR, X).trace()), TypeError, "FlopCountAnalysis.from_trace"),
+    "a path of a Trace": (lambda: count.from_trace("run.json"), TypeError, "read a file by Trace.from_json(text)"),
     "a model to a roofline": (
         lambda: roofline(LINEAR, device="H100"),
         TypeError,
         "pass FlopCountAnalysis(model, inputs)",
     ),
     "a model to memory": (lambda: predict_memory(LINEAR), TypeError, "pass FlopCountAnalysis(model, inputs)"),
-    "a lazy model": (lambda: FlopCountAnalysis(nn.LazyLinear(4), X).total(), ValueError, "run the model once"),
+    "a lazy model": (lambda: count(nn.LazyLinear(4), X).total(), ValueError, "run the model once"),
     "a criterion": (
         lambda: TrainingStepAnalysis(LINEAR, X, loss=nn.CrossEntropyLoss()).total(),
         TypeError,
@@ -211,19 +148,15 @@ MISTAKES = {
         TypeError,
         "must be a torch.optim.Optimizer",
     ),
-    "a device": (
-        lambda: FlopCountAnalysis(LINEAR, X, device="gpu").total(),
-        ValueError,
-        "pass 'cpu', 'cuda' or 'cuda:1'",
-    ),
-    "an execution": (lambda: FlopCountAnalysis(LINEAR, X, execution="fast"), ValueError, "one of auto, shapes, real"),
+    "a device": (lambda: count(LINEAR, X, device="gpu").total(), ValueError, "pass 'cpu', 'cuda' or 'cuda:1'"),
+    "an execution": (lambda: count(LINEAR, X, execution="fast"), ValueError, "one of auto, shapes, real"),
     "a convention": (
-        lambda: FlopCountAnalysis(LINEAR, X, table="fvcor"),
+        lambda: count(LINEAR, X, table="fvcor"),
         ValueError,
         "did you mean 'fvcore'? Shipped are default, calflops, deepspeed",
     ),
     "the command line's word for a table": (
-        lambda: FlopCountAnalysis(LINEAR, X, convention="thop"),
+        lambda: count(LINEAR, X, convention="thop"),
         TypeError,
         "warn): got an unexpected keyword argument 'convention': did you mean 'table'?",
     ),
@@ -253,12 +186,12 @@ MISTAKES = {
         "pass FlopCountAnalysis(model, inputs)",
     ),
     "a handle before its op": (
-        lambda: FlopCountAnalysis(LINEAR, X).set_op_handle(print, "aten::cos"),
+        lambda: count(LINEAR, X).set_op_handle(print, "aten::cos"),
         TypeError,
         "set_op_handle takes the name of an op, such as 'aten::linear'; got a",
     ),
-    "a module": (lambda: FlopCountAnalysis(LINEAR, X).total("1"), KeyError, "did you mean '0'?"),
-    "an op": (lambda: FlopCountAnalysis(LINEAR, X).set_op_handle("linear", None), ValueError, "such as aten::linear"),
+    "a module": (lambda: count(LINEAR, X).total("1"), KeyError, "did you mean '0'?"),
+    "an op": (lambda: count(LINEAR, X).set_op_handle("linear", None), ValueError, "such as aten::linear"),
     "a recording not entered": (lambda: fvflops.record(LINEAR).total(), ValueError, "the with block was not entered"),
 }
 
@@ -277,10 +210,6 @@ def test_a_mistake_is_answered_by_the_remedy(name, caplog):
     else:
         assert expected in str(caught.value) and not notes
         assert "\n" not in str(caught.value)
-
-
-def test_there_are_thirty_mistakes():
-    assert len(MISTAKES) >= 30
 
 
 def test_errors_in_a_recording_have_the_note_too(caplog):

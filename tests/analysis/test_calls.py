@@ -7,7 +7,6 @@ import io
 import json
 import re
 import subprocess
-import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from shutil import which
@@ -18,13 +17,16 @@ import torch
 from torch import nn
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis
-from fvflops.analysis.call_report import call_report
+from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import list_call_rows
 from fvflops.cli import main
+from fvflops.reports.call_tables import call_report
 from fvflops.reports.escaping import printable
 from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError
 from fvflops.views.ranking import natural_key
 from fvflops.zoo import build
+from tests.support.reports.report_formats import take_cells
 
 
 class Net(nn.Module):
@@ -165,14 +167,10 @@ def make_saved(path: Path) -> FlopCountAnalysis:
     return FlopCountAnalysis.from_trace(Trace.from_json(path.read_text()), warn=False)
 
 
-def take_cells(line: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(mark) in "WF" else 1 for mark in line)
-
-
 @pytest.mark.parametrize("by", ["op", "call", "line"])
 def test_calls_of_a_saved_trace_in_all_formats(by, tmp_path):
     flops = make_saved(tmp_path / "trace.json")
-    report = call_report(flops, by)
+    report = call_report(analysed_run(flops), by, list_call_rows(flops, by))
     total = 2 * 8 * 2**20
     text = write_document(report, "text", width=80)
     assert max(map(take_cells, text.split("\n"))) <= 80 and f"{total:,}" in text

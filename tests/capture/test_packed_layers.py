@@ -404,20 +404,6 @@ def test_a_layer_that_states_no_sizes_has_those_of_its_operand(execution):
     assert (root.active, root.unused, root.trainable) == (WEIGHTS, 0, 0)
 
 
-def test_a_mask_of_a_weight_is_no_packed_weight():
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(32, 16))
-            self.register_buffer("mask", torch.ones(32, 16, dtype=BYTE))
-
-        def forward(self, x):
-            return x @ (self.weight * self.mask).T
-
-    root = parameter_summary(FlopCountAnalysis(Masked(), torch.rand(3, 16)))[""]
-    assert (root.total, root.buffers) == (32 * 16, 32 * 16)
-
-
 # --- bitsandbytes on the meta device, which it quantises when it moves to another -------------------------------------
 
 

@@ -10,9 +10,9 @@ from fvflops import record_call
 from fvflops.capture.shortening.shorten import find_index_attributes, find_layer_runs, shorten
 from fvflops.capture.training_step import record_step
 from fvflops.trace import StopsAt
-from fvflops.trace.expansion.comparison import are_equal_runs
 from fvflops.trace.expansion.expand import expand_layers
 from fvflops.trace.expansion.layer_run import LayerRun, UnequalLayersError
+from fvflops.trace.expansion.recorded_rows import are_equal_runs
 
 WIDTH, LAYERS = 8, 16
 INPUTS = torch.ones(2, 3, WIDTH)

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from fvflops.cli import COMMANDS, build_parser, main
 from fvflops.cli.encoding import to_ascii
 from fvflops.cli.model_table import FORMATS
-from fvflops.reports.text.display_width import display_width
+from fvflops.reports.display_width import display_width
 
 PARSER = build_parser()
 OPTIONS = [(name, action) for name, parser in PARSER.commands().items() for action in parser.options()]
@@ -152,6 +152,8 @@ CODES = {
     "ops --check --table wrong.yaml --import my_ops": (1, "wrong.yaml"),
     "ops --check --table mine.yaml --import no_ops": (2, "fvflops: error: --import no_ops: No module named 'no_ops'"),
     "ops linear --check": (2, "fvflops: error: --check runs all examples of a table: omit linear"),
+    "--debug": (2, "fvflops: error: the following arguments are required: COMMAND (fvflops --help lists"),
+    "count zoo:lenet5 --depth -1": (2, "fvflops: error: argument --depth: "),
     "cuont": (2, "fvflops: error: argument COMMAND: must be one of count,"),
     "count": (2, "fvflops: error: the following arguments are required: MODEL"),
     "count zoo:none": (2, "fvflops: error: no model 'none'"),

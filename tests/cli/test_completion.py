@@ -8,15 +8,21 @@ import sys
 import pytest
 
 from fvflops.cli import COMMANDS, build_parser, main
+from fvflops.cli import completed_names as names
+from fvflops.cli.commands.completion import (
+    METAVARS,
+    SHELLS,
+    find_metavar,
+    takes_value,
+    write_bash,
+    write_fish,
+    write_zsh,
+)
 from fvflops.cli.commands.list import LISTS
-from fvflops.cli.completion import bash, fish, zsh
-from fvflops.cli.completion import completed_names as names
-from fvflops.cli.completion.grammar import KINDS, read_commands
 from fvflops.devices.devices import load_devices
 from fvflops.formulas import shipped_tables
 from fvflops.zoo import ZOO
 
-SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
 # What the program answers, by the arguments with which the scripts ask.
 STUB = {
     "model zoo:l": ["zoo:lenet5", "zoo:llama_tiny"],
@@ -49,7 +55,7 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def commands():
-    return read_commands(build_parser(), COMMANDS)
+    return build_parser().commands()
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +84,7 @@ def test_bash_completes_commands_options_choices_and_names(commands, program):
         f"COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _fvflops; IFS='|'; echo \"${{COMPREPLY[*]}}\"; unset IFS"
         for line in LINES
     )
-    written = run_shell(program, "bash", f"{bash.write(commands)}\ncompopt() {{ :; }}\n{asks}")
+    written = run_shell(program, "bash", f"{write_bash(commands, COMMANDS)}\ncompopt() {{ :; }}\n{asks}")
     offered = [line.split("|") if line else [] for line in written.split("\n")[:-1]]
     assert dict(zip(LINES, offered, strict=True)) == LINES
 
@@ -86,7 +92,7 @@ def test_bash_completes_commands_options_choices_and_names(commands, program):
 def test_fish_completes_commands_options_choices_and_names(commands, program):
     lines = ["fvflops co", "fvflops count --ta", "fvflops count --execution s", "fvflops count zoo:l"]
     asks = "".join(f"complete -C '{line}'; echo ==;" for line in lines)
-    written = run_shell(program, "fish", f"{fish.write(commands)}\n{asks}")
+    written = run_shell(program, "fish", f"{write_fish(commands, COMMANDS)}\n{asks}")
     offered = [{line.split("\t")[0] for line in part.split("\n") if line} for part in written.split("==\n")[:-1]]
     assert {"count", "compare", "completion"} <= offered[0]
     assert offered[1] == {"--table", "--task"} and "shapes" in offered[2]
@@ -95,26 +101,27 @@ def test_fish_completes_commands_options_choices_and_names(commands, program):
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_script_is_right_and_has_every_command_and_option(commands, program, shell, tmp_path):
-    script = SHELLS[shell].write(commands)
+    script = SHELLS[shell](commands, COMMANDS)
     (tmp_path / "script").write_text(script)
     run_shell(program, shell, f"{shell} -n {tmp_path / 'script'}")
-    assert [command.name for command in commands] == [*COMMANDS]
-    for command in commands:
-        for option in command.options:
-            for name in option.names:
+    assert [*commands] == [*COMMANDS]
+    for command in commands.values():
+        for option in command.options():
+            for name in option.option_strings:
                 shown = f"-l {name[2:]} " if shell == "fish" and name.startswith("--") else name
                 assert name == "-h" or shown in script
 
 
 def test_zsh_loads_the_script(commands, program):
-    assert run_shell(program, "zsh", f"compdef() {{ echo $1 $2; }}\n{zsh.write(commands)}") == "_fvflops fvflops\n"
+    script = write_zsh(commands, COMMANDS)
+    assert run_shell(program, "zsh", f"compdef() {{ echo $1 $2; }}\n{script}") == "_fvflops fvflops\n"
 
 
 def test_each_metavar_of_names_is_used(commands):
-    used = {option.value.metavar for command in commands for option in command.options if option.value}
-    used |= {value.metavar for command in commands for value in command.positionals}
-    assert used >= set(KINDS)
-    assert {kind for kind in KINDS.values() if kind not in ("file", "folder")} <= set(names.KINDS)
+    used = {find_metavar(option) for command in commands.values() for option in filter(takes_value, command.options())}
+    used |= {find_metavar(action) for command in commands.values() for action in command.positionals()}
+    assert used >= set(METAVARS)
+    assert {kind for kind in METAVARS.values() if kind not in ("file", "folder")} <= set(names.KINDS)
 
 
 def test_names_are_listed_once_and_then_read_from_the_cache(tmp_path, monkeypatch):

@@ -93,12 +93,7 @@ def test_a_required_package_that_is_missing_is_one_line(module, package):
     "argv",
     [
         ["count", "zoo:lenet5"],
-        ["count", "zoo:lenet5", "--by", "op"],
-        ["compare", "zoo:lenet5"],
         ["memory", "zoo:lenet5"],
-        ["roofline", "zoo:lenet5", "--device", "H100"],
-        ["diff", "zoo:lenet5", "zoo:lenet5"],
-        ["ops"],
         ["list", "zoo"],
     ],
 )

@@ -1,5 +1,6 @@
 """Closed standard streams, and SIGTERM."""
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from fvflops.cli import main
 from fvflops.cli.process import DiscardedOutput, Terminated, streams_opened, termination_raised
+from fvflops.cli.progress import activity
 from fvflops.sweep.counted_models import Journal
 from fvflops.sweep.result_files import read_rows
 from tests.support.checkout import ROOT
@@ -128,3 +130,15 @@ def test_a_sweep_that_is_terminated_writes_its_rows_and_leaves_nothing(tmp_path)
     (line,) = [line for line in errors.splitlines() if line.startswith("fvflops: ")]
     assert line.startswith("fvflops: terminated: ") and line.endswith("models left; the same command goes on")
     assert read_rows(output) and os.listdir(tmp_path) == ["rows.csv"]
+
+
+def test_what_is_done_is_shown_on_a_terminal_after_a_while_and_erased(monkeypatch):
+    monkeypatch.setattr("fvflops.cli.progress._MIN_SECONDS", 0.0)
+    monkeypatch.setattr("fvflops.cli.progress._PERIOD", 0.001)
+    terminal, file = io.StringIO(), io.StringIO()
+    terminal.isatty = lambda: True
+    for stream in (terminal, file):
+        with activity("loading zoo:gpt2", stream):
+            time.sleep(0.1)
+    first, *_, last = terminal.getvalue().split("\r")[1:]
+    assert (first, last, file.getvalue()) == ("[0 s] loading zoo:gpt2\x1b[K", "\x1b[K", "")

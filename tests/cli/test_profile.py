@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -203,39 +204,20 @@ def test_an_interrupt_before_anything_was_measured_leaves_nothing(capsys, factor
     assert err == "fvflops: interrupted: no run was completed\n"
 
 
-class Terminal(list):
-    """A stream that keeps what is written."""
-
-    def __init__(self, *, is_terminal: bool = True) -> None:
-        super().__init__()
-        self._is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self._is_terminal
-
-    def write(self, text: str) -> None:
-        self.append(text)
-
-    def flush(self) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return -1  # of no file: the width is the default
-
-
 @pytest.mark.parametrize(("seconds", "is_terminal", "drawn"), [(1.0, True, 4), (0.4, True, 0), (1.0, False, 0)])
 def test_a_bar_is_drawn_of_long_runs_on_a_terminal(seconds, is_terminal, drawn):
-    stream = Terminal(is_terminal=is_terminal)
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal
     times = iter(seconds * step for step in range(6))
     bar = Progress(stream, clock=lambda: next(times))
     for done in range(1, 5):
         bar.show(done, 4)
-    assert len(stream) == drawn
     bar.clear()
-    assert len(stream) == drawn + bool(drawn)
+    lines = stream.getvalue().split("\r")[1:]
+    assert len(lines) == drawn + bool(drawn)
     if drawn:
-        assert stream[1] == "\r[###############---------------] run 2 of 4, about 2 s more\x1b[K"
-        assert stream[-1] == "\r\x1b[K"
+        assert lines[1] == "[###############---------------] run 2 of 4, about 2 s more\x1b[K"
+        assert lines[-1] == "\x1b[K"
 
 
 def test_every_file_that_could_not_be_written_is_told(capsys, factory, monkeypatch):

@@ -54,6 +54,15 @@ number = 3
 CASES = {
     # Names of models
     "resnet50": ("'resnet50'", "did you mean zoo:resnet50, timm:resnet50"),
+    "ResNet50": ("'ResNet50'", "did you mean zoo:resnet50, timm:resnet50 or torchvision:resnet50?"),
+    "llama3_8B": ("'llama3_8B'", "did you mean zoo:llama3_8b?"),
+    "BertModel": ("'BertModel'", "did you mean transformers:BertModel?"),
+    "meta-llama/Llama-3.1-8B": ("names no model", "did you mean hf:meta-llama/Llama-3.1-8B?"),
+    "bert-base-uncased": ("names no model", "did you mean hf:bert-base-uncased?"),
+    "timm/resnet50.a1_in1k": ("names no model", "did you mean timm:resnet50.a1_in1k or timm:resnet50?"),
+    "torchvision/resnet50": ("names no model", "did you mean torchvision:resnet50?"),
+    "xyz": ("'xyz' names no model", "write zoo:resnet50, timm:NAME"),
+    "zoo:resnet18": ("no model 'resnet18' in the zoo", "use one of lenet5, resnet50,"),
     "zoo:resnet5": ("'resnet5'", "did you mean 'resnet50'?"),
     "zoo:": ("zoo:", "write zoo:NAME with one of lenet5"),
     "hf:": ("'hf:'", "write hf:FOLDER or hf:ORG/NAME; 'fvflops list hf' lists the names"),
@@ -78,6 +87,7 @@ CASES = {
     "torchvision:vit_b_16 --image-size 100": ("--image-size 100", "indivisible by patch size"),
     "torchvision:maxvit_t --image-size 100x90": ("--image-size 100x90", "is not divisible by partition size 7"),
     "torchvision:vit_b_16 --image-size 64 --arg image_size=32": ("--arg image_size", "omit one"),
+    "fvflops.zooo:build": ("'zooo'", "the nearest is 'zoo'"),
     "no.such.package:model": ("'no'", "install it, check the name, or add its parent folder by --path"),
     "{tmp}/nest.py:build": ("{tmp}/nest.py", "there is no file"),
     "{tmp}/nets.py:biuld": ("'biuld'", "the nearest is 'build'"),
@@ -105,6 +115,9 @@ CASES = {
     "hf:{tmp}/broken --config {}": ("{tmp}/broken", "omit it"),
     "timm:resnet18 --arg pretrained=True": ("--arg pretrained", "omit it"),
     # Configurations
+    "transformers:BertModel --config {": ("--config {", ":"),
+    "transformers:BertModel --config []": ("--config []", "a configuration is a JSON object"),
+    "transformers:AutoModel": ("transformers:AutoModel", "add --config FOLDER"),
     "zoo:lenet5 --config {}": ("'zoo:lenet5'", "omit --config"),
     "transformers:BertModel --config {tmp}/no.json": ("{tmp}/no.json", "No such file"),
     "diffusers:UNet2DModel --config {tmp}/list.json": ("{tmp}/list.json", "a configuration is a JSON object, such as"),
@@ -112,6 +125,8 @@ CASES = {
     "zoo:lenet5 --denoising-steps 0": ("'0'", "must be an integer of at least 1"),
     # Inputs
     "zoo:lenet5 --input 1,a": ("--input 1,a", "write it like 1,3,224,224"),
+    "zoo:lenet5 --input 0y=1": ("'0y'", "is not an argument name"),
+    "zoo:vit_b_16 --image-size 100 --device meta": ("default inputs", "float32[1, 3, 100, 100]; pass"),
     "zoo:lenet5 --input 1,1:floot": ("'floot'", "such as float32, bfloat16, int64 or bool"),
     "zoo:lenet5 --input 1,3,28,28": ("float32[1, 3, 28, 28]", "pass --input 1,1,28,28"),
     "zoo:gpt2 --device meta --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
@@ -127,6 +142,7 @@ CASES = {
     "{tmp}/nets.py:text --input 1,8": ("float32[1, 8]", "pass --input 1,8:int64"),
     "{tmp}/nets.py:build --arg width=8 --input 2,9": ("float32[2, 9]", "pass --input 2,8"),
     # Devices and memory
+    "zoo:lenet5 --build-on H100": ("'H100'", "is not a device of torch: pass cpu, cuda or meta"),
     "zoo:lenet5 --build-on xla": ("'xla'", "pass cpu, cuda or meta"),
     "zoo:lenet5 --device cdua": ("'cdua'", "pass cpu, cuda or an accelerator"),
     "zoo:lenet5 --device GPU": ("'GPU'", "write cuda, or its name, such as H100"),
@@ -140,6 +156,10 @@ CASES = {
     # Reports
     "zoo:lenet5 --table defualt": ("'defualt'", "did you mean 'default'?"),
     "zoo:lenet5 --format txet": ("'txet'", "did you mean 'text'?"),
+    "zoo:lenet5 --format xml": ("'xml'", "(fvflops count --help"),
+    "zoo:lenet5 --top x": ("'x'", "must be an integer of at least 1"),
+    "zoo:lenet5 --lora 8": ("--lora 8", "did you mean '--adapter'?"),
+    "zoo:lenet5 --seqlen 8": ("--seqlen 8", "did you mean '--seq'?"),
     "zoo:lenet5 --sort flosp": ("'flosp'", "did you mean 'flops'?"),
     "zoo:lenet5 --output {tmp}/no/a.txt": ("{tmp}/no/a.txt", "create it, or choose another path"),
     "zoo:lenet5 --output /dev/null/a.txt": ("/dev/null/a.txt", "choose another path"),
@@ -153,6 +173,7 @@ COMMANDS = {
     "diff diffusers:UNet2DModle zoo:lenet5": ("'UNet2DModle'", "the nearest are 'UNet2DModel'"),
     "check timm:resnet5o --budget {tmp}/budget.yaml": ("'resnet5o'", "the nearest are 'resnet50'"),
     "check zoo:lenet5 --budget {tmp}/no.yaml": ("{tmp}/no.yaml", "--update creates it"),
+    "compare zoo:lenet5 zoo:resnet50": ("zoo:resnet50", "'fvflops diff A B' compares two models"),
     "compare open_clip:ViT-B-33": ("'ViT-B-33'", "the nearest are 'ViT-B-32'"),
     "plan zoo:lenet6 --mesh dp=2": ("'lenet6'", "did you mean 'lenet5'?"),
     "memory zoo:lenet5 --device gpu": ("'gpu'", "write cuda, or its name, such as H100"),
@@ -217,7 +238,3 @@ def test_a_missing_library_names_its_extra(library, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     assert main(["count", f"{library}:name"]) == 2
     assert capsys.readouterr().err == f"fvflops: error: {library} is not installed: pip install 'fvflops[{library}]'\n"
-
-
-def test_there_are_forty_kinds():
-    assert len(CASES) + len(COMMANDS) > 40

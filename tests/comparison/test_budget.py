@@ -14,8 +14,7 @@ import torch
 
 from fvflops import FlopCountAnalysis, paths, predict_memory
 from fvflops.cli import main
-from fvflops.comparison.budget.budget_file import load_budgets, make_limit, parse_budgets, update_text
-from fvflops.comparison.budget.budget_records import Limit
+from fvflops.comparison.budget_file import Limit, load_budgets, make_limit, parse_budgets, update_text
 from fvflops.formulas import TableError
 from fvflops.reports.formats import FORMATS
 from fvflops.units import parse_share, parse_size

@@ -9,9 +9,9 @@ from torch import nn
 
 from fvflops import compare
 from fvflops.cli import main
-from fvflops.comparison.convention_differences import Difference, explain_differences
-from fvflops.comparison.convention_report import render
+from fvflops.comparison.convention_differences import Difference, comparison_report, explain_differences
 from fvflops.formulas import shipped_tables
+from fvflops.reports.formats import write_document
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from tests.support.models.whole_models import build_case
 
@@ -93,9 +93,10 @@ def test_the_report_explains_the_differences(capsys):
 
 def test_the_report_compares_with_another_reference():
     comparison = compare(nn.Linear(3, 2), torch.ones(4, 3), tables=["default", "fvcore"])
-    assert render(comparison, against="fvcore").split("\n\n")[-2].endswith("default              0  no difference")
+    text = write_document(comparison_report(comparison, against="fvcore"))
+    assert text.split("\n\n")[-2].endswith("default              0  no difference")
     with pytest.raises(KeyError, match="no convention 'fvcor' was compared: did you mean 'fvcore'"):
-        render(comparison, against="fvcor")
+        comparison_report(comparison, against="fvcor")
 
 
 def test_a_convention_without_macs_is_noted_and_two_labels_of_an_op_are_short(capsys):
@@ -112,7 +113,7 @@ def test_smaller_differences_are_summed():
     reasons = tuple(Difference("only_second", 9 - index, "", f"op{index}", 1) for index in range(4))
     total = comparison.totals["default"]
     comparison = type(comparison)("x", {"a": total, "b": total}, {("a", "b"): reasons})
-    rows = render(comparison, shown=2).split("\n\n")[-2].split("\n")[-3:]
+    rows = write_document(comparison_report(comparison, shown=2)).split("\n\n")[-2].split("\n")[-3:]
     assert [row.split(None, 2)[1:] for row in rows] == [
         ["+9", "also counts op0 (1 call)"],
         ["+8", "also counts op1 (1 call)"],

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import fvflops
 from fvflops import FlopCountAnalysis, Trace, parameter_summary, parameter_summary_table, record_call
-from fvflops.comparison.parameters.parameter_records import ParameterCount
+from fvflops.comparison.parameter_summary import ParameterCount
 from fvflops.trace import TraceError
 from tests.support.models import expert_mixtures as experts
 from tests.support.models.expert_mixtures import EXPERTS, INNER, MET, WIDTH

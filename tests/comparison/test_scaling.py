@@ -15,10 +15,10 @@ from torch import nn
 
 import fvflops
 from fvflops.cli import main
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, GenerationCost, ScalingError
-from fvflops.comparison.scaling.polynomial import Polynomial
-from fvflops.comparison.scaling.scaling import Sample, describe_costs, read_axis
-from fvflops.comparison.scaling.scaling_report import generation_report, scaling_report
+from fvflops.comparison.cost_functions import Axis, CostExpression, GenerationCost, ScalingError
+from fvflops.comparison.polynomial import Polynomial
+from fvflops.comparison.scaling import Sample, describe_costs, read_axis
+from fvflops.comparison.scaling_report import generation_report, scaling_report
 from fvflops.reports.formats import FORMATS, write_document
 from fvflops.reports.pictures.picture import kind_of
 from fvflops.zoo import build

@@ -11,10 +11,9 @@ from torch import nn
 
 import fvflops.capture.instrument.probe as probe
 from fvflops import Trace, record, units, zoo
-from fvflops.compat.deepspeed.flops_profiler import FlopsProfiler, get_model_profile
-from fvflops.compat.deepspeed.module_profile import read_profile
-from fvflops.compat.deepspeed.profile_text import render
-from fvflops.compat.deepspeed.step_profiler import ProfilerConfiguration, StepProfiler, read_configuration
+from fvflops.compat.deepspeed_profile import read_profile, render
+from fvflops.compat.flops_profiler import FlopsProfiler, get_model_profile
+from fvflops.compat.step_profiler import ProfilerConfiguration, StepProfiler, read_configuration
 from fvflops.formulas.yaml_document import TableError
 from fvflops.trace import TraceError
 from tests.support.checkout import DATA, ROOT
@@ -136,9 +135,9 @@ def test_the_costs_in_the_report_equal_a_hand_count():
     assert profile.batches == (1024,)
     # A call of LeNet-5 and of each of its 13 modules, an op in 11 of them, a transpose in the linear layers, a detach
     # in the four Tanhs, and the flatten between features and classifier.
-    assert profile.durations["classifier.0"] == 3 * MILLISECOND
-    assert profile.durations[""] == (14 + 11 + 3 + 4 + 1) * MILLISECOND == forward.duration_ns
-    costs = profile.by_module()
+    costs = profile.by_module
+    assert costs["classifier.0"].duration_ns == 3 * MILLISECOND
+    assert costs[""].duration_ns == (14 + 11 + 3 + 4 + 1) * MILLISECOND == forward.duration_ns
     assert costs[""].macs == costs["features"].macs + costs["classifier"].macs
 
 
@@ -159,7 +158,7 @@ def test_a_shared_module_is_listed_under_each_name_and_counts_once():
     profiler.start_profile()
     with torch.inference_mode():
         model(torch.ones(2, 4))
-    costs = profiler._profile().by_module()
+    costs = profiler._profile().by_module
     profiler.end_profile()
     assert {name: (cost.macs, cost.parameters) for name, cost in costs.items()} == dict.fromkeys(
         ("", "0", "0.0", "1", "1.0", "1.1"), (3 * 32, 16)
@@ -185,7 +184,7 @@ def test_totals_do_not_grow_from_one_profile_to_the_next(capsys):
         assert profiler.get_total_macs(as_string=True) == "1.67 MMACs"
         assert profiler.get_total_params(as_string=True) == "61.71 K"
         assert profiler.get_total_duration() > 0
-        assert re.fullmatch(r"[\d.]+ [mu]s", profiler.get_total_duration(as_string=True))
+        assert re.fullmatch(r"[\d.]+ [mu]?s", profiler.get_total_duration(as_string=True))
     profiler.print_model_aggregated_profile(module_depth=0)
     assert "    flops       - LeNet5: 3.38 M\n" in capsys.readouterr().out
     profiler.end_profile()
@@ -302,10 +301,7 @@ def test_a_step_that_is_not_reached_raises(capsys):
 
 def test_an_exception_passes_through_and_ends_the_profile():
     model = zoo.build("lenet5")
-    with (
-        pytest.raises(ZeroDivisionError),
-        StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=0)),
-    ):
+    with pytest.raises(ZeroDivisionError), StepProfiler(model, ProfilerConfiguration(enabled=True, profile_step=0)):
         run_forward(model)
         _ = 1 / 0
     with FlopsProfiler(model) as profiler:

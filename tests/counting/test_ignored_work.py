@@ -6,7 +6,7 @@ from torch import nn
 
 from fvflops import FlopCountAnalysis, compare
 from fvflops.analysis.fvcore_text import summarise
-from fvflops.counting.ignored_work import describe_ignored_products
+from fvflops.counting.uncounted_work import describe_ignored_products
 from fvflops.formulas import load_table
 from fvflops.reports.terminal.op_coverage import op_coverage_notes
 

@@ -82,11 +82,7 @@ def test_bytes_by_hand(case, execution):
 LOOKUPS = {
     "embedding": (F.embedding, (IDS, torch.ones(50, 4)), (3 * LONG + 12 * FLOAT, 12 * FLOAT)),
     "index": (lambda x, ids: x[ids], (X, IDS), (3 * LONG + 12 * FLOAT, 12 * FLOAT)),
-    "index_select": (
-        lambda x, ids: x.index_select(0, ids),
-        (X, IDS),
-        (3 * LONG + 12 * FLOAT, 12 * FLOAT),
-    ),
+    "index_select": (lambda x, ids: x.index_select(0, ids), (X, IDS), (3 * LONG + 12 * FLOAT, 12 * FLOAT)),
     "gather": (lambda x, at: x.gather(1, at), (X, torch.zeros(8, 2, dtype=torch.long)), (16 * (LONG + FLOAT), 64)),
     "index_put_": (
         lambda x, ids, rows: x.index_put_((ids,), rows),
@@ -151,15 +147,7 @@ def test_attention_that_is_looked_into_moves_the_scores():
     q = torch.ones(1, 2, 64, 8)
     fused = sum(moved(F.scaled_dot_product_attention, q, q.clone(), q.clone()))
     math = StopsAt(frozenset({"aten::softmax", "aten::matmul"}))
-    apart = sum(
-        moved(
-            lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v,
-            q,
-            q.clone(),
-            q.clone(),
-            stops_at=math,
-        )
-    )
+    apart = sum(moved(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, q, q.clone(), q.clone(), stops_at=math))
     scores, sizes = 2 * 64 * 64 * FLOAT, 1024 * FLOAT
     assert fused == 4 * sizes
     # q, k and scores; scores twice; scores, v and output.

@@ -290,10 +290,6 @@ def test_a_bandwidth_is_bus_times_rate(name, bits, gigabits):
     assert find_device(name).bandwidth == pytest.approx(bits * gigabits / 8 * 1e9, rel=0.001)
 
 
-def test_the_arithmetic_sees_a_sparse_figure():
-    assert find_device("H100").peak("bf16", sparse=True) != pytest.approx(132 * 4096 * 1830e6, rel=0.5)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_device_agrees_with_itself(device):
     assert device.source and device.unit and device.vendor
@@ -350,9 +346,8 @@ def test_names_of_one_chip_have_its_peaks():
     assert find_device("A800").matrix == find_device("A800 PCIe").matrix == find_device("A100").matrix
     assert find_device("GH200").matrix == find_device("H200").matrix
     assert find_device("H800").peak("bf16") == find_device("H200").peak("bf16")
-    assert (
-        find_device("H100").peak("bf16") > find_device("H100 NVL").peak("bf16") > find_device("H100 PCIe").peak("bf16")
-    )
+    peaks = [find_device(name).peak("bf16") for name in ("H100", "H100 NVL", "H100 PCIe")]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 3
 
 
 @pytest.mark.parametrize(("name", "device"), DRIVER_NAMES.items())
@@ -377,7 +372,10 @@ def test_an_unknown_name_is_told_in_a_line():
     with pytest.raises(ValueError, match=r"did you mean 'H100'\? Others can be given as a Device") as caught:
         find_device("H1000")
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"no device 'potato': 'fvflops list devices' lists those known\."):
+    known = (
+        r"no device 'potato': 'fvflops list devices' lists those known\..* 'fvflops peak --output FILE\.yaml' measures"
+    )
+    with pytest.raises(ValueError, match=known):
         find_device("potato")
     with pytest.raises(ValueError, match="a slice of a device"):
         find_device("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
@@ -439,10 +437,7 @@ def test_a_device_of_ones_own():
         ({"matrix": {"bf16": float("nan")}}, "matrix of mine at bf16 must be a positive number; got nan"),
         ({"matrix": {"bf16": "4e12"}}, "matrix of mine at bf16 must be a positive number; got '4e12'"),
         ({"matrix": {"bf16": 1e12, "bfloat16": 2e12}}, "bf16, bfloat16 name one dtype twice"),
-        (
-            {"matrix": {"bf16": 2e12}, "sparse": {"bf16": 1e12}},
-            "bf16 has 1000000000000, but the dense peak 2",
-        ),
+        ({"matrix": {"bf16": 2e12}, "sparse": {"bf16": 1e12}}, "bf16 has 1000000000000, but the dense peak 2"),
         ({"vector": {"fp32": 2e12}, "sparse": {"bf16": 1e12}}, "but no dense peak"),
         ({"matrix": {"bf16": 2e12}, "bandwidth": -1}, "bandwidth of mine must be a positive number; got -1"),
     ],
@@ -521,8 +516,3 @@ def test_measured_peaks_are_printed_and_written_for_the_options_that_take_them(t
     assert mfu(1000, 1, device=str(file), dtype="fp32") == pytest.approx(1000 / device.peak("fp32"))
     assert main([*arguments, "--output", str(tmp_path / "mine.txt")]) == 2
     assert "choose a name with .yaml" in capsys.readouterr().err
-
-
-def test_an_unknown_device_is_told_how_to_measure_it():
-    with pytest.raises(ValueError, match=r"'fvflops peak --output FILE\.yaml' measures"):
-        find_device("My Own GPU")

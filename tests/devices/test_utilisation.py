@@ -26,7 +26,7 @@ from fvflops import (
     record_call,
 )
 from fvflops.devices.device_benchmark import write_device
-from fvflops.devices.model_flops import model_flops
+from fvflops.devices.utilisation import model_flops
 from fvflops.trace import Counts, Entry, ModuleTree, Status
 from fvflops.zoo import build
 from fvflops.zoo.llama import CONFIGS, Llama, LlamaConfig
@@ -513,11 +513,6 @@ def test_half_of_the_peak_is_half_of_the_peak_at_any_length(tokens):
     seconds = 2 * flops / 989.4e12
     assert mfu({"bf16": model_flops(step, matmul_only=True)}, seconds, device="H100") == pytest.approx(0.5, abs=1e-12)
     assert mfu(step, seconds, device="H100", dtype="bf16") == pytest.approx(0.5, abs=5e-4)  # with the norms
-
-
-def test_attention_is_dense_or_causal():
-    with pytest.raises(ValueError, match="attention must be 'dense' or 'causal'; got 'masked'"):
-        model_flops(count_llama_step(8)[1], attention="masked")
 
 
 def test_model_flops_leave_out_recomputation_and_the_optimizer():

@@ -13,8 +13,7 @@ import torch
 
 from fvflops import Trace, find_device, load_table, record_call
 from fvflops.cli import COMMANDS, build_parser
-from fvflops.comparison.budget.budget_file import load_budgets
-from fvflops.comparison.budget.budget_records import budget_keys
+from fvflops.comparison.budget_file import budget_keys, load_budgets
 from fvflops.devices.devices import load_devices
 from fvflops.formulas.language.functions import FUNCTIONS
 from fvflops.formulas.loading import _KEYS

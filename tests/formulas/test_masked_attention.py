@@ -15,8 +15,8 @@ from fvflops import FlopCountAnalysis, load_table, model_flops, record_call
 from fvflops.capture.attention.block_mask import count_mask, count_pairs
 from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.counting import TableCostModel, count
-from fvflops.counting.unknown_masks import find_unknown_masks
-from fvflops.formulas.functions.attention import SKIPS, count_band
+from fvflops.counting.uncounted_work import find_unknown_masks
+from fvflops.formulas.functions.attention import SKIPS, band_size
 from fvflops.trace import Signature, Status, TensorSpec, Trace
 from fvflops.trace.spec import decode_value, encode_value
 from tests.support.old_torch import needs
@@ -55,13 +55,13 @@ def band(queries, keys, left=None, right=None, *, lower=False):
 @given(lengths, lengths, widths, widths, st.booleans())
 def test_a_band_counts_as_its_mask(queries, keys, left, right, lower):
     shift = keys - queries if lower else 0
-    assert count_band(queries, keys, left, right, shift) == int(band(queries, keys, left, right, lower=lower).sum())
+    assert band_size(queries, keys, left, right, shift) == int(band(queries, keys, left, right, lower=lower).sum())
 
 
 def test_a_long_band_takes_no_time():
     n = 10**9
-    assert count_band(n, n, right=0) == n * (n + 1) // 2
-    assert count_band(n, n, left=0, right=0) == n
+    assert band_size(n, n, right=0) == n * (n + 1) // 2
+    assert band_size(n, n, left=0, right=0) == n
 
 
 def test_torch_means_what_is_counted():
@@ -71,11 +71,11 @@ def test_torch_means_what_is_counted():
     for queries, keys in ((5, 5), (3, 6), (6, 3)):
         query, key, value = torch.randn(1, 1, queries, D), torch.randn(1, 1, keys, D), torch.eye(keys)[None, None]
         weights = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        assert int((weights > 0).sum()) == count_band(queries, keys, right=0)
+        assert int((weights > 0).sum()) == band_size(queries, keys, right=0)
         if queries <= keys:  # torch warns of rows that see nothing
             lower = causal_lower_right(queries, keys)._materialize()
-            assert int(lower.sum()) == count_band(queries, keys, right=0, shift=keys - queries)
-        assert int(causal_upper_left(queries, keys)._materialize().sum()) == count_band(queries, keys, right=0)
+            assert int(lower.sum()) == band_size(queries, keys, right=0, shift=keys - queries)
+        assert int(causal_upper_left(queries, keys)._materialize().sum()) == band_size(queries, keys, right=0)
     assert (CausalVariant.UPPER_LEFT, CausalVariant.LOWER_RIGHT) == (1, 2)  # as custom_mask_type has them
 
 

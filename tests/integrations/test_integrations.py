@@ -137,14 +137,6 @@ def make_trainer(name, model, micro, *callbacks, **arguments):
     return Trainer(model, arguments, train_dataset=data, eval_dataset=data, callbacks=list(callbacks))
 
 
-def run_transformers(name, model, micro, **options):
-    from fvflops.integrations.transformers import FlopsCallback
-
-    callback = FlopsCallback(table="exact", **options)
-    make_trainer(name, model, micro, callback).train()
-    return callback.recording
-
-
 def make_lightning(package, name, model, *callbacks, **arguments):
     class Module(package.LightningModule):
         def __init__(self):
@@ -178,18 +170,33 @@ def make_lightning(package, name, model, *callbacks, **arguments):
     return trainer, Module()
 
 
-def run_lightning(name, model, micro, package="lightning.pytorch", **options):
-    package = pytest.importorskip(package, reason="a loop of the extra loops")
-    from fvflops.integrations.lightning import FlopsCallback
+def import_package(loop):
+    """Return Lightning's package under its new or its old name."""
+    return pytest.importorskip("lightning.pytorch" if loop == "lightning" else loop, reason="a loop of the extra loops")
 
-    callback = FlopsCallback(table="exact", **options)
-    trainer, module = make_lightning(package, name, model, callback, accumulate_grad_batches=micro)
-    trainer.fit(module)
+
+def prepare(loop, kind, options, name, model, *others, micro=1, **arguments):
+    """Return a callback of fvflops, the trainer that has it before others, and the function that trains."""
+    if loop == "transformers":
+        from fvflops.integrations import transformers as integration
+
+        callback = getattr(integration, kind)(**options)
+        trainer = make_trainer(name, model, micro, callback, *others, **arguments)
+        return callback, trainer, trainer.train
+    package = import_package(loop)
+    from fvflops.integrations import lightning as integration
+
+    callback = getattr(integration, kind)(**options)
+    trainer, module = make_lightning(
+        package, name, model, callback, *others, accumulate_grad_batches=micro, **arguments
+    )
+    return callback, trainer, partial(trainer.fit, module)
+
+
+def run_callback(loop, name, model, micro, **options):
+    callback, _, train = prepare(loop, "FlopsCallback", {"table": "exact", **options}, name, model, micro=micro)
+    train()
     return callback.recording
-
-
-def run_pytorch_lightning(name, model, micro, **options):
-    return run_lightning(name, model, micro, "pytorch_lightning", **options)
 
 
 def run_accelerate(name, model, micro, **options):
@@ -210,9 +217,7 @@ def run_accelerate(name, model, micro, **options):
 
 
 LOOPS = {
-    "transformers": run_transformers,
-    "lightning": run_lightning,
-    "pytorch_lightning": run_pytorch_lightning,
+    **{loop: partial(run_callback, loop) for loop in ("transformers", "lightning", "pytorch_lightning")},
     "accelerate": run_accelerate,
 }
 
@@ -331,40 +336,29 @@ def test_a_callback_watches_the_first_three_steps_by_default(loop):
 
 
 def test_an_evaluation_of_the_trainer_is_in_no_step():
-    from fvflops.integrations.transformers import FlopsCallback
-
-    callback = FlopsCallback(table="exact", schedule=fvflops.schedule(active=1))
-    model = Tiny()
-    make_trainer("tiny", model, 2, callback, eval_strategy="steps", eval_steps=1).train()
+    options, model = {"table": "exact", "schedule": fvflops.schedule(active=1)}, Tiny()
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1}
+    callback, _, train = prepare("transformers", "FlopsCallback", options, "tiny", model, micro=2, **evaluation)
+    train()
     assert model.watched == ([True] * 2 + [False] * 2 * STEPS) * STEPS
-    assert callback.recording.per_step() == run_transformers("tiny", Tiny(), 2, schedule=None).per_step()
+    assert callback.recording.per_step() == LOOPS["transformers"]("tiny", Tiny(), 2, schedule=None).per_step()
 
 
 def test_a_validation_of_lightning_is_in_no_step():
-    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-    from fvflops.integrations.lightning import FlopsCallback
-
-    callback = FlopsCallback(table="exact", schedule=fvflops.schedule(active=1))
-    model = Tiny()
+    options, model = {"table": "exact", "schedule": fvflops.schedule(active=1)}, Tiny()
     # After each batch, also between two micro-batches of a step.
-    trainer, module = make_lightning(
-        lightning, "tiny", model, callback, accumulate_grad_batches=2, limit_val_batches=1, val_check_interval=1
-    )
-    trainer.fit(module)
+    validation = {"limit_val_batches": 1, "val_check_interval": 1}
+    callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", model, micro=2, **validation)
+    train()
     assert len(model.watched) == 2 + 2 * 2 * STEPS - 1  # and one before the training begins
-    assert callback.recording.per_step() == run_lightning("tiny", Tiny(), 2, schedule=None).per_step()
+    assert callback.recording.per_step() == LOOPS["lightning"]("tiny", Tiny(), 2, schedule=None).per_step()
 
 
 def test_an_epoch_of_lightning_can_end_within_a_step():
-    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-    from fvflops.integrations.lightning import FlopsCallback
-
-    callback = FlopsCallback(table="exact", schedule=fvflops.schedule(active=1))
+    options = {"table": "exact", "schedule": fvflops.schedule(active=1)}
     # Of 3 batches the third is an epoch's last, with which Lightning takes a step of one micro-batch.
-    trainer, module = make_lightning(
-        lightning, "tiny", Tiny(), callback, accumulate_grad_batches=2, limit_train_batches=3
-    )
-    trainer.fit(module)
+    callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", Tiny(), micro=2, limit_train_batches=3)
+    train()
     forward = BATCH * (WIDTH * INNER + INNER * CLASSES)
     steps = [
         FlopCountAnalysis.from_trace(step, table="exact").macs(phase="forward") for step in callback.recording.steps
@@ -373,8 +367,7 @@ def test_an_epoch_of_lightning_can_end_within_a_step():
 
 
 def test_a_step_of_lightning_lasts_until_all_optimizers_of_a_batch_have_taken_one():
-    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-    from fvflops.integrations.lightning import FlopsCallback
+    lightning = import_package("lightning")
 
     class Two(lightning.LightningModule):
         automatic_optimization = False
@@ -394,8 +387,8 @@ def test_a_step_of_lightning_lasts_until_all_optimizers_of_a_batch_have_taken_on
 
         train_dataloader = staticmethod(lambda: make_loader("tiny", 3))
 
-    callback = FlopsCallback(table="exact")
-    trainer, _ = make_lightning(lightning, "tiny", Tiny(), callback, max_steps=-1, max_epochs=1)
+    lengths = {"max_steps": -1, "max_epochs": 1}
+    callback, trainer, _ = prepare("lightning", "FlopsCallback", {"table": "exact"}, "tiny", Tiny(), **lengths)
     trainer.fit(Two())
     single = run_plain("tiny", Tiny(), 1).per_step()
     assert callback.recording.per_step().steps == 3
@@ -434,31 +427,25 @@ def test_an_exception_in_a_training_leaves_nothing_installed(loop):
 def test_an_exception_of_another_callback_of_the_trainer_leaves_nothing(event, error):
     from transformers import TrainerCallback
 
-    from fvflops.integrations.transformers import FlopsCallback
-
     def fail(self, args, state, control, **others):
         if state.global_step >= 2:
             raise error("in a callback")
 
-    callback = FlopsCallback(table="exact")
-    model = Tiny()
-    trainer = make_trainer("tiny", model, 1, callback, type("Fails", (TrainerCallback,), {event: fail})())
+    model, fails = Tiny(), type("Fails", (TrainerCallback,), {event: fail})()
+    _, trainer, train = prepare("transformers", "FlopsCallback", {"table": "exact"}, "tiny", model, fails)
     with pytest.raises(error, match="in a callback"):
-        trainer.train()
+        train()
     assert any(model.watched)
     assert installed() == NOTHING
     assert not {"_run_epoch", "training_step"} & set(vars(trainer))
 
 
 def test_a_training_after_one_that_failed_is_recorded_anew():
-    from fvflops.integrations.transformers import FlopsCallback
-
-    callback = FlopsCallback(table="exact")
-    with pytest.raises(TraceError, match="no training has started with this callback"):
-        _ = callback.recording
     model = Tiny()
     model.fails_at = 1
-    trainer = make_trainer("tiny", model, 1, callback)
+    callback, trainer, _ = prepare("transformers", "FlopsCallback", {"table": "exact"}, "tiny", model)
+    with pytest.raises(TraceError, match="no training has started with this callback"):
+        _ = callback.recording
     with pytest.raises(ArithmeticError):
         trainer.train()
     failed = callback.recording
@@ -474,11 +461,10 @@ def test_a_training_after_one_that_failed_is_recorded_anew():
 
 
 def test_the_trainer_logs_what_a_step_comes_to():
-    from fvflops.integrations.transformers import FlopsCallback
-
-    callback = FlopsCallback(table="exact", schedule=SECOND_AND_THIRD)
-    trainer = make_trainer("tiny", Tiny(), 1, callback, eval_strategy="steps", eval_steps=STEPS)
-    trainer.train()
+    options = {"table": "exact", "schedule": SECOND_AND_THIRD}
+    evaluation = {"eval_strategy": "steps", "eval_steps": STEPS}
+    callback, trainer, train = prepare("transformers", "FlopsCallback", options, "tiny", Tiny(), **evaluation)
+    train()
     flops = callback.recording.per_step().mean  # in `exact` a multiply-add is 2 FLOPs
     logged = [(entry["step"], entry.get("flops_per_step")) for entry in trainer.state.log_history if "loss" in entry]
     assert logged == [(1, None), (2, flops), (3, flops), (4, flops)]
@@ -510,29 +496,23 @@ def test_callbacks_that_report_the_logs_get_it_too_and_each_is_called_once_an_ev
 
 
 def test_lightning_logs_what_a_step_comes_to():
-    lightning = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-    from fvflops.integrations.lightning import FlopsCallback
-
     seen = []
 
-    class Looks(lightning.Callback):
+    class Looks(import_package("lightning").Callback):
         def on_train_batch_start(self, trainer, *others):
             seen.append(trainer.callback_metrics.get("flops_per_step"))
 
-    callback = FlopsCallback(table="exact", schedule=SECOND_AND_THIRD)
-    trainer, module = make_lightning(lightning, "tiny", Tiny(), callback, Looks())
-    trainer.fit(module)
+    options = {"table": "exact", "schedule": SECOND_AND_THIRD}
+    callback, _, train = prepare("lightning", "FlopsCallback", options, "tiny", Tiny(), Looks())
+    train()
     flops = callback.recording.per_step().mean
     assert seen == [None, None, flops, flops]
 
 
 @pytest.mark.parametrize("table", ["default", "exact"])
 def test_flops_in_a_log_are_two_for_a_multiply_add_whatever_the_table(table):
-    from fvflops.integrations.transformers import FlopsCallback
-
-    callback = FlopsCallback(table=table)
-    trainer = make_trainer("tiny", Tiny(), 1, callback)
-    trainer.train()
+    callback, trainer, train = prepare("transformers", "FlopsCallback", {"table": table}, "tiny", Tiny())
+    train()
     logged = next(entry for entry in trainer.state.log_history if "flops_per_step" in entry)
     macs = model_macs("tiny", 1)
     assert logged["macs_per_step"] == macs
@@ -551,7 +531,7 @@ def test_what_the_table_does_not_know_is_warned_of_once(caplog):
         library.define("scan(Tensor x) -> Tensor")
         library.impl("scan", lambda x: x + 1, "CPU")
         with caplog.at_level("WARNING", "fvflops"):
-            run_transformers("tiny", Scans(), 1)
+            LOOPS["transformers"]("tiny", Scans(), 1)
     lines = [message for message in caplog.messages if "flops_per_step" in message]
     assert lines == ["flops_per_step does not include unsupported ops: fvflops_integrations::scan (1 call)"]
 
@@ -647,7 +627,7 @@ def test_a_library_that_is_not_installed_is_named(integration, libraries, messag
 
 
 def test_a_library_that_lacks_something_of_its_own_says_so(tmp_path, monkeypatch):
-    from fvflops.integrations.library import import_library
+    from fvflops.integrations.loop import import_library
 
     (tmp_path / "fvflops_lacking.py").write_text("import fvflops_lacked")
     monkeypatch.syspath_prepend(tmp_path)
@@ -700,12 +680,9 @@ def model_macs(name, micro):
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_the_trainer_logs_figures_of_its_steps(name, micro):
-    from fvflops.integrations.transformers import MeterCallback
-
-    callback = MeterCallback(device=CHIP)
     model = MODELS[name]()
-    trainer = make_trainer(name, model, micro, callback)
-    trainer.train()
+    callback, trainer, train = prepare("transformers", "MeterCallback", {"device": CHIP}, name, model, micro=micro)
+    train()
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     wanted = FIGURES | ({"tokens_per_second"} if name == "llama" else set())
     assert len(entries) == STEPS and all(wanted <= set(entry) for entry in entries)
@@ -719,37 +696,14 @@ def test_the_trainer_logs_figures_of_its_steps(name, micro):
     assert installed() == NOTHING and not model._forward_hooks
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_lightning_logs_figures_of_its_batches(package):
-    package = pytest.importorskip(package, reason="a loop of the extra loops")
-    from fvflops.integrations.lightning import MeterCallback
-
-    callback = MeterCallback(device=CHIP)
-    seen = []
-
-    class Looks(package.Callback):
-        def on_train_batch_start(self, trainer, *others):
-            seen.append(set(trainer.callback_metrics))
-
-    trainer, module = make_lightning(package, "tiny", Tiny(), callback, Looks())
-    trainer.fit(module)
-    assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * STEPS
-    assert [step.samples for step in callback.meter.steps] == [BATCH] * STEPS
-    assert seen[0] == set() and all(names >= FIGURES for names in seen[1:])
-    assert installed() == NOTHING
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_a_logger_of_lightning_gets_the_figures(name, tmp_path):
-    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-    from lightning.pytorch.loggers import CSVLogger
-
-    from fvflops.integrations.lightning import MeterCallback
-
-    logger = CSVLogger(tmp_path)
-    callback = MeterCallback(device=CHIP)
-    trainer, module = make_lightning(package, name, MODELS[name](), callback, logger=logger, log_every_n_steps=1)
-    trainer.fit(module)
+@pytest.mark.parametrize(
+    ("loop", "name"), [("lightning", "tiny"), ("lightning", "llama"), ("pytorch_lightning", "tiny")]
+)
+def test_a_logger_of_lightning_gets_the_figures(loop, name, tmp_path):
+    logger = import_package(loop).loggers.CSVLogger(tmp_path)
+    options, logging = {"device": CHIP}, {"logger": logger, "log_every_n_steps": 1}
+    callback, _, train = prepare(loop, "MeterCallback", options, name, MODELS[name](), **logging)
+    train()
     with open(logger.experiment.metrics_file_path) as file:
         rows = [row for row in csv.DictReader(file) if row.get("mfu")]
     wanted = FIGURES | ({"tokens_per_second"} if name == "llama" else set())
@@ -758,28 +712,19 @@ def test_a_logger_of_lightning_gets_the_figures(name, tmp_path):
         assert {figure: float(row[figure]) for figure in wanted} == {
             figure: pytest.approx(getattr(step, figure), rel=1e-6) for figure in wanted
         }
-        assert float(row["macs"]) == model_macs(name, 1)
+        assert float(row["macs"]) == model_macs(name, 1) and step.samples == BATCH
+    assert installed() == NOTHING
 
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning"])
 def test_an_exception_leaves_no_meter_behind(loop):
     model = Tiny()
     model.fails_at = 2
-    if loop == "transformers":
-        from fvflops.integrations.transformers import MeterCallback
-
-        callback = MeterCallback(device=CHIP)
-        trainer = make_trainer("tiny", model, 1, callback)
-        fit = trainer.train
-    else:
-        package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-        from fvflops.integrations.lightning import MeterCallback
-
-        callback = MeterCallback(device=CHIP)
-        trainer, module = make_lightning(package, "tiny", model, callback)
-        fit = partial(trainer.fit, module)
+    callback, trainer, train = prepare(loop, "MeterCallback", {"device": CHIP}, "tiny", model)
+    with pytest.raises(TraceError, match="no training has started with this callback"):
+        _ = callback.meter
     with pytest.raises(ArithmeticError, match="in the model"):
-        fit()
+        train()
     assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * 2
     assert not model._forward_hooks and not model._forward_pre_hooks and installed() == NOTHING
     assert not {"_run_epoch", "training_step"} & set(vars(trainer))
@@ -787,20 +732,11 @@ def test_an_exception_leaves_no_meter_behind(loop):
 
 @pytest.mark.parametrize("loop", ["transformers", "lightning"])
 def test_a_device_that_is_not_listed_stops_no_training(loop, caplog):
+    callback, trainer, train = prepare(loop, "MeterCallback", {"device": "Imaginary 9000"}, "tiny", Tiny())
+    train()
     if loop == "transformers":
-        from fvflops.integrations.transformers import MeterCallback
-
-        callback = MeterCallback(device="Imaginary 9000")
-        trainer = make_trainer("tiny", Tiny(), 1, callback)
-        trainer.train()
         logged = [set(entry) for entry in trainer.state.log_history if "loss" in entry]
     else:
-        package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-        from fvflops.integrations.lightning import MeterCallback
-
-        callback = MeterCallback(device="Imaginary 9000")
-        trainer, module = make_lightning(package, "tiny", Tiny(), callback)
-        trainer.fit(module)
         logged = [set(trainer.callback_metrics)]
     assert [step.macs for step in callback.meter.steps] == [model_macs("tiny", 1)] * STEPS
     for names in logged:
@@ -810,7 +746,7 @@ def test_a_device_that_is_not_listed_stops_no_training(loop, caplog):
 
 
 def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(monkeypatch):
-    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
+    package = import_package("lightning")
     from fvflops.integrations.lightning import MeterCallback
     from fvflops.measure.step_meter import step_costs
 
@@ -833,12 +769,9 @@ def test_batches_of_many_lengths_are_counted_by_the_calls_of_a_lightning_module(
 
 
 def test_total_flos_of_the_trainer_is_six_times_parameters_and_tokens():
-    from fvflops.integrations.transformers import MeterCallback
-
-    callback = MeterCallback(device=CHIP)
     model = make_llama()
-    trainer = make_trainer("llama", model, 1, callback)
-    trainer.train()
+    callback, trainer, train = prepare("transformers", "MeterCallback", {"device": CHIP}, "llama", model)
+    train()
     tokens = BATCH * LENGTH
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     norms = sum(value.numel() for name, value in model.named_parameters() if "norm" in name)
@@ -851,12 +784,9 @@ def test_total_flos_of_the_trainer_is_six_times_parameters_and_tokens():
 
 
 def test_evaluations_of_the_trainer_and_a_resumed_run_are_metered_as_others(tmp_path):
-    from fvflops.integrations.transformers import MeterCallback
-
     def train(steps, resume):
-        callback = MeterCallback(device=CHIP)
-        options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
-        trainer = make_trainer("tiny", Tiny(), 1, callback, **options)
+        saving = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
+        callback, trainer, _ = prepare("transformers", "MeterCallback", {"device": CHIP}, "tiny", Tiny(), **saving)
         trainer.args.output_dir, trainer.args.save_strategy, trainer.args.max_steps = str(tmp_path), "steps", steps
         trainer.train(resume_from_checkpoint=resume)
         return callback.meter.steps, [entry["step"] for entry in trainer.state.log_history if "mfu" in entry]
@@ -869,13 +799,9 @@ def test_evaluations_of_the_trainer_and_a_resumed_run_are_metered_as_others(tmp_
 
 
 def test_validations_of_lightning_are_in_no_metered_step():
-    package = pytest.importorskip("lightning.pytorch", reason="a loop of the extra loops")
-    from fvflops.integrations.lightning import MeterCallback
-
-    callback = MeterCallback(device=CHIP)
-    options = {"limit_val_batches": 1, "val_check_interval": 1, "accumulate_grad_batches": 2}
-    trainer, module = make_lightning(package, "tiny", Tiny(), callback, **options)
-    trainer.fit(module)
+    validation = {"limit_val_batches": 1, "val_check_interval": 1}
+    callback, _, train = prepare("lightning", "MeterCallback", {"device": CHIP}, "tiny", Tiny(), micro=2, **validation)
+    train()
     assert {step.macs for step in callback.meter.steps} == {model_macs("tiny", 1)}
     assert len(callback.meter.steps) == 2 * STEPS  # a step is a batch, of which an optimizer step has two
 
@@ -909,10 +835,3 @@ def test_accelerate_is_metered_as_a_plain_loop():
     assert all(set(values) >= FIGURES for values in Tracker.logged)
     assert all(step.hardware_flops >= step.model_flops for step in steps)
     assert installed() == NOTHING
-
-
-def test_a_meter_without_a_training_says_so():
-    from fvflops.integrations.transformers import MeterCallback
-
-    with pytest.raises(TraceError, match="no training has started with this callback"):
-        _ = MeterCallback().meter

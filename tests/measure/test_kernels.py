@@ -24,17 +24,16 @@ from fvflops import FlopCountAnalysis, KernelProfile, Trace, profile_kernels, re
 from fvflops.capture.instrument.torch_profiler import read_events
 from fvflops.capture.run import record_call
 from fvflops.counting import TableCostModel
-from fvflops.counting.handles import HandleCostModel
+from fvflops.counting.cost_models import HandleCostModel
 from fvflops.counting.nested_timeline import build_timeline
 from fvflops.counting.timing import read_times
 from fvflops.formulas import load_table
 from fvflops.measure.kernels import kernel_table
 from fvflops.measure.kernels.alignment import Item, align
-from fvflops.measure.kernels.kernel_sums import sum_kernels
+from fvflops.measure.kernels.kernel_sums import overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import match_kernels
-from fvflops.measure.kernels.overlay import overlay_times
 from fvflops.measure.kernels.recorded_calls import Work
-from fvflops.reports.files.chrome_trace import render as render_chrome_trace
+from fvflops.reports.files.chrome_trace import write_events as render_chrome_trace
 from fvflops.trace import TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRun
 from tests.support.old_torch import VERSION
@@ -82,10 +81,7 @@ class Layer(nn.Module):
         return x + self.mlp(x)
 
 
-MODELS = {
-    "convnet": (make_convnet, (2, 3, 8, 8)),
-    "transformer": (lambda: nn.Sequential(Layer(), Layer()), (2, 6, 16)),
-}
+MODELS = {"convnet": (make_convnet, (2, 3, 8, 8)), "transformer": (lambda: nn.Sequential(Layer(), Layer()), (2, 6, 16))}
 LOSSES = {"forward": None, "training": lambda y: y.sum()}
 
 

@@ -16,11 +16,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from fvflops import AnnotatedTrace, FlopCountAnalysis, TrainingStepAnalysis, annotate_trace, load_table, record_call
 from fvflops.counting import TableCostModel
-from fvflops.measure.kernels.annotation import ShapeCosts
-from fvflops.measure.kernels.annotation_report import annotation_report
-from fvflops.measure.kernels.profiler_trace import read_document, write_document
+from fvflops.measure.kernels.annotation import ShapeCosts, annotation_report
+from fvflops.measure.kernels.profiler_trace import read_document, read_events, write_document
 from fvflops.measure.kernels.recorded_calls import Work
-from fvflops.measure.kernels.trace_reader import read_events
 from fvflops.reports.formats import write_document as write_report
 from fvflops.trace import Trace, TraceError
 from tests.support.checkout import ROOT
@@ -175,11 +173,16 @@ def test_an_op_on_a_part_of_a_tensor_has_the_flops_of_that_part(tmp_path):
     assert annotated.match.work[0] == Work(4 * 8 * 3, 2 * 4 * 8 * 3)
 
 
-def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
+def count_linear_step() -> TrainingStepAnalysis:
+    """Return the step of CUDA_TRACE."""
     model, x = nn.Linear(64, 128).train(), torch.randn(32, 64)
-    step = TrainingStepAnalysis(
+    return TrainingStepAnalysis(
         model, x, loss=lambda y: y.sum(), optimizer=torch.optim.SGD, device="cuda", table="exact", warn=False
     )
+
+
+def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
+    step = count_linear_step()
     macs = 32 * 64 * 128
     for counted in (step, None):
         annotated = annotate_trace(CUDA_TRACE, counted)
@@ -210,18 +213,7 @@ def test_kernels_have_the_flops_of_the_op_that_launched_them(tmp_path):
 
 def test_a_backward_thread_runs_before_the_optimizer_of_its_step():
     """Backward ops of another thread are in order between those of the step's own thread."""
-    annotated = annotate_trace(
-        CUDA_TRACE,
-        TrainingStepAnalysis(
-            nn.Linear(64, 128).train(),
-            torch.randn(32, 64),
-            loss=lambda y: y.sum(),
-            optimizer=torch.optim.SGD,
-            device="cuda",
-            table="exact",
-            warn=False,
-        ),
-    )
+    annotated = annotate_trace(CUDA_TRACE, count_linear_step())
     assert annotated.share() == 1 and annotated.match.ledger.attributed_to_modules == ()
     nodes = [event for event in annotated.match.run.events if event.name.startswith("autograd::engine")]
     assert {event.thread for event in nodes} == {2}

@@ -15,7 +15,7 @@ import fvflops.capture.instrument.probe as meter
 from fvflops import FlopCountAnalysis, ProfileAnalysis, Trace, profile_kernels, record
 from fvflops.capture.real.real_mode import SignatureCache
 from fvflops.counting.timing import read_times
-from fvflops.measure.profiling.profile_rows import fit_ops
+from fvflops.measure.profile_rows import fit_ops
 from fvflops.trace import TraceError
 from tests.support.reports.breakdowns import unpack_columns
 

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from fvflops import ByteCountAnalysis, Device, FlopCountAnalysis, ProfileAnalysis, Trace, record, schedule
-from fvflops.measure.profiling.profile_analysis import trimmed_mean
-from fvflops.measure.profiling.profile_records import Profile, ProfileRow, outlier
-from fvflops.measure.profiling.profile_report import SORTS, profile_report
-from fvflops.reports.formats import FORMATS, write_document
-from fvflops.reports.text.display_width import display_width
+from fvflops.measure.profile_analysis import trimmed_mean
+from fvflops.measure.profile_records import Profile, ProfileRow, outlier
+from fvflops.measure.profile_report import SORTS, profile_report
+from fvflops.reports.display_width import display_width
+from fvflops.reports.formats import write_document
 from fvflops.trace import TraceError
 from fvflops.zoo import build
 from tests.support.checkout import DATA
@@ -475,12 +475,6 @@ def test_there_is_nothing_to_keep_before_the_first_run():
         profile.salvage()
 
 
-def test_a_step_that_is_called_outside_is_an_error():
-    run = record(Net(), measure={"time"})
-    with pytest.raises(RuntimeError, match="call it inside the with block"):
-        run.step()
-
-
 def test_runs_that_are_slow_or_fast_do_not_sway_the_mean():
     trace = FlopCountAnalysis(Net(), torch.ones(2, 8), execution="real").trace()
     runs = [measure(trace, {"aten::relu": relu}) for relu in (900_000, 5000, 1, 7000, 6000)]
@@ -558,11 +552,7 @@ def test_what_is_copied_has_bytes_in_an_export_and_a_view_has_none(tmp_path):
     ("options", "error", "message"),
     [
         ({"path": "run.svg"}, ValueError, "has no known file extension: use .speedscope.json, .json"),
-        (
-            {"path": "run.json", "format": "perfetto"},
-            ValueError,
-            "export format must be one of .*; got 'perfetto'",
-        ),
+        ({"path": "run.json", "format": "perfetto"}, ValueError, "export format must be one of .*; got 'perfetto'"),
         ({"path": "run.json", "weight": "watts"}, ValueError, "weight must be one of .*; got 'watts'"),
         ({"path": "file/run.json"}, OSError, "file/run.json cannot be written: .*; choose another path"),
         ({"path": "fvflops://run.json"}, OSError, "fvflops:// is read-only"),
@@ -586,8 +576,8 @@ def test_a_profile_by_hand_renders_without_a_model():
 
 
 @pytest.mark.parametrize("by", ["module", "operator"])
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_format_has_a_profile_of_a_saved_trace(format, by):
+@pytest.mark.parametrize("format", ["text", "csv", "json"])
+def test_a_report_has_a_profile_of_a_saved_trace(format, by):
     model = nn.Sequential()
     model.add_module("a_module_with_a_name_that_is_much_longer_than_a_line_of_a_terminal_" * 2, Net())
     measured = profile_of(model, torch.ones(2, 8), memory=True)
@@ -602,13 +592,9 @@ def test_every_format_has_a_profile_of_a_saved_trace(format, by):
         written = json.loads(text)
         assert written["format"] == "fvflops.profile" and list(written["tables"]) == [f"{by}s"]
         assert {*SORTS} - {"name", "self"} <= {*written["tables"][f"{by}s"]["rows"][0]}
-    elif format == "text":
-        assert max(map(display_width, text.splitlines())) <= 80
-        assert "840" in text and "Columns hidden at width 80: " in text
-    elif format == "latex":
-        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1 and r"\%" in text
     else:
-        assert "8.6 µs" in text and ("<table>" in text) == (format == "html")
+        assert max(map(display_width, text.splitlines())) <= 80
+        assert "840" in text and "8.6 µs" in text and "Columns hidden at width 80: " in text
 
 
 @pytest.mark.parametrize("sort", ["peak", "memory", "bytes", "intensity", "mismatch"])

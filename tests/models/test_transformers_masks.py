@@ -8,7 +8,7 @@ import torch
 
 from fvflops import record, record_call
 from fvflops.counting import TableCostModel, count
-from fvflops.counting.unknown_masks import find_unknown_masks
+from fvflops.counting.uncounted_work import find_unknown_masks
 from fvflops.devices.utilisation import with_attention
 from fvflops.formulas import load_table
 from fvflops.sources.meta import build_on_meta

@@ -1,5 +1,6 @@
 """The recipes of CONTRIBUTING.md: each diff applies, and the command below it works then."""
 
+import csv
 import os
 import re
 import shlex
@@ -46,11 +47,25 @@ def test_a_recipe_is_a_file_or_two_and_an_entry():
         assert len(files) <= (3 if title == "A feature" else 2), title
 
 
-@pytest.mark.parametrize(("title", "command"), [(title, command) for title, _, command in RECIPES])
-def test_the_command_of_a_recipe_works(copy, title, command):
+def run(copy, command):
     program, *arguments = shlex.split(command)
     start = [sys.executable, "-m", "fvflops"] if program == "fvflops" else [sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "80"}
     done = subprocess.run([*start, *arguments], capture_output=True, text=True, cwd=copy, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert SHOWN[title] in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(("title", "command"), [(title, command) for title, _, command in RECIPES])
+def test_the_command_of_a_recipe_works(copy, title, command):
+    assert SHOWN[title] in run(copy, command)
+
+
+def test_a_new_metric_is_a_column_of_several_models_and_of_a_sweep(copy):
+    models = "zoo:lenet5 zoo:llama_tiny"
+    shown = run(copy, f"fvflops count {models} --columns output_elements --format csv --sort output_elements")
+    assert shown.split("\n")[:3] == ["model,output_elements", "zoo:llama_tiny,77744", "zoo:lenet5,15002"]
+    run(copy, f"fvflops sweep {models} --output rows.csv --workers 1 --no-peak-memory")
+    assert "2 of them earlier" in run(copy, f"fvflops sweep {models} --output rows.csv --workers 1")
+    rows = csv.DictReader((copy / "rows.csv").read_text().splitlines())
+    assert [row["output_elements"] for row in rows] == ["15002", "77744"]

@@ -273,7 +273,7 @@ def test_a_collector_that_is_off_stays_off():
 
 @pytest.fixture(scope="module")
 def tool():
-    return vars(load_tool("first_count.py"))
+    return vars(load_tool("benchmarking.first_count"))
 
 
 def test_the_tool_measures_a_new_process(tool):
@@ -293,26 +293,20 @@ def test_the_tool_sees_a_model_that_asks_for_sympy(tool):
     assert tool["ask_without_heavy"](nn.GroupNorm(2, 4), (torch.ones(2, 4, 3),)) == []
 
 
-def test_the_tool_fails_where_a_limit_is_missed(tool, monkeypatch, capsys):
-    spent = {"zoo:lenet5": (0.05, 0.1, ()), "zoo:gpt2": (0.05, 0.3, ()), "zoo:vit_b_16": (0.05, 0.1, ("sympy",))}
+def test_the_benchmark_says_which_limit_a_first_count_misses(tool, monkeypatch):
+    spent = {"quick": (0.05, 0.1, ()), "slow": (0.05, 0.3, ()), "heavy": (0.05, 0.1, ("sympy",))}
 
     def measure(name):
-        if name not in spent:
-            raise RuntimeError("out of memory")
         fvflops, count, asked = spent[name]
         return tool["Measured"](torch=1.0, fvflops=fvflops, count=count, modules=2, asked=asked)
 
-    monkeypatch.setitem(tool["measure_all"].__globals__, "measure_apart", measure)
-    assert tool["main"](["--only", "zoo:lenet5", "--repeat", "2"]) == 0
-    assert "1 models, 0 of which miss a limit or failed" in capsys.readouterr().out
-    monkeypatch.setitem(spent, "zoo:resnet50", (0.05, 0.1, ()))
-    assert tool["main"](["--only", "zoo:"]) == 1
-    cells = [row.split("|") for row in capsys.readouterr().out.splitlines() if row.startswith("| zoo")]
-    missed = {row[1].strip(): row[-2].strip() for row in cells}
-    assert missed == {
-        "zoo:lenet5": "",
-        "zoo:resnet50": "",
-        "zoo:vit_b_16": "asked for sympy",
-        "zoo:gpt2": "with the first count: 0.35, limit 0.25",
-        "zoo:llama_tiny": "out of memory",
+    sections, report = load_tool("benchmarking.sections"), load_tool("benchmarking.report")
+    monkeypatch.setattr(sections, "measure_apart", measure)
+    effort = sections.Effort(processes=2)
+    missed = {
+        name: [line for line in report.write_report([sections.count_first(name, effort)]) if "MISSED" in line]
+        for name in spent
     }
+    assert missed["quick"] == []
+    assert len(missed["slow"]) == 1 and "import fvflops and count / import torch" in missed["slow"][0]
+    assert len(missed["heavy"]) == 1 and "heavy modules asked for" in missed["heavy"][0]

@@ -6,8 +6,8 @@ import pytest
 
 from fvflops.reports.document import Chart, Document, Table, number_column, text_column
 from fvflops.reports.formats import FORMATS, write_document
-from fvflops.reports.pictures.svg_chart import svg_chart
-from fvflops.reports.text.text_chart import text_chart
+from fvflops.reports.pictures.svg_picture import svg_chart
+from fvflops.reports.text_picture import text_chart
 from tests.support.reports.report_formats import check_report
 
 SVG = "{http://www.w3.org/2000/svg}"

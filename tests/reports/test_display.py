@@ -15,10 +15,10 @@ from torch import nn
 
 import fvflops
 from fvflops.analysis.steps import StepCount
-from fvflops.comparison.budget.budget_records import Budget, Limit
-from fvflops.comparison.budget.model_budget import check_budget
-from fvflops.comparison.scaling.cost_functions import Axis, CostExpression, GenerationCost
-from fvflops.comparison.scaling.polynomial import Polynomial
+from fvflops.comparison.budget_file import Budget, Limit
+from fvflops.comparison.cost_functions import Axis, CostExpression, GenerationCost
+from fvflops.comparison.model_budget import check_budget
+from fvflops.comparison.polynomial import Polynomial
 from fvflops.measure.step_meter.step_figures import MeterSummary
 from fvflops.plan.trace_ranks import Ranks
 from fvflops.reports.display import WIDTH

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fvflops.reports import REPORTS, escaping
+from fvflops.reports import REPORTS, escaping, fvcore_table
 from fvflops.reports.count_json import parse
-from fvflops.reports.fvcore import fvcore_table
 from fvflops.reports.terminal import op_coverage
 from fvflops.trace import Status, Summary
 from fvflops.views.breakdown import Breakdown, Cell, Measure
@@ -109,7 +108,7 @@ def differs_from_golden(text: str, golden: str) -> bool:
 
 @pytest.mark.parametrize("by", TABLES)
 def test_the_table_by_operator(by):
-    assert not differs_from_golden(fvcore_table.render(NET, by=by), TABLES[by])
+    assert not differs_from_golden(fvcore_table.write_table(NET, by=by), TABLES[by])
     assert REPORTS["fvcore"](NET, by=by) == f"{TABLES[by]}\n\n{LEDGER}"
 
 
@@ -158,7 +157,7 @@ def test_depth_counts_levels_below_the_root():
     assert REPORTS["csv"](NET, by="both", depth=0) == "".join(CSVS["both"].splitlines(keepends=True)[:3])
     # The table is the only one that stops by itself.
     deep = make_deep(6)
-    assert len(fvcore_table.render(deep, by="both").splitlines()) == 2 + 7
+    assert len(fvcore_table.write_table(deep, by="both").splitlines()) == 2 + 7
     assert len(REPORTS["markdown"](deep, by="both").splitlines()) == 2 + 13
 
 
@@ -172,8 +171,8 @@ def test_a_summary_without_operators_says_so():
 
 def test_a_model_without_arithmetic_has_tables_too():
     summary = Summary(NET.modules, {"flops": {"": 0}}, {"flops": {}}, {"flops": {"": {}}})
-    assert fvcore_table.render(summary, by="operator").splitlines()[2:] == ["| total      |        0 |         |"]
-    assert len(fvcore_table.render(summary, by="both").splitlines()) == 2
+    assert fvcore_table.write_table(summary, by="operator").splitlines()[2:] == ["| total      |        0 |         |"]
+    assert len(fvcore_table.write_table(summary, by="both").splitlines()) == 2
     assert REPORTS["csv"](summary, by="both") == "module,operator,flops\n"
 
 

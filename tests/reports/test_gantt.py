@@ -2,7 +2,7 @@
 
 from fvflops.reports.document import Document, Gantt, Slice
 from fvflops.reports.formats import FORMATS, write_document
-from fvflops.reports.pictures.svg_gantt import svg_gantt
+from fvflops.reports.pictures.svg_picture import svg_gantt
 from tests.support.reports.report_formats import check_report
 
 LANES = {

@@ -20,8 +20,7 @@ from fvflops.counting.timing import read_times
 from fvflops.reports import REPORTS
 from fvflops.reports.html import render_comparison
 from fvflops.reports.terminal.op_coverage import TERMS
-from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, read_breakdown
-from fvflops.views.run_views import MemoryCurve
+from fvflops.views.breakdown import BETWEEN_OPS, Breakdown, Cell, Measure, MemoryCurve, read_breakdown
 from fvflops.zoo import build
 from tests.support.reports.breakdowns import (
     HOSTILE,

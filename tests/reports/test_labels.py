@@ -11,6 +11,10 @@ PAGE = Frame(0.0, 0.0, 4.0, 3.0)
 SIDES = ((0.1, 0.0), (-0.1, 0.0), (0.0, 0.2), (0.0, -0.2))
 
 
+def place(points, sizes, offsets=SIDES, *, occupied=(), near=(), cost=lambda label, others: 0.0):
+    return place_labels(points, sizes, page=PAGE, occupied=occupied, offsets=offsets, near=near, cost=cost)
+
+
 def spread(count, seed):
     chance = random.Random(seed)
     points = [(chance.uniform(0.2, 3.8), chance.uniform(0.2, 2.8)) for _ in range(count)]
@@ -22,7 +26,7 @@ def test_no_label_overlaps_another_a_point_or_the_edge():
     for seed in range(20):
         points, sizes = spread(30, seed)
         markers = [around(point, 0.03) for point in points]
-        frames = place_labels(points, sizes, page=PAGE, occupied=markers, offsets=SIDES)
+        frames = place(points, sizes, occupied=markers)
         placed = [frame for frame in frames if frame is not None]
         assert len(placed) > 10
         for index, frame in enumerate(placed):
@@ -32,48 +36,39 @@ def test_no_label_overlaps_another_a_point_or_the_edge():
 
 def test_an_offset_is_to_the_nearest_end_of_a_label():
     for offset, left, bottom in (((0.1, 0.0), 2.1, 0.95), ((-0.1, 0.5), 1.5, 1.45), ((0.0, -0.5), 1.8, 0.45)):
-        (frame,) = place_labels([(2.0, 1.0)], [(0.4, 0.1)], page=PAGE, occupied=(), offsets=[offset])
+        (frame,) = place([(2.0, 1.0)], [(0.4, 0.1)], [offset])
         assert frame is not None
         assert [round(value, 9) for value in frame] == [left, bottom, round(left + 0.4, 9), round(bottom + 0.1, 9)]
 
 
 def test_a_label_without_room_has_no_frame():
-    assert place_labels([(2.0, 1.0)], [(5.0, 0.1)], page=PAGE, occupied=(), offsets=SIDES) == [None]
-    assert place_labels([(2.0, 1.0)], [(0.4, 0.1)], page=PAGE, occupied=[PAGE], offsets=SIDES) == [None]
+    assert place([(2.0, 1.0)], [(5.0, 0.1)]) == [None]
+    assert place([(2.0, 1.0)], [(0.4, 0.1)], occupied=[PAGE]) == [None]
     # The padding is part of a label.
     wall = Frame(2.5 + PADDING[0] / 2, 0.0, 4.0, 3.0)
-    assert place_labels([(2.0, 1.0)], [(0.4, 0.1)], page=PAGE, occupied=[wall], offsets=SIDES[:1]) == [None]
+    assert place([(2.0, 1.0)], [(0.4, 0.1)], SIDES[:1], occupied=[wall]) == [None]
 
 
 def test_labels_move_while_that_lowers_the_cost():
-    points, sizes, left = [(1.0, 1.0), (1.9, 1.0)], [(0.5, 0.1)] * 2, SIDES[1:2]
-
-    def place(cost):
-        frames = place_labels(points, sizes, page=PAGE, occupied=(), offsets=SIDES, near=left, cost=cost)
-        return [frame and round(frame.left, 2) for frame in frames]
-
-    assert place(None) == [0.4, 1.3]
-
     def prefer_right(label: Label, others: object) -> float:
         return -label.frame.left
 
     # The right of the first point is free once the label of the second has moved there; then both have the best.
-    assert place(prefer_right) == [1.1, 2.0]
+    frames = place([(1.0, 1.0), (1.9, 1.0)], [(0.5, 0.1)] * 2, near=SIDES[1:2], cost=prefer_right)
+    assert [frame and round(frame.left, 2) for frame in frames] == [1.1, 2.0]
 
 
 def test_a_cost_may_depend_on_the_other_labels():
     def avoid_height(label: Label, others: list[Label]) -> float:
         return sum(abs(other.frame.bottom - label.frame.bottom) < 0.05 for other in others)
 
-    frames = place_labels(
-        [(1.0, 1.0), (3.0, 1.0)], [(0.5, 0.1)] * 2, page=PAGE, occupied=(), offsets=SIDES, cost=avoid_height
-    )
+    frames = place([(1.0, 1.0), (3.0, 1.0)], [(0.5, 0.1)] * 2, cost=avoid_height)
     assert len({round(frame.bottom, 2) for frame in frames if frame}) == 2
 
 
 def test_the_cost_of_a_label_is_what_is_between_it_and_its_point():
     pytest.importorskip("numpy", reason="numpy, which matplotlib brings, is not installed")
-    from fvflops.reports.pictures.leaders import LabelCost, leader_of
+    from fvflops.reports.pictures.labels import LabelCost, leader_of
 
     label = Label((1.0, 1.0), Frame(1.5, 0.95, 2.0, 1.05))
     assert leader_of(label) == ((1.0, 1.0), (1.5, 1.0))

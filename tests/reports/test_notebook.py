@@ -1,8 +1,6 @@
 """What notebooks show: pages in frames that keep to themselves, and tables where there are no frames or no scripts."""
 
-import os
 import re
-import shutil
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ import fvflops
 from fvflops.reports import notebook_page
 from fvflops.reports.document import Chart, Document, Table, module_column, number_column
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # As JupyterLab does, each output is inserted by `innerHTML`, in which no script of the output itself runs.
 NOTEBOOK = """<!doctype html><meta charset="utf-8"><style>body {{ color: rgb(1, 2, 3); background: #fff; }}
 table {{ color: rgb(9, 9, 9); }}</style><h1>Notebook</h1>{cells}
@@ -43,20 +40,6 @@ def outputs():
         "meter": meter,
     }
     return {name: value._repr_html_() for name, value in shown.items()}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: tools/environment test")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        assert not os.environ.get("CI"), "CI is set, and there is no Chromium"
-        pytest.skip("no Chromium is installed: apt-get install chromium")
-    with sync.sync_playwright() as playwright:
-        root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom Chromium has no sandbox
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if root else [])
-        yield chromium
-        chromium.close()
 
 
 def open_page(browser, text, path, **options):

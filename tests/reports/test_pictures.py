@@ -11,9 +11,9 @@ from torch import nn
 from fvflops import Device, FlopCountAnalysis, cost_of
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
-from fvflops.comparison.scaling import scaling_plot
-from fvflops.measure.roofline import roofline_plot
-from fvflops.measure.roofline.op_roofline import roofline
+from fvflops.comparison import scaling_plot
+from fvflops.measure import roofline_plot
+from fvflops.measure.op_roofline import roofline
 from fvflops.reports.pictures import colours, icicle, picture
 from fvflops.reports.pictures.picture import PlotError
 from fvflops.trace import ModuleInfo, ModuleTree

@@ -6,8 +6,8 @@ import pytest
 
 from fvflops.reports.document import Document, Point, Scatter
 from fvflops.reports.formats import FORMATS, write_document
-from fvflops.reports.pictures.svg_scatter import choose_ticks, svg_scatter
-from fvflops.reports.text.text_scatter import text_scatter
+from fvflops.reports.pictures.svg_picture import choose_ticks, svg_scatter
+from fvflops.reports.text_picture import text_scatter
 
 POINTS = [Point(1.0, 30.0, "a", True), Point(2.0, 10.0, "b <1>", True), Point(3.0, 20.0, "c")]
 PLOT = Scatter("layouts", POINTS, "time", "memory", title="Layouts", limit=(25.0, "25 of memory"))

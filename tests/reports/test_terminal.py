@@ -13,7 +13,6 @@ import struct
 import sys
 import termios
 import threading
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,25 +25,19 @@ from fvflops import ActivationCountAnalysis, FlopCountAnalysis, flop_count_table
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.cli import main
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal
-from fvflops.reports import REPORTS, count_markdown
-from fvflops.reports.fvcore import fvcore_table
-from fvflops.reports.terminal import count_table
+from fvflops.reports import REPORTS, fvcore_table
+from fvflops.reports.count_report import write_markdown, write_text
+from fvflops.reports.display_width import truncate_middle, wrap
 from fvflops.reports.terminal.collapse import collapse
-from fvflops.reports.text.display_width import truncate_middle, wrap
 from fvflops.units import format_short
-from fvflops.views.made_summary import make_summary, with_columns
+from fvflops.views.analysed_run import make_summary, with_columns
 from fvflops.views.summary_rows import count_itself
 from fvflops.zoo import build
+from tests.support.reports.report_formats import take_cells
 from tests.support.reports.summaries import NET, name_everything
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 VIEWS = ("module", "operator", "both")
-
-
-def take_cells(text: str) -> int:
-    """Return how many cells a terminal gives a text: wide letters two, marks on letters none."""
-    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in text)
-    return len(text) + wide - sum(unicodedata.category(mark) in ("Mn", "Me") for mark in text)
 
 
 class Block(nn.Module):
@@ -83,7 +76,7 @@ NETS_MODULES = replace(
 
 def test_the_table_as_it_looks():
     # Of 70 cells 50 are names, figures and gaps. fc1's bar is 20 * 400/920 cells, 70 eighths; head's 90, fc2's 35.
-    assert count_table.render(NETS_MODULES, width=70).split("\n\n")[0] == (
+    assert write_text(NETS_MODULES, width=70).split("\n\n")[0] == (
         "module   parameters  FLOPs  activations  % FLOPs\n"
         "-------  ----------  -----  -----------  -------  --------------------\n"
         "model           337    920           50   100.0%  ████████████████████\n"
@@ -93,7 +86,7 @@ def test_the_table_as_it_looks():
         "    act                320            0    34.8%  ███████\n"
         "  aux            12                         0.0%"
     )
-    bars = re.findall(r"#+$", count_table.render(NETS_MODULES, width=70, encoding="ascii"), re.MULTILINE)
+    bars = re.findall(r"#+$", write_text(NETS_MODULES, width=70, encoding="ascii"), re.MULTILINE)
     assert list(map(len, bars)) == [20, 9, 11, 4, 7]
 
 
@@ -106,21 +99,21 @@ def test_no_line_is_wider_than_the_terminal_whatever_the_names(by, name):
     summary = name_everything(name)
     for width in (*range(4, 24), 37, 60, 80, 200):
         for encoding in ("utf-8", "ascii"):
-            text = count_table.render(summary, by=by, depth=9, width=width, encoding=encoding)
+            text = write_text(summary, by=by, depth=9, width=width, encoding=encoding)
             lines = text.split("\n")
             assert max(map(take_cells, lines)) <= width
             assert all(line.isprintable() for line in lines)
             assert encoding == "utf-8" or text.isascii()
-            painted = count_table.render(summary, by=by, depth=9, width=width, encoding=encoding, colour=True)
+            painted = write_text(summary, by=by, depth=9, width=width, encoding=encoding, colour=True)
             assert SGR.sub("", painted) == text != painted
-    assert name_everything("n" * 300).about["table"] in count_table.render(name_everything("n" * 300)).replace("\n", "")
+    assert name_everything("n" * 300).about["table"] in write_text(name_everything("n" * 300)).replace("\n", "")
 
 
 def test_what_has_no_room_is_left_out_in_order_and_told():
     told = {
         width: (text.split("\n")[0].split(), re.findall(r"Columns hidden at width \d+: (.*)\.", text))
         for width in (80, 50, 42, 30, 16)
-        for text in [count_table.render(NETS_MODULES, width=width)]
+        for text in [write_text(NETS_MODULES, width=width)]
     }
     assert told[80] == (["module", "parameters", "FLOPs", "activations", "%", "FLOPs"], [])
     assert told[50] == (["module", "parameters", "FLOPs", "activations", "%", "FLOPs"], ["bars"])
@@ -130,11 +123,11 @@ def test_what_has_no_room_is_left_out_in_order_and_told():
 
 
 def test_colours_tell_what_is_missing_and_nothing_else_is_red():
-    text = count_table.render(NET, colour=True)
+    text = write_text(NET, colour=True)
     assert re.findall("\x1b\\[31m(.*?)\x1b", text) == [
         "Unsupported, so not counted: mylib::scan (2 calls, 4,096 output elements)."
     ]
-    assert text.startswith("\x1b[1mmodule ") and "\x1b[36m█" in text and "\x1b" not in count_table.render(NET)
+    assert text.startswith("\x1b[1mmodule ") and "\x1b[36m█" in text and "\x1b" not in write_text(NET)
 
 
 def test_blank_cells_and_many_equal_rows_are_explained():
@@ -150,10 +143,10 @@ def test_blank_cells_and_many_equal_rows_are_explained():
 
     analysis = FlopCountAnalysis(Net(), torch.zeros(1, 2, dtype=torch.long)).uncalled_modules_warnings(False)
     summary = summarise(analysis)
-    notes = count_table.render(summary).split("\n\n")[1].splitlines()
+    notes = write_text(summary).split("\n\n")[1].splitlines()
     collapsing = "--collapse shows consecutive equal layers as one row."
     assert notes == ["41 has the parameters of 0, counted there.", "Not called: off.", collapsing]
-    assert collapsing not in count_table.render(collapse(summary))
+    assert collapsing not in write_text(collapse(summary))
 
 
 def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
@@ -173,15 +166,15 @@ def test_a_text_is_cut_in_its_middle_and_wrapped_between_words():
 def test_rows_are_ordered_and_cut_alike_in_every_list():
     rows = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, sort="activations", top=3))))
     assert [row["module"] for row in rows] == ["", "fc1", "head"]
-    for render, more in ((fvcore_table.render, 3), (count_table.render, 3), (count_markdown.render, 3)):
+    for render, more in ((fvcore_table.write_table, 3), (write_text, 3), (write_markdown, 3)):
         text = render(NET, sort="activations", top=3)
         named = re.findall(r"^\W*(model|fc1|head(?:\.\w+)?|aux)\b", text, re.MULTILINE)
         assert named == ["model", "fc1", "head"] and f"{more} more modules." in text
     by_name = list(csv.DictReader(io.StringIO(REPORTS["csv"](NET, by="both", sort="name"))))
     assert [row["module"] for row in by_name] == ["", "", "fc1", "head", "head", "head.act", "head.fc2"]
-    assert "gelu" not in fvcore_table.render(NET, by="operator", top=1) and "1 more operator." in fvcore_table.render(
+    assert "gelu" not in fvcore_table.write_table(
         NET, by="operator", top=1
-    )
+    ) and "1 more operator." in fvcore_table.write_table(NET, by="operator", top=1)
     for options, message in (({"sort": "flps"}, "did you mean 'flops'"), ({"top": 0}, "an integer >= 1, not 0")):
         for name in ("text", "fvcore", "csv", "markdown", "latex", "paper"):
             with pytest.raises(ValueError, match=message):
@@ -200,11 +193,11 @@ def test_equal_layers_are_one_row_with_their_sum_and_unequal_ones_stay():
     assert [row["flops"] for row in csv.DictReader(io.StringIO(REPORTS["csv"](found, depth=2)))][1:5] == [
         str(flops) for flops in (448, 128, 192, 128)
     ]
-    text = count_table.render(found, width=80)
+    text = write_text(found, width=80)
     assert re.findall(r"^ +\S.*? (?= )", text, re.MULTILINE)[:4] == ["  layers ", "    0 ", "      up ", "      down "]
     assert "    1–3 × 3  " in text and "      1.up " in text and "sum of N equal modules; rows of their" in text
-    assert "sum of N equal modules.\n" in count_table.render(found, width=80, depth=2)
-    assert "layers.1–3 × 3" in fvcore_table.render(found) and "layers.1–3 × 3 | Block |" in count_markdown.render(found)
+    assert "sum of N equal modules.\n" in write_text(found, width=80, depth=2)
+    assert "layers.1–3 × 3" in fvcore_table.write_table(found) and "layers.1–3 × 3 | Block |" in write_markdown(found)
     assert collapse(summarise_stack(8, 4, 8)).labels == {}
     for name in ("tree", "json"):
         with pytest.raises(ValueError, match="has a row for every module"):
@@ -337,10 +330,7 @@ def exit_code(*argv: str) -> int:
         (["--sort", "flops", "--format", "tree"], "--sort does not apply to --format tree"),
         (["--by", "op", "--sort", "flosp"], "did you mean 'flops'"),
         (["--by", "line", "--sort", "macss"], "did you mean 'macs'"),
-        (
-            ["--collapse", "--format", "tree"],
-            "--collapse supports --format text, markdown, csv, fvcore; got tree",
-        ),
+        (["--collapse", "--format", "tree"], "--collapse supports --format text, markdown, csv, fvcore; got tree"),
         (["--collapse", "--by", "op"], "omit --by op"),
         (["--collapse", "--by", "operator"], "omit --by operator"),
     ],
@@ -359,11 +349,9 @@ def test_what_a_module_does_outside_its_submodules_has_a_row(repeated):
         own[call.module] += call.flops or 0
     summary = make_summary(with_columns(analysed_run(flops)))
     summary = collapse(summary) if repeated else summary
-    text = count_table.render(summary, depth=4)
+    text = write_text(summary, depth=4)
     rows = [line.split() for line in text.splitlines() if "(itself)" in line]
     attentions = [name for name in own if name.endswith(".attn") and (name == "h.0.attn" or not repeated)]
     assert [row[2] for row in rows] == [format_short(own[name]) for name in attentions] and attentions
     assert count_itself(summary, ["h.0.attn"], "flops")["h.0.attn"]["flops"] == own["h.0.attn"]
-    assert "(itself)" in count_markdown.render(summary, depth=4) and "(itself)" not in count_markdown.render(
-        summary, sort="flops"
-    )
+    assert "(itself)" in write_markdown(summary, depth=4) and "(itself)" not in write_markdown(summary, sort="flops")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fvflops.sources.bare_names import suggest_models
 from fvflops.sources.imports import import_file
+from fvflops.sources.load import suggest_models
 
 
 def names_of(source):

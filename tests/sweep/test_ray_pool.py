@@ -10,10 +10,11 @@ import pytest
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings
+from fvflops.sweep.count_many import InProcess
+from fvflops.sweep.count_model import Task
 from fvflops.sweep.counted_models import plan_sweep, run_sweep
 from fvflops.sweep.ray_pool import RayPool
 from fvflops.sweep.result_files import read_rows
-from fvflops.sweep.task import InProcess, Task
 from tests.support.checkout import ROOT
 
 SLOW = 7

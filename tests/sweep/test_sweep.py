@@ -11,9 +11,9 @@ import pytest
 
 from fvflops.sources import SourceOptions
 from fvflops.sweep import CountSettings, ModelCount
+from fvflops.sweep.count_many import InProcess
 from fvflops.sweep.counted_models import Journal, plan_sweep, run_sweep
 from fvflops.sweep.result_files import ResultError, encode_row, read_rows, write_rows
-from fvflops.sweep.task import InProcess
 from tests.support.checkout import ROOT
 
 NAMES = [*(f"zoo:{name}" for name in ("lenet5", "resnet50", "vit_b_16", "llama_tiny")), "zoo:none"]

@@ -21,7 +21,7 @@ def test_the_tool_makes_all_that_the_page_shows(monkeypatch, capsys):
     made = {row.strip("| "): cells for row, *cells in rows_of(printed.out)[1:]}
     page = (ROOT / "docs" / "comparison.md").read_text().partition("## Reports and exports")[2]
     shown = {row.strip("| "): cells for row, *cells in rows_of(page)[1:]}
-    assert list(made) == list(shown) == list(tool["ROWS"])
+    assert list(made) == list(shown)
     assert made["FLOPs"][0] == "0.417M (0.9M exact)"
     for row, cells in made.items():
         assert [cell.strip(" |") == "–" for cell in cells] == [shown[row][place].strip(" |") == "–" for place in (0, 2)]

@@ -10,7 +10,7 @@ from fvflops.capture.shortening.shorten import Shortened
 from fvflops.plan import rank_model
 from fvflops.plan.added_optimizers import MasterWeights
 from fvflops.plan.rank_plan import plan_rank
-from fvflops.trace.expansion.comparison import are_equal_runs
+from fvflops.trace.expansion.recorded_rows import are_equal_runs
 from fvflops.zoo.gpt2 import GPT2, GPT2Config
 from fvflops.zoo.llama import CONFIGS, Block, Llama
 from tests.support.old_torch import needs

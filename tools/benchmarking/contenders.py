@@ -1,13 +1,13 @@
-"""The contenders: the ways to run or to count a case that are timed against each other."""
+"""Contenders: the cases, and the ways to run or to count one that are timed against each other."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,10 +15,95 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarking.cases import Case, Step
 from benchmarking.counting import clear_cache, count
-from benchmarking.floor import list_dispatches, replay, return_fresh, return_ready
 from benchmarking.rounds import Run
+from fvflops.zoo import ZOO
+from tests.support.torchvision_schemas import define_torchvision_schemas
+
+Step = Literal["forward", "forward+backward"]
+STEPS: tuple[Step, ...] = ("forward", "forward+backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model and its one input; `logits` names the field of its result, "" where the result is the tensor itself.
+
+    `fits` says that its weights fit in memory, so that peers which need numbers can run it. `macs` is what a forward
+    run comes to in matmuls and attention, where a closed form is known.
+    """
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    logits: str = ""
+    fits: bool = True
+    macs: int | None = None
+
+    def build_on(self, device: str) -> nn.Module:
+        """Build the model on a device, in the mode in which modules are built."""
+        with torch.device(device):
+            return self.build()
+
+    def make_input(self, device: str) -> torch.Tensor:
+        """Return the input on a device: zeros, which are valid token ids too."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
+    def reduce(self, result: Any) -> torch.Tensor:
+        """Return a loss: the sum of the logits."""
+        return (getattr(result, self.logits) if self.logits else result).sum()
+
+
+def _build_swin_t() -> nn.Module:
+    define_torchvision_schemas()
+    import torchvision
+
+    return torchvision.models.swin_t(weights=None)
+
+
+def _build_llama(config: Mapping[str, Any]) -> nn.Module:
+    define_torchvision_schemas()  # transformers imports torchvision where it is installed
+    import transformers
+
+    settings: dict[str, Any] = {**config, "rope_theta": 500_000.0}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+
+
+def _llama(
+    layers: int, hidden: int, heads: int, intermediate: int, tokens: int = 8192, vocabulary: int = 128_256
+) -> Case:
+    """Return a Llama-3 of transformers, with 8 heads of keys and values, on one sequence."""
+    tokens, vocabulary = 8192, 128_256
+    config = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 131_072,
+    }
+    of_one_layer = 2 * hidden * hidden + 2 * hidden * (8 * hidden // heads) + 3 * hidden * intermediate
+    matmul_parameters = layers * of_one_layer + hidden * vocabulary
+    return Case(
+        build=partial(_build_llama, config),
+        shape=(1, tokens),
+        dtype=torch.int64,
+        logits="logits",
+        fits=False,
+        # Attention is counted densely, as it is bounded: without a discount for the causal half.
+        macs=matmul_parameters * tokens + 2 * layers * tokens * tokens * hidden,
+    )
+
+
+CASES: dict[str, Case] = {
+    "resnet50": Case(build=ZOO["resnet50"].build, shape=(1, 3, 224, 224), macs=4_089_184_256),
+    "vit_b_16": Case(build=ZOO["vit_b_16"].build, shape=(1, 3, 224, 224), macs=17_563_828_224),
+    "swin_t": Case(build=_build_swin_t, shape=(1, 3, 224, 224)),
+    "gpt2": Case(build=ZOO["gpt2"].build, shape=(1, 1024), dtype=torch.int64, macs=145_824_153_600),
+    "llama3_8b": _llama(layers=32, hidden=4096, heads=32, intermediate=14_336),
+    "llama3_70b": _llama(layers=80, hidden=8192, heads=64, intermediate=28_672),
+    "llama3_405b": _llama(layers=126, hidden=16_384, heads=128, intermediate=53_248),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +166,6 @@ class Subjects:
     def real(self) -> Subject:
         """A model with its weights in memory."""
         return self._subject(self.case.build_on("cpu"), "cpu")
-
-    @cached_property
-    def dispatches(self) -> list[Any]:
-        """What each op of the step returns, as fvflops sees them: composite ops in forward, core ops in training."""
-        results = list_dispatches(self.meta.run, composite=self.step == "forward")
-        self.meta.clean()
-        return results
 
     def _subject(
         self, model: nn.Module, device: str, mode: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -170,23 +248,6 @@ def fvflops_on_weights(subjects: Subjects) -> Run | None:
     return Run(subjects.real.count) if subjects.case.fits else None
 
 
-def floor_ready(subjects: Subjects) -> Run:
-    """As many dispatches, each answered with one tensor that is there already."""
-    return Run(partial(return_ready, len(subjects.dispatches)))
-
-
-def floor_fresh(subjects: Subjects) -> Run:
-    """As many dispatches, each answered with new meta tensors of the right shapes."""
-    return Run(partial(return_fresh, subjects.dispatches))
-
-
-def floor_in_model(subjects: Subjects) -> Run | None:
-    """The model's own Python, each of its dispatches answered with new meta tensors of the right shapes."""
-    if subjects.step != "forward":  # autograd wants views that are views
-        return None
-    return Run(partial(replay, subjects.meta.run, subjects.dispatches))
-
-
 CONTENDERS: dict[str, Callable[[Subjects], Run | None]] = {
     "bare": bare,
     "no-op mode": no_op_mode,
@@ -196,9 +257,6 @@ CONTENDERS: dict[str, Callable[[Subjects], Run | None]] = {
     "fvflops warm": fvflops_warm,
     "fvflops cold": fvflops_cold,
     "fvflops warm on weights": fvflops_on_weights,
-    "floor: ready tensor": floor_ready,
-    "floor: fresh tensors": floor_fresh,
-    "floor: fresh tensors in the model": floor_in_model,
 }
 
 # Which are divided by which, in the order in which the ratios are printed.
@@ -209,13 +267,8 @@ RATIOS: tuple[tuple[str, str], ...] = (
     ("FlopCounterMode on fake", "fvflops warm"),
     ("fvcore on weights", "fvflops warm"),
     ("fvcore on weights", "fvflops warm on weights"),
-    ("fvflops warm", "floor: fresh tensors"),
-    ("fvflops warm", "floor: fresh tensors in the model"),
     ("no-op mode", "bare"),
     ("FlopCounterMode on meta", "bare"),
     ("FlopCounterMode on fake", "bare"),
     ("fvcore on weights", "bare"),
-    ("floor: ready tensor", "bare"),
-    ("floor: fresh tensors", "bare"),
-    ("floor: fresh tensors in the model", "bare"),
 )

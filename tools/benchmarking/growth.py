@@ -8,8 +8,7 @@ from functools import partial
 
 import torch
 
-from benchmarking.cases import Case
-from benchmarking.contenders import Subjects, bare, count_cold, fvflops_warm
+from benchmarking.contenders import Case, Subjects, bare, count_cold, fvflops_warm
 from benchmarking.rounds import Run
 from fvflops.zoo import ZOO
 from fvflops.zoo.llama import CONFIGS, Llama

@@ -1,4 +1,4 @@
-"""The probe: one measurement that needs a process of its own, printed as JSON.
+"""Probe: one measurement that needs a process of its own, printed as JSON.
 
 python -m benchmarking.probe first CASE STEP CONTENDER; python -m benchmarking.probe repeat NAME SHARE
 """
@@ -14,17 +14,44 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from benchmarking.cases import CASES, Step
-from benchmarking.contenders import Subjects
+from benchmarking.contenders import CASES, Step, Subjects
 from benchmarking.counting import count
-from benchmarking.memory import forget_peak, peak_megabytes, resident_megabytes
 from fvflops.zoo import build
+
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
+
+
+def resident_megabytes() -> float | None:
+    """Return the memory that is resident now."""
+    return _read("VmRSS")
+
+
+def peak_megabytes() -> float | None:
+    """Return the most that was resident since `forget_peak`, or since the process began where it cannot be reset."""
+    return _read("VmHWM")
+
+
+def forget_peak() -> None:
+    """Let the peak begin again at what is resident now."""
+    with suppress(OSError):
+        _RESET.write_text("5")
+
+
+def _read(field: str) -> float | None:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":")), None)
+
 
 _TOOLS = Path(__file__).resolve().parent.parent
 

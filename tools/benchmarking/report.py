@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarking.aims import AIMS
-from benchmarking.figure import Figure
+from benchmarking.figures import Figure, find_aim
 from benchmarking.sections import Section
 
 
@@ -56,7 +55,7 @@ def _show_spread(figure: Figure) -> str:
 
 
 def _show_aim(figure: Figure) -> str:
-    aim = AIMS.get((figure.section, figure.name))
+    aim = find_aim(figure)
     if aim is None:
         return ""
     bound = f"{aim.bound * 1e3:g} ms" if figure.unit == "s" else f"{aim.bound:g}"

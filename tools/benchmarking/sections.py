@@ -10,18 +10,19 @@ from functools import partial
 
 import torch
 
-from benchmarking.candidates import SPACES
-from benchmarking.cases import CASES, STEPS, Step
-from benchmarking.contenders import CONTENDERS, RATIOS, NoOpMode, Subjects
+from benchmarking.candidates import SPACES, run_search
+from benchmarking.contenders import CASES, CONTENDERS, RATIOS, STEPS, NoOpMode, Step, Subjects
 from benchmarking.counting import count_macs, count_really
-from benchmarking.figure import Figure, summarise_ratios, summarise_values
+from benchmarking.figures import Figure, summarise_ratios, summarise_values
+from benchmarking.first_count import measure_apart
 from benchmarking.growth import GROWTHS, list_runs
 from benchmarking.probe import REPEATS, start_probe
 from benchmarking.rounds import Limits, Rounds, Run, run_rounds
-from benchmarking.search import run_search
+from benchmarking.times import TIMED, compare_modules, compare_ops
 from benchmarking.training import SUBJECTS, run_steps
 from fvflops import record
 from fvflops.zoo import build
+from tests.support.models.whole_models import MODELS
 
 # The cases whose first count is measured in new processes too: a process a measurement takes seconds.
 FIRST = ("resnet50", "vit_b_16", "llama3_405b")
@@ -52,7 +53,6 @@ def compare_contenders(case_name: str, step: Step, effort: Effort) -> Section:
     subjects = Subjects(case, step)
     rounds = run_rounds({key: partial(make, subjects) for key, make in CONTENDERS.items()}, effort.limits)
     figures = [*_ratios(name, rounds, RATIOS), *_seconds(name, rounds)]
-    figures.append(summarise_values(name, "dispatches", "count", [len(subjects.dispatches)]))
     figures += [summarise_values(name, f"{key} counts", "count", [value]) for key, value in rounds.counted.items()]
     if step == "forward" and case.macs is not None:
         macs = count_macs(subjects.weightless.model, subjects.weightless.value)
@@ -77,6 +77,46 @@ def start_afresh(case_name: str, step: Step, effort: Effort) -> Section:
         figures.append(summarise_values(name, "growth of memory", "MB", [after for after, _ in grown]))
         figures.append(summarise_values(name, "peak growth of memory", "MB", [peak for _, peak in grown]))
     return Section(name, figures, rounds)
+
+
+def count_first(name: str, effort: Effort) -> Section:
+    """Time `import fvflops` and the first count of new processes beside `import torch`."""
+    title = f"first count: {name}"
+    measured = [measure_apart(name) for _ in range(1 + effort.processes)][1:]  # the first writes bytecode
+    torch_seconds = [one.torch for one in measured]
+    figures = [
+        summarise_ratios(title, "import fvflops / import torch", [one.fvflops for one in measured], torch_seconds),
+        summarise_ratios(
+            title,
+            "import fvflops and count / import torch",
+            [one.fvflops + one.count for one in measured],
+            torch_seconds,
+        ),
+        summarise_values(title, "import torch", "s", torch_seconds),
+        summarise_values(title, "first count", "s", [one.count for one in measured]),
+        summarise_values(title, "modules imported by the count", "count", [max(one.modules for one in measured)]),
+        summarise_values(title, "heavy modules asked for", "count", [max(len(one.asked) for one in measured)]),
+    ]
+    return Section(title, figures)
+
+
+def compare_times(name: str, effort: Effort) -> Section:
+    """Compare the times of ops with those of torch.profiler, and of modules with a stopwatch's, on all cores."""
+    title = f"times of {name}"
+    model, images = build(name).eval(), torch.randn(TIMED[name])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        with torch.no_grad():
+            model(images)
+            ops, modules = (compare(model, images, effort.limits.rounds) for compare in (compare_ops, compare_modules))
+    finally:
+        torch.set_num_threads(threads)
+    figures = [
+        summarise_ratios(title, other, [ours for _, ours in pairs], [theirs for theirs, _ in pairs])
+        for other, pairs in (("ops, fvflops / torch.profiler", ops), ("modules, fvflops / stopwatch", modules))
+    ]
+    return Section(title, figures)
 
 
 def watch_growth(quantity: str, effort: Effort) -> Section:
@@ -200,6 +240,8 @@ def _seconds(name: str, rounds: Rounds) -> list[Figure]:
 SECTIONS: dict[str, list[Callable[[Effort], Section]]] = {
     **{case: [partial(compare_contenders, case, step) for step in STEPS] for case in CASES},
     "new-process": [partial(start_afresh, case, step) for case in FIRST for step in STEPS],
+    "first-count": [partial(count_first, name) for name in MODELS],
+    "times": [partial(compare_times, name) for name in TIMED],
     "growth": [partial(watch_growth, quantity) for quantity in GROWTHS],
     "repeats": [partial(repeat_analyses, repeated) for repeated in REPEATS],
     "real-run": [run_really],

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 from goldens import inner
@@ -45,11 +44,6 @@ class Commands:
             name += "_" + hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
         self._names.add(name)
         self._folder.write(f"{name}.txt", "\n".join(parts))
-
-    def run_all(self, lines: Sequence[Sequence[str]]) -> None:
-        """Run several command lines."""
-        for line in lines:
-            self.run(*line)
 
     def _files(self) -> list[str]:
         paths = (path for path in Path(".").rglob("*") if path.is_file())

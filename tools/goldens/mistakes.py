@@ -11,199 +11,10 @@ from torch import nn
 
 import fvflops
 from fvflops import zoo
+from goldens.command_cases import read_cases, run_lines
 from goldens.commands import Commands
 from goldens.counts import sections
 from goldens.jobs import Folder, Job, captured
-
-_COUNT: tuple[tuple[str, ...], ...] = (
-    ("zoo:resnet5",),
-    ("resnet50",),
-    ("zoo:",),
-    ("timm:resnet5o",),
-    ("torchvision:resnet51",),
-    ("transformers:BertModle",),
-    ("transformers:BertModel", "--config", "{"),
-    ("transformers:BertModel", "--config", "missing.json"),
-    ("transformers:BertModel", "--config", "[]"),
-    ("transformers:AutoModel",),
-    ("transformers:CLIPModel", "--device", "meta"),
-    ("zoo:lenet5", "--config", "{}"),
-    ("zoo:lenet5", "--input", "1,a"),
-    ("zoo:lenet5", "--input", "1:floot"),
-    ("zoo:lenet5", "--input", "0y=1"),
-    ("zoo:lenet5", "--input", "1,3,28,28"),
-    ("zoo:lenet5", "--input", "1,1,2,2"),
-    ("zoo:gpt2", "--input", "1,1025:int64"),
-    ("zoo:lenet5", "--format", "tabel"),
-    ("zoo:lenet5", "--table", "defualt"),
-    ("zoo:lenet5", "--table", "missing.yaml"),
-    ("zoo:lenet5", "--execution", "fast"),
-    ("zoo:lenet5", "--by", "modul"),
-    ("zoo:lenet5", "--depth", "-1"),
-    ("zoo:lenet5", "--sort", "flosp"),
-    ("zoo:lenet5", "--sort", "parameters", "--by", "operator"),
-    ("zoo:lenet5", "--sort", "flops", "--format", "json"),
-    ("zoo:lenet5", "--top", "0"),
-    ("zoo:lenet5", "--collapse", "--by", "operator"),
-    ("zoo:lenet5", "--collapse", "--by", "op"),
-    ("zoo:lenet5", "--by", "op", "--format", "markdown"),
-    ("zoo:lenet5", "--by", "operator", "--format", "dot"),
-    ("zoo:lenet5", "--format", "svg", "--output", "/dev/null/a.svg"),
-    ("zoo:lenet5", "--output", "/dev/null/out.txt"),
-    ("zoo:lenet5", "--trace", "a.json", "--speedscope", "a.json"),
-    ("zoo:lenet5", "--weight", "flops"),
-    ("zoo:lenet5", "--weight", "time", "--trace", "a.json"),
-    ("zoo:lenet5", "--weight", "watts", "--trace", "a.json"),
-    ("zoo:lenet5", "--device", "cdua"),
-    ("no.such.package:model",),
-    ("missing.py:model",),
-    ("nets.py:buidl",),
-    ("nets.py:broken",),
-    ("nets.py:raising",),
-    ("nets.py:exiting",),
-    ("nets.py:number",),
-    ("nets.py:build",),
-    ("nets.py:net", "--input", "2,4,12,12"),
-    ("nets.py:routed", "--execution", "shapes"),
-    ("nets.py:routed", "--device", "meta"),
-    ("nets.py:routed", "--assume", "aten::index"),
-    ("nets.py:routed", "--assume", "aten::indx=3", "--execution", "shapes"),
-    ("nets.py:routed", "--assume", "aten::index=-3", "--execution", "shapes"),
-    ("nets.py:unknown", "--strict"),
-    ("zoo:lenet5", "nets.py:net", "--by", "op"),
-    ("zoo:lenet5", "nets.py:net", "--format", "svg", "--output", "x.svg"),
-    ("zoo:lenet5", "nets.py:net", "--columns", "flosp"),
-    ("zoo:lenet5", "nets.py:net", "--plot", "x.pdf"),
-    ("zoo:lenet5", "--join", "none.csv"),
-    ("zoo:x*",),
-)
-_OTHERS: tuple[tuple[str, ...], ...] = (
-    (),
-    ("cuont", "x"),
-    ("count",),
-    ("compare", "zoo:lenet5", "--tables", "torhc"),
-    ("compare", "zoo:lenet5", "--tables", ","),
-    ("compare", "zoo:lenet5", "--format", "cvs"),
-    ("compare", "zoo:lenet5", "--sort", "flosp"),
-    ("compare", "zoo:lenet5", "--top", "0"),
-    ("diff", "zoo:lenet5"),
-    ("diff", "zoo:lenet5", "zoo:lenet6"),
-    ("diff", "zoo:lenet5", "missing.json"),
-    ("diff", "zoo:lenet5", "nets.py"),
-    ("diff", "zoo:lenet5", "zoo:lenet5", "--format", "jsno"),
-    ("diff", "bad.json", "zoo:lenet5"),
-    ("check", "zoo:lenet5", "--budget", "missing.yaml"),
-    ("check", "zoo:lenet5", "--budget", "budget.yaml"),
-    ("check", "zoo:lenet5", "--budget", "budget.yaml", "--name", "ent"),
-    ("check", "zoo:lenet5", "--budget", "budget.yaml", "--depth", "1"),
-    ("check", "zoo:lenet5", "--budget", "bad.yaml", "--name", "net"),
-    ("plan", "zoo:llama_tiny"),
-    ("plan", "zoo:llama_tiny", "--mesh", "dp"),
-    ("plan", "zoo:llama_tiny", "--mesh", "dq=2"),
-    ("plan", "zoo:llama_tiny", "--mesh", "dp=2", "--rank", "2"),
-    ("plan", "zoo:llama_tiny", "--mesh", "tp=3"),
-    ("plan", "zoo:llama_tiny", "--mesh", "dp=2", "--dtype", "int8"),
-    ("plan", "zoo:llama_tiny", "--mesh", "dp=2", "--microbatches", "0"),
-    ("plan", "zoo:llama_tiny", "--mesh", "dp=2", "--format", "table"),
-    ("plan", "nets.py:narrow", "--mesh", "tp=2"),
-    ("plan", "nets.py:narrow", "--mesh", "tp=2", "--shard", "nets.py:colum_rows"),
-    ("memory", "zoo:lenet5", "--optimizer", "adm"),
-    ("memory", "zoo:lenet5", "--checkpoint", "Conv"),
-    ("memory", "zoo:lenet5", "--inference", "--checkpoint", "Linear"),
-    ("memory", "zoo:lenet5", "--rank", "1"),
-    ("ops", "aten::lineer"),
-    ("ops", "--table", "fvcroe"),
-    ("roofline",),
-    ("roofline", "zoo:lenet5"),
-    ("roofline", "zoo:lenet5", "--device", "H10"),
-    ("roofline", "zoo:lenet5", "--device", "H100", "--dtype", "int4"),
-    ("roofline", "zoo:lenet5", "--device", "H100", "--plot", "a.pdf"),
-    ("roofline", "zoo:lenet5", "--device", "H100", "--backward", "--execution", "real"),
-    ("peak", "--output", "mine.txt"),
-    ("peak", "--device", "cpu", "--seconds", "0"),
-    ("profile", "zoo:lenet5", "--schedule", "wait=3,active=1", "--steps", "3"),
-    ("profile", "zoo:lenet5", "--schedule", "active=1"),
-    ("profile", "zoo:lenet5", "--steps", "3"),
-    ("profile", "zoo:lenet5", "--schedule", "activ=1", "--steps", "1"),
-    ("profile", "zoo:lenet5", "--schedule", "active=1", "--steps", "1", "--repeat", "2"),
-    ("profile", "zoo:lenet5", "--phase", "backward"),
-    ("profile", "zoo:lenet5", "--phase", "optimizer"),
-    ("profile", "zoo:lenet5", "--phase", "back"),
-    ("profile", "zoo:lenet5", "--sort", "tim"),
-    ("profile", "zoo:lenet5", "--by", "op", "--sort", "self"),
-    ("profile", "zoo:lenet5", "--sort", "roofline"),
-    ("profile", "zoo:lenet5", "--ignore", "aten::view"),
-    ("profile", "zoo:lenet5", "--by", "op", "--ignore", "aten::veiw"),
-    ("profile", "zoo:lenet5", "--peaks", "H10"),
-    ("profile", "zoo:lenet5", "--deepspeed", "--by", "op"),
-    ("profile", "zoo:lenet5", "--repeat", "0"),
-    ("scale", "zoo:lenet5"),
-    ("scale", "zoo:lenet5", "--vary", "batch=1"),
-    ("scale", "zoo:lenet5", "--vary", "batch=64..1"),
-    ("scale", "zoo:lenet5", "--vary", "depth=1..4"),
-    ("scale", "zoo:lenet5", "--vary", "batch=1..4", "--vary", "batch=1..8"),
-    ("scale", "zoo:lenet5", "--vary", "batch=1..4", "--metric", "flosp"),
-    ("scale", "zoo:lenet5", "--vary", "batch=1..4", "--format", "jsn"),
-    ("scale", "zoo:lenet5", "--vary", "batch=1..4", "--plot", "a.pdf"),
-    ("scale", "zoo:gpt2", "--device", "meta", "--vary", "seq=1..1025"),
-    ("scale", "zoo:gpt2", "--generate", "prompt=8"),
-    ("scale", "zoo:gpt2", "--generate", "prompt=8,new=2"),
-    ("scale", "zoo:gpt2", "--generate", "prompt=8,new=2", "--backward"),
-)
-
-# Each is a table with one mistake.
-_TABLES = {
-    "unknown key": "multiply_add: 1\nrows: {}",
-    "near key": "\nmultiply_ad: 1",
-    "bad multiply_add": "multiply_add: two",
-    "unknown key of a row": "ops:\n  aten::mm: {mac: 1}",
-    "comma outside quotes": "ops:\n  aten::mm: {macs: max(1, 2)}",
-    "unknown op in free": "free:\n- aten::view\n- aten::veiw",
-    "unknown op of a row": "ops:\n\n  aten::addm: zero_flop",
-    "unknown overload": "ops:\n  aten::add.Tenser: zero_flop",
-    "an op without namespace": "ops:\n  linear: free",
-    "an op as torch prints it": "ops:\n  torch.ops.aten.mm: free",
-    "unknown argument": "ops:\n  aten::mm:\n    shapes: m k, k n\n    macs: numel(mat3)",
-    "unknown dimension": "ops:\n  aten::mm: {shapes: 'm k, k n', macs: m*k*q}",
-    "unknown function": "ops:\n  aten::mm: {macs: numl(self)}",
-    "forbidden syntax": "ops:\n  aten::mm: {macs: self.shape}",
-    "bad activations": "ops:\n  aten::mm: {activations: numel(ou)}",
-    "division by zero": "ops:\n  aten::mm: {macs: 1//0}",
-    "negative": "ops:\n  aten::mm: {macs: 1 - 2}",
-    "not whole": "ops:\n  aten::mm: {macs: 1/2}",
-    "unknown formula": "ops:\n  aten::mm: {use: convolutoin}",
-    "use beside macs": "ops:\n  aten::mm: {use: matmul, macs: 1}",
-    "no cost": "ops:\n  aten::mm: {label: product}",
-    "bad short form": "ops:\n  aten::mm: fre",
-    "empty row": "ops:\n  aten::mm:\n",
-    "bad pattern": "ops:\n  aten::mm: {shapes: 'm-k, k', macs: m}",
-    "too many tensors": "ops:\n  aten::mm: {shapes: 'm, k, n', macs: m}",
-    "pattern hides an argument": "ops:\n  aten::topk: {shapes: k n, flops: n}",
-    "bad example": "ops:\n  aten::mm: {macs: 1, example: 4 5}",
-    "decompose of a core op": "ops:\n  aten::mm: decompose",
-    "decompose of a module": "modules:\n  torch.nn.LSTM: decompose",
-    "a module that is no name": "modules:\n  torch.nn::LSTM: {macs: 1}",
-    "a class that torch lacks": "modules:\n  torch.nn.LSTMM: {macs: 1}",
-    "extends nothing": "extends: defualt",
-    "extends itself": "extends: extends itself.yaml",
-    "no mapping": "- a\n- b",
-    "not YAML": "ops: {",
-    "a key twice": "multiply_add: 1\nmultiply_add: 2",
-    "a pattern that does not fit": "ops:\n  aten::linear: {shapes: 'm k', macs: m}",
-    "an anchor": "ops: &a {aten::mm: zero_flop}\nfree: *a",
-    "a tag": "ops: !!python/object:os.system {}",
-}
-
-_BUDGETS = {
-    "no models": "limits: {}",
-    "unknown figure": "models:\n  net: {flosp: 1}",
-    "bad size": "models:\n  net: {flops: 1Q}",
-    "bad tolerance": "models:\n  net: {flops: {max: 1, tolerance: much}}",
-    "exact and max": "models:\n  net: {flops: {max: 1, exact: 1}}",
-    "negative": "models:\n  net: {flops: -1}",
-    "unknown table": "models:\n  net: {table: defualt, flops: 1}",
-    "empty": "",
-}
 
 
 def jobs() -> list[Job]:
@@ -217,16 +28,8 @@ def jobs() -> list[Job]:
 
 def _write_commands(folder: Folder) -> None:
     commands = Commands(folder)
-    with open("budget.yaml", "w") as file:
-        file.write("models:\n  net:\n    flops: 1\n")
-    with open("bad.yaml", "w") as file:
-        file.write("models:\n  net:\n    flosp: 1\n")
-    with open("bad.json", "w") as file:
-        file.write('{"format": "other"}')
-    commands.keep()
-    for words in _COUNT:
-        commands.run("count", *words)
-    commands.run_all(_OTHERS)
+    run_lines("mistakes/commands", commands)
+    commands.run()
 
 
 def _write_files(folder: Folder) -> None:
@@ -239,9 +42,11 @@ def _write_files(folder: Folder) -> None:
         table = load(name, text)
         return fvflops.FlopCountAnalysis(nn.Linear(3, 2), torch.ones(4, 3), table=table).total()
 
-    folder.write("tables.txt", sections({name: partial(use, name, text) for name, text in _TABLES.items()}))
+    folder.write(
+        "tables.txt", sections({name: partial(use, name, text) for name, text in read_cases()["tables"].items()})
+    )
     commands = Commands(folder)
-    for name, text in _BUDGETS.items():
+    for name, text in read_cases()["budgets"].items():
         with open("budget.yaml", "w") as file:
             file.write(text)
         commands.keep()

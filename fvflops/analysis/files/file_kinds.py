@@ -7,11 +7,7 @@ import zipfile
 from collections.abc import Sequence
 
 # Kinds of files that can run code when they are loaded → what they are.
-CODE = {
-    "program": "a program of torch.export",
-    "script": "TorchScript",
-    "pickle": "a pickle",
-}
+CODE = {"program": "a program of torch.export", "script": "TorchScript", "pickle": "a pickle"}
 # Endings of data → the kind of such a file, whatever it contains: it is never loaded as code.
 _DATA = {".json": "trace", ".json.gz": "trace", ".csv": "", ".parquet": "", ".onnx": "onnx"}
 _GZIP = b"\x1f\x8b"

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis.files.archive_records import Records, read_records
-from fvflops.analysis.files.io_ops import is_io_op
+from fvflops.analysis.files.archive_checks import Records, is_io_op, read_records
 
 _MAX_LENGTH = 20_000  # characters
 _MAX_DEPTH = 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn import functional as F
@@ -19,20 +19,13 @@ ATTENTION = Patch(F, "scaled_dot_product_attention")
 _MASK = (ValueArgument(0, "attn_mask", True),)
 
 
-class Mode(Protocol):
-    """The method of a dispatch mode that is used here."""
-
-    def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether all tensors have values."""
-
-
-def attention_pairs(recorder: Recorder, mode: Mode) -> list[Wrapper]:
+def attention_pairs(recorder: Recorder, has_values: Callable[[list[Any]], bool]) -> list[Wrapper]:
     """Return the wrapper that finds the unmasked pairs of each attention.
 
     With autograd, torch decomposes attention that its kernels on a device do not support: on the CPU and the meta
     device, that with heads of values of another size than those of queries.
     """
-    reader = ValueReader(mode.has_values)
+    reader = ValueReader(has_values)
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def attend(*args: Any, **kwargs: Any) -> Any:

@@ -29,12 +29,12 @@ def backward_hooks(recorder: Recorder) -> list[Wrapper]:
             if not recorder.is_recording_thread():
                 return original(*args, **kwargs)
             recorder.thread_state().drop_ended_steps()
-            recorder.assign_autograd_nodes()
-            recorder.owners.calling_threads.append(get_ident())
+            recorder.stack_and_phase()  # attributes the new autograd nodes
+            recorder.calling_threads.append(get_ident())
             try:
                 return original(*args, **kwargs)
             finally:
-                recorder.owners.calling_threads.pop()
+                recorder.calling_threads.pop()
                 recorder.is_after_pass = recorder.has_modules
 
         return run_engine

@@ -6,15 +6,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fvflops.capture.attention.block_mask import BLOCK_MASKS, count_mask
 from fvflops.capture.instrument.patching import Patch, Wrapper
-from fvflops.capture.instrument.triton_launches import launch_kernel
+from fvflops.capture.instrument.triton_launches import Mode, launch_kernel
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.tensor_specs import OpSchema
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import (
     DispatchKey,
@@ -37,19 +36,6 @@ _COMPILED = None if compile_and_call is None else Patch(*compile_and_call)
 _CALLS = Patch(HigherOrderOperator, "__call__")
 _NO_FLEX_ATTENTION = refusal("flex_attention")  # it accepts no mode of ours
 _TRACERS = tuple(DispatchModeKey.__members__.values())
-
-
-class Mode(Protocol):
-    """The methods of a dispatch mode that control flow uses."""
-
-    def has_values(self, tensors: list[Any]) -> bool:
-        """Return whether all tensors have values."""
-
-    def assume_outcome(self, op: str, what: str, *, bound: bool) -> None:
-        """Record an assumption about a data-dependent op; `bound`: the op costs at most that."""
-
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
-        """Record a launch of a kernel, which may write to all of its tensors, and run it in real execution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +170,14 @@ def _scan(
 
 
 def _run_first(op_call: HigherOrderCall, subgraph: Any, *operands: Any, **_: Any) -> Any:
-    """Call the subgraph with the other arguments."""
     return subgraph(*operands)
 
 
 def _run_named(op_call: HigherOrderCall, subgraph: Any, identifier: str, *operands: Any) -> Any:
-    """Call the subgraph with the other arguments except its identifier."""
     return subgraph(list(operands)) if getattr(subgraph, "_boxed_call", False) else subgraph(*operands)
 
 
 def _run_on_list(op_call: HigherOrderCall, subgraph: Any, operands: Sequence[Any]) -> Any:
-    """Call the subgraph with a list of operands."""
     return subgraph(*operands)
 
 
@@ -228,7 +211,6 @@ def _launch_triton(
 
 
 def _flex_attention(op_call: HigherOrderCall, *args: Any, **kwargs: Any) -> Any:
-    """Run torch's flex attention with the pairs of its block mask counted."""
     return op_call.original(*count_mask(args, BLOCK_MASKS[op_call.op.name()], op_call.mode.has_values), **kwargs)
 
 

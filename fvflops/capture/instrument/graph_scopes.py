@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -77,26 +77,23 @@ def graph_scopes(recorder: Recorder, model_index: ModelIndex) -> list[Wrapper]:
     scopes = GraphScopes(recorder, model_index)
     for position, prefix in graphs.prefixes.items():
         module: Any = model_index.modules[position]
-        region_of = partial(_region, recorder, prefix, graphs.aliases)
+
+        def region_of(path: str, prefix: str = prefix) -> int:
+            full = prefix_path(prefix, path)
+            return recorder.region(Region("module", graphs.aliases.get(full, full)))
+
         forward = _instrument(module, scopes, region_of)
         if forward is not None and "forward" not in vars(module):
-            found.append((_patch(type(module)), partial(_around, recorder, scopes, forward, position in graphs.bodies)))
+            cls = type(module)
+            patch = _FORWARDS.get(id(cls))
+            if patch is None:
+                patch = _FORWARDS[id(cls)] = Patch(cls, "forward")
+            found.append((patch, partial(_around, recorder, scopes, forward, position in graphs.bodies)))
     return found
 
 
-def _patch(cls: type) -> Patch:
-    patch = _FORWARDS.get(id(cls))
-    if patch is None:
-        patch = _FORWARDS[id(cls)] = Patch(cls, "forward")
-    return patch
-
-
 def _around(
-    recorder: Recorder,
-    scopes: GraphScopes,
-    forward: Callable[..., Any],
-    is_body: bool,
-    original: Callable[..., Any],
+    recorder: Recorder, scopes: GraphScopes, forward: Callable[..., Any], is_body: bool, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if get_ident() != recorder.thread and not recorder.is_recording_thread():
@@ -104,11 +101,6 @@ def _around(
         return scopes.run(forward, is_body, *args, **kwargs)
 
     return call
-
-
-def _region(recorder: Recorder, prefix: str, aliases: Mapping[str, str], path: str) -> int:
-    full = prefix_path(prefix, path)
-    return recorder.region(Region("module", aliases.get(full, full)))
 
 
 def _instrument(
@@ -121,11 +113,11 @@ def _instrument(
     calls = _find_calls(list(graph.nodes))
     if not calls:
         return None
-    begins, ends = defaultdict[fx.Node, list[_Call]](list), defaultdict[fx.Node, list[_Call]](list)
+    begins, ends = (defaultdict[fx.Node, list[_Call]](list), defaultdict[fx.Node, list[_Call]](list))
     for call in calls:
         begins[call.first].append(call)
         ends[call.after].insert(0, call)  # inner calls end first
-    enter, leave = scopes.enter, scopes.leave  # torch 2.7 and older compare functions of a graph by identity
+    enter, leave = (scopes.enter, scopes.leave)  # torch 2.7 and older compare functions of a graph by identity
     for node in {**begins, **ends}:
         with graph.inserting_before(node):
             for call in ends[node]:

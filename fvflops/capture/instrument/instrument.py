@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from fvflops.capture.instrument.triton_launches import triton_launches
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.real.real_mode import RecordingMode
-from fvflops.capture.recorder.recorder import BEFORE, Recorder
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.run_position import BEFORE
 from fvflops.capture.restore.torch_state import dispatch_mode_active, dispatch_mode_in_thread
 from fvflops.capture.shapes.offloading import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
@@ -82,7 +84,7 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
             original(self, frame, *args, **kwargs)
             if recorder.is_recording_thread():
                 stack = checkpoint_stacks.get(frame())
-                reruns[self] = recorder.stack_at(BEFORE) if stack is None else stack, None
+                reruns[self] = (recorder.stack_at(BEFORE) if stack is None else stack, None)
 
         return init
 
@@ -104,25 +106,26 @@ def recompute_phase(recorder: Recorder) -> list[Wrapper]:
 
         return leave
 
-    def rerun_backward(original: Any) -> Any:
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            if not recorder.is_recording_thread():
-                return original(ctx, *gradients)
-            token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
-            try:
-                return original(ctx, *gradients)
-            finally:
-                recorder.end_rerun(token)
-
-        return backward
-
     return [
         (_MAKE_FRAME, make_frame),
         (_MAKE_HOOK, make_hook),
         (_ENTER_HOOK, enter_hook),
         (_LEAVE_HOOK, leave_hook),
-        (_RERUN_BACKWARD, rerun_backward),
+        (_RERUN_BACKWARD, partial(_around_rerun, recorder)),
     ]
+
+
+def _around_rerun(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if not recorder.is_recording_thread():
+            return original(ctx, *gradients)
+        token = recorder.begin_rerun(recorder.owner_of(current_autograd_node()))
+        try:
+            return original(ctx, *gradients)
+        finally:
+            recorder.end_rerun(token)
+
+    return backward
 
 
 @contextmanager
@@ -158,7 +161,7 @@ def instrument(
     wrappers = [
         *wrappers,
         *function_regions(recorder),
-        *attention_pairs(recorder, mode),
+        *attention_pairs(recorder, mode.has_values),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
         *other_processes(recorder),

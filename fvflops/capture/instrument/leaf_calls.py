@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from fvflops.capture.model.leaf_kinds import LeafKind
 from fvflops.capture.model.model_index import ModelIndex
-from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.shapes.graph_tracing import graph_tracer
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.shape_cache import LeafCall, leaf_calls_of

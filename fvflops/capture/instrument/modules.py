@@ -17,10 +17,11 @@ from fvflops.capture.instrument.patching import Patch, wrapped
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.script_copy import ScriptCopy
 from fvflops.capture.recorder.recorder import Recorder
-from fvflops.capture.recorder.script_calls import ScriptCalls
+from fvflops.capture.recorder.script_calls import ENTER
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.torch_state import function_mode_removed
 from fvflops.torch_internals import TorchDispatchMode, function_mode_stack, module_call
+from fvflops.trace import Region
 
 # Without gradients and torch function modes, their forward takes a fused path, in which no submodules are called and no
 # matrix products dispatched. A no-op mode prevents that and, unlike torch.backends.mha's switch, is not global.
@@ -45,6 +46,38 @@ class _Unfused(TorchFunctionMode):
             super().__exit__(*error)
 
 
+class ScriptCalls:
+    """The open module calls of TorchScript modules, in each thread."""
+
+    def __init__(self, recorder: Recorder, canonical: Callable[[str], str]) -> None:
+        self._recorder = recorder
+        self._canonical = canonical
+        self._opened: dict[int, list[tuple[str, int]]] = {}
+
+    def run(self, path: str, script: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a TorchScript module, whose region is open, under its path."""
+        thread = get_ident()
+        outer, self._opened[thread] = self._opened.get(thread, []), [(path, -1)]
+        try:
+            return script(*args, **kwargs)
+        finally:
+            self._opened[thread] = outer
+
+    def dispatch(self, op: str, args: Any) -> None:
+        """Open or close the region of a module call."""
+        opened = self._opened.get(get_ident())
+        if not opened:
+            return
+        if op == ENTER:
+            name, inputs = args
+            outer = opened[-1][0]
+            path = f"{outer}.{name}" if outer else name
+            region = self._recorder.region(Region("module", self._canonical(path)))
+            opened.append((path, self._recorder.enter(region, tuple(inputs))))
+        else:
+            self._recorder.leave(opened.pop()[1], tuple(args[0]))
+
+
 @contextmanager
 def module_scopes(
     recorder: Recorder,
@@ -62,10 +95,10 @@ def module_scopes(
     """
     compiled = [(module, call) for module in model_index.modules if (call := module._compiled_call_impl) is not None]
     unfused = _Unfused()
-    scripts = scripts or {}
-    if scripts:
-        tree = model_index.tree
-        recorder.scripts = ScriptCalls(recorder, lambda path: tree.canonical(path) if path in tree.by_name else path)
+    copies, tree = scripts or {}, model_index.tree
+    calls = ScriptCalls(recorder, lambda path: tree.canonical(path) if path in tree.by_name else path)
+    if copies:
+        recorder.scripts = calls.dispatch
     # `module.compile()` is deferred until the context ends: it would bind the wrapped method.
     compile_calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -76,11 +109,10 @@ def module_scopes(
         for module, call in compiled:
             module._compiled_call_impl = call
 
+    deferred = _COMPILES, defer_compile
     try:
         with (
-            wrapped(
-                [(CALLS, partial(_around, recorder, model_index, mode, unfused, scripts)), (_COMPILES, defer_compile)]
-            ),
+            wrapped([(CALLS, partial(_around, recorder, model_index, mode, unfused, copies, calls)), deferred]),
             function_mode_removed(unfused),
             undone_in_child(restore_compiled),
         ):
@@ -101,24 +133,20 @@ def _around(
     mode: TorchDispatchMode | None,
     unfused: _Unfused,
     copies: Mapping[int, ScriptCopy],
+    script_calls: ScriptCalls,
     original: Callable[..., Any],
 ) -> Callable[..., Any]:
     scripts = {name: module for module, name in model_index.names.items() if isinstance(module, torch.jit.ScriptModule)}
     hidden_ops = {id(module): ops for module in scripts.values() if (ops := _hidden_ops(module))}
-    unseen_work = recorder.unseen if recorder.unseen is not None and recorder.unseen.is_real else None
     outermost = recorder.unseen
+    unseen_work = outermost if outermost is not None and outermost.is_real else None
     with_fused_path = {id(module) for module in model_index.modules if isinstance(module, _FUSED)}
     thread, enter, leave = recorder.thread, recorder.enter, recorder.leave
     leaf_calls = find_leaf_calls(recorder, mode, model_index, original)
-    if model_index.graphs is None:  # the usual case, of up to thousands of modules
-        regions = dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
-    else:
-        is_hidden = model_index.graphs.is_hidden
-        pairs = zip(model_index.modules, model_index.regions, strict=True)
-        regions = {id(module): recorder.region(region) for module, region in pairs if not is_hidden(region.name)}
-    for name, module in scripts.items():
-        if name and name.rpartition(".")[0] in scripts:
-            del regions[id(module)]
+    regions = _regions(recorder, model_index)
+    for name in scripts.keys() - {""}:
+        if name.rpartition(".")[0] in scripts:
+            del regions[id(scripts[name])]
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         region = regions.get(id(module))
@@ -126,30 +154,26 @@ def _around(
             return original(module, *args, **kwargs)
         if unseen_work is not None:
             unseen_work.enter(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
-        leaf = None
-        if leaf_calls is not None and len(args) == 1 and not kwargs:
-            leaf = leaf_calls.find(module, args[0])
-            if leaf is not None:
-                replayed = leaf_calls.replay(leaf, region, args[0])
-                if replayed is not None:
-                    return replayed
-                metadata, first_event = args[0].metadata, len(recorder.events)
+        leaf = leaf_calls.find(module, args[0]) if leaf_calls is not None and len(args) == 1 and not kwargs else None
+        if leaf_calls is not None and leaf is not None:
+            if (replayed := leaf_calls.replay(leaf, region, args[0])) is not None:
+                return replayed
+            metadata, first_event = args[0].metadata, len(recorder.events)
         token = enter(region, (args, kwargs) if kwargs else args)
         try:
             if id(module) in with_fused_path:
                 with unfused:
                     result = original(module, *args, **kwargs)
-            elif id(module) in copies and recorder.scripts is not None:
+            elif id(module) in copies:
                 script = copies[id(module)]
-                result = recorder.scripts.run(script.path, script.copy, *args, **kwargs)
+                result = script_calls.run(script.path, script.copy, *args, **kwargs)
             else:
                 result = original(module, *args, **kwargs)
         except BaseException as error:
             leave(token, None, error)
             raise
-        if hidden_ops:
-            for op in hidden_ops.get(id(module), ()):
-                recorder.record_opaque_call(op)
+        for op in hidden_ops.get(id(module), ()):
+            recorder.record_opaque_call(op)
         if unseen_work is not None:
             unseen_work.leave(result, getattr(module, "forward", None))
         if token == 0 and outermost is not None and get_ident() == thread and not recorder.paused:
@@ -162,6 +186,15 @@ def _around(
         return result
 
     return call
+
+
+def _regions(recorder: Recorder, model_index: ModelIndex) -> dict[int, int]:
+    """Return id → region of each module, without those that tracing added to a graph."""
+    if model_index.graphs is None:  # the usual case, of up to thousands of modules
+        return dict(zip(map(id, model_index.modules), map(recorder.region, model_index.regions), strict=True))
+    is_hidden = model_index.graphs.is_hidden
+    pairs = zip(model_index.modules, model_index.regions, strict=True)
+    return {id(module): recorder.region(region) for module, region in pairs if not is_hidden(region.name)}
 
 
 def _hidden_ops(module: torch.jit.ScriptModule) -> list[str]:

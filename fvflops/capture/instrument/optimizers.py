@@ -9,13 +9,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fvflops.capture.recorder.recorder import OUTSIDE, Recorder
+from fvflops.capture.recorder.recorder import Recorder
+from fvflops.capture.recorder.run_position import OUTSIDE
 from fvflops.capture.recorder.tensor_specs import inner_tensors
 from fvflops.capture.restore.forks import undone_in_child
 from fvflops.capture.restore.restore import ContainerSnapshot, restore_all
@@ -56,7 +53,7 @@ class OptimizerStep:
     def refresh(self) -> None:
         """Update the storages of each group: parameters, their gradients and states."""
         recorder, groups, states = self._recorder, self._groups, self.optimizer.state
-        storage_of = recorder.storage_of
+        storage_of, indices = recorder.storage_of, recorder.storage_indices
         outside = recorder.stack_at(OUTSIDE) if self._has_parameters_outside_model() else 0
         for number, group in enumerate(self.optimizer.param_groups):
             region = recorder.region(Region("group", f"{self._label} {group.get('group_name', number)}"))
@@ -69,7 +66,9 @@ class OptimizerStep:
                 for position, tensor in enumerate(tensors):
                     origin = _ORIGINS[position] if position < 2 else "optimizer state"
                     if type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided:
-                        index = storage_of(tensor, origin)
+                        index = indices.get(id(tensor.untyped_storage()))
+                        if index is None:
+                            index = storage_of(tensor, origin)
                         groups[index] = chosen
                         if recorder.storages[index][2] == "outside":
                             _set_origin(recorder, index, origin)
@@ -104,7 +103,6 @@ class OptimizerStep:
 
 
 def _storage_indices(recorder: Recorder, tensor: torch.Tensor) -> list[int]:
-    """Return the indices of the storages of a tensor, or of those inside a wrapper subclass such as DTensor."""
     return [index for inner in inner_tensors(tensor) for index in recorder.storages_of((inner,))]
 
 
@@ -159,16 +157,15 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
 
     Ops in a closure that a step calls, as L-BFGS does, are not recorded as part of the step.
     """
-    labels: dict[int, str] = {}
-    optimizers: list[Optimizer] = []  # keep alive, so that ids are not reused
+    labels: dict[int, tuple[Optimizer, str]] = {}  # with the optimizers, so that ids are not reused
 
     def label_of(optimizer: Optimizer) -> str:
         # "SGD", then "SGD 2,": with the group's name or number, a region is called "SGD 0" or "SGD 2, 0".
         if id(optimizer) not in labels:
-            previous = sum(type(item) is type(optimizer) for item in optimizers)
-            optimizers.append(optimizer)
-            labels[id(optimizer)] = type(optimizer).__name__ + (f" {previous + 1}," if previous else "")
-        return labels[id(optimizer)]
+            previous = sum(type(other) is type(optimizer) for other, _ in labels.values())
+            number = f" {previous + 1}," if previous else ""
+            labels[id(optimizer)] = optimizer, type(optimizer).__name__ + number
+        return labels[id(optimizer)][1]
 
     def on_step_start(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not recorder.is_recording_thread():
@@ -178,8 +175,7 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
         if prepare is not None:
             prepare(optimizer)
         state.active_optimizers.append(OptimizerStep(recorder, optimizer, label_of(optimizer), sys._getframe(1)))
-        closures = [value for value in (*args[1:], *kwargs.values()) if callable(value)]
-        if not closures:
+        if not any(map(callable, (*args[1:], *kwargs.values()))):
             return None
 
         def without_active_steps(closure: Any) -> Any:
@@ -195,18 +191,17 @@ def optimizer_phase(recorder: Recorder, prepare: Callable[[Optimizer], None] | N
 
             return call
 
-        wrapped_args = tuple(without_active_steps(value) if value in closures else value for value in args[1:])
-        wrapped_kwargs = {
-            name: without_active_steps(value) if value in closures else value for name, value in kwargs.items()
-        }
-        return (optimizer, *wrapped_args), wrapped_kwargs
+        def wrap(value: Any) -> Any:
+            return without_active_steps(value) if callable(value) else value
+
+        return (optimizer, *map(wrap, args[1:])), {name: wrap(value) for name, value in kwargs.items()}
 
     def on_step_end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not recorder.is_recording_thread():
             return
-        state = recorder.thread_state()
-        if any(step.optimizer is optimizer for step in state.active_optimizers):
-            while state.active_optimizers.pop().optimizer is not optimizer:
+        steps = recorder.thread_state().active_optimizers
+        if any(step.optimizer is optimizer for step in steps):
+            while steps.pop().optimizer is not optimizer:
                 pass
         recorder.is_after_pass = recorder.has_modules
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter_ns
 from typing import Any
@@ -30,17 +31,15 @@ _MAX_SHARE = 0.1
 _DURATION = 10  # index of `duration_ns` in an event's row
 
 
+@dataclass(slots=True, eq=False)
 class StartMark:
     """Readings at the start of an op or region; the clock `ns` is read last, so that no other reading is timed."""
 
-    __slots__ = ("event", "memory", "ns", "overhead_ns", "sleeps")
-
-    def __init__(self, overhead_ns: int, event: Any, memory: int | None, sleeps: int) -> None:
-        self.ns = 0
-        self.overhead_ns = overhead_ns
-        self.event = event
-        self.memory = memory
-        self.sleeps = sleeps
+    overhead_ns: int
+    event: Any
+    memory: int | None
+    sleeps: int
+    ns: int = 0
 
 
 class Probe:
@@ -119,7 +118,7 @@ class Probe:
         if start.memory is None:
             return times
         if self._cuda is None:
-            return *times, start.memory, self.live_bytes, max(start.memory, self.live_bytes)
+            return (*times, start.memory, self.live_bytes, max(start.memory, self.live_bytes))
         allocated = _allocated(self._cuda)
         return *times, start.memory, allocated["current"], allocated["peak"]
 
@@ -135,30 +134,20 @@ class Probe:
         """Return events with final durations: on CUDA after synchronising, on a CPU without the dispatch overhead."""
         if not self._time:
             return list(events)
-        if self._cuda is None:
-            return [self._without_dispatch(event) for event in events]
-        torch.cuda.synchronize(self._cuda)
-        slept = [0, *accumulate(_nanoseconds(*pair) for pair in self._sleeps)]
-        return [_finalize_duration(event, slept) for event in events]
+        slept = [0]  # the cumulative sleep time before each sleep
+        if self._cuda is not None:
+            torch.cuda.synchronize(self._cuda)
+            slept += accumulate(_nanoseconds(*pair) for pair in self._sleeps)
+        return [self._finalize_duration(event, slept) if len(event) > _DURATION else event for event in events]
 
-    def _without_dispatch(self, event: tuple[Any, ...]) -> tuple[Any, ...]:
-        if event[0] != "op" or len(event) <= _DURATION:
-            return event
+    def _finalize_duration(self, event: tuple[Any, ...], slept: Sequence[int]) -> tuple[Any, ...]:
         duration = event[_DURATION]
-        return (
-            *event[:_DURATION],
-            duration - min(self.dispatch_ns, int(duration * _MAX_SHARE)),
-            *event[_DURATION + 1 :],
-        )
-
-
-def _finalize_duration(event: tuple[Any, ...], slept: Sequence[int]) -> tuple[Any, ...]:
-    """Return an event with its duration; `slept` is the cumulative sleep time before each sleep."""
-    if len(event) <= _DURATION or not isinstance(event[_DURATION], tuple):
-        return event
-    start, end, first, last = event[_DURATION]
-    duration = max(_nanoseconds(start, end) - (slept[last] - slept[first]), 0)
-    return *event[:_DURATION], duration, *event[_DURATION + 1 :]
+        if isinstance(duration, tuple):
+            start, end, first, last = duration
+            duration = max(_nanoseconds(start, end) - (slept[last] - slept[first]), 0)
+        elif event[0] == "op" and duration is not None:
+            duration -= min(self.dispatch_ns, int(duration * _MAX_SHARE))
+        return *event[:_DURATION], duration, *event[_DURATION + 1 :]
 
 
 def _record_event() -> Any:

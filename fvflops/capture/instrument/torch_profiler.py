@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -180,7 +180,6 @@ def read_events(
 
 
 def _is_range(event: Any, modules: Mapping[str, str]) -> bool:
-    """Return whether an event is a range of the program or of torch."""
     return bool(event.is_user_annotation) or event.name in modules
 
 
@@ -197,9 +196,9 @@ def _parent(event: Any, positions: Mapping[int, int], launchers: Mapping[int, in
 
 def _read(event: Any, parent: int, modules: Mapping[str, str], allocated: _AllocatedBytes | None) -> KernelEvent:
     kind = _kind(event, modules)
-    start, end = round(event.time_range.start * 1000), round(event.time_range.end * 1000)
+    start, end = (round(event.time_range.start * 1000), round(event.time_range.end * 1000))
     on_device = kind == "device"
-    levels = _Levels() if allocated is None or on_device else allocated.levels(start, end)
+    before, after, peak = (None,) * 3 if allocated is None or on_device else allocated.levels(start, end)
     shapes = event.input_shapes
     return KernelEvent(
         name=event.key,
@@ -221,9 +220,9 @@ def _read(event: Any, parent: int, modules: Mapping[str, str], allocated: _Alloc
         self_device_memory=event.self_device_memory_usage,
         shapes=str(shapes) if shapes else "",
         stack=tuple(event.stack or ()),
-        before=levels.before,
-        after=levels.after,
-        peak=levels.peak,
+        before=before,
+        after=after,
+        peak=peak,
     )
 
 
@@ -271,14 +270,6 @@ def _read_memory(results: Any) -> list[tuple[int, int]]:
     return sorted(changes, key=lambda change: change[0])  # stable: simultaneous changes remain in order
 
 
-class _Levels(NamedTuple):
-    """Bytes allocated before and after an event, and the peak during it."""
-
-    before: int | None = None
-    after: int | None = None
-    peak: int | None = None
-
-
 class _AllocatedBytes:
     """Bytes allocated by the CPU allocator over time, relative to the beginning of the trace."""
 
@@ -288,7 +279,7 @@ class _AllocatedBytes:
         for _, nbytes in changes:
             self._levels.append(self._levels[-1] + nbytes)
 
-    def levels(self, start: int, end: int) -> _Levels:
+    def levels(self, start: int, end: int) -> tuple[int, int, int]:
         """Return the bytes allocated before and after an interval, and the peak during it."""
         first, last = bisect_left(self._times, start), bisect_right(self._times, end)
-        return _Levels(self._levels[first], self._levels[last], max(self._levels[first : last + 1]))
+        return self._levels[first], self._levels[last], max(self._levels[first : last + 1])

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.caller_lines import find_source_line
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import OpSchema, tensors_of
+from fvflops.capture.shapes.shape_mode import ShapeMode
 
 # Modules and classes whose `run` launches a kernel. `Heuristics.run` only adds arguments and calls one of these.
 _KERNEL_CLASSES = (
@@ -26,14 +28,10 @@ _PATCHES: dict[type, Patch] = {}
 _thread_local = threading.local()
 
 
-class LaunchRecorder(Protocol):
-    """A dispatch mode that records launches of opaque kernels."""
-
-    def launch(self, schema: OpSchema, kwargs: Mapping[str, Any], call_kernel: Callable[[], Any], source: str) -> Any:
-        """Record a launch, which may write to all of its tensors, and run it in real execution."""
+Mode = RecordingMode | ShapeMode
 
 
-def triton_launches(recorder: Recorder, mode: LaunchRecorder) -> list[Wrapper]:
+def triton_launches(recorder: Recorder, mode: Mode) -> list[Wrapper]:
     """Return the wrappers that record launches by the model's code, `kernel[grid](...)`."""
     if "triton" not in sys.modules:
         return []
@@ -46,7 +44,7 @@ def triton_launches(recorder: Recorder, mode: LaunchRecorder) -> list[Wrapper]:
 
 
 def launch_kernel(
-    mode: LaunchRecorder,
+    mode: Mode,
     kernel: Any,
     arguments: Mapping[str, Any],
     call_kernel: Callable[[], Any],
@@ -75,7 +73,7 @@ def launch_kernel(
     return mode.launch(schema, arguments, launch, find_source_line(frame).line)
 
 
-def _around(recorder: Recorder, mode: LaunchRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
+def _around(recorder: Recorder, mode: Mode, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if (
             getattr(_thread_local, "is_launching", False)

@@ -42,26 +42,6 @@ class AttributePlan:
     torch's classes by class and public values.
     """
 
-    __slots__ = (
-        "has_extra_repr",
-        "has_script_objects",
-        "is_constant",
-        "is_exported",
-        "is_plain",
-        "is_shared",
-        "mappings",
-        "names",
-        "others",
-        "pick_constants",
-        "pick_containers",
-        "pick_empty",
-        "pick_public",
-        "pick_tensors",
-        "public_tuples",
-        "texts",
-        "tuples",
-    )
-
     def __init__(self, keys: tuple[str, ...], types: tuple[type, ...]) -> None:
         containers: list[int] = []
         self.mappings: list[int] = []

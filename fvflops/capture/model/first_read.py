@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from fvflops.capture.model.attribute_plan import IMMUTABLE, AttributePlan, plan_of
-from fvflops.capture.model.leaf_kinds import LeafKind, find_kind
+from fvflops.capture.model.leaf_kinds import Description, LeafKind, find_kind
 from fvflops.capture.model.read_module_tree import ReprKind, class_facts, extra_repr_of, is_described, module_paths
 from fvflops.capture.recorder.tensor_specs import describe
 from fvflops.capture.shapes.metadata import Metadata
@@ -23,19 +23,9 @@ _MAX_TEXTS = 1 << 12  # per plan
 _Tensors = tuple[tuple[str, int], ...]
 
 
-class _ModuleFacts(NamedTuple):
-    """What a module tree contains of a module, except where the module and its tensors are in the model."""
-
-    class_name: str
-    classes: tuple[str, ...]
-    has_forward: bool
-    extra_repr: str
-    attributes: tuple[str, ...]
-    values: tuple[Any, ...]
-    absent: tuple[str, ...]
-    parameters: _Tensors
-    buffers: _Tensors
-    children: tuple[tuple[str, bool], ...]
+# What a module tree contains of a module, except where the module and its tensors are in the model: its description,
+# the names of parameters that are None, its parameters, its buffers, and its children with whether they exist.
+_ModuleFacts = tuple[Description, tuple[str, ...], _Tensors, _Tensors, tuple[tuple[str, bool], ...]]
 
 
 class FirstRead:
@@ -96,16 +86,8 @@ class FirstRead:
             description = (module._get_name(), *_describe_class(module, plan, values, absent))
             if kind is not None:
                 kind.descriptions[absent] = description
-        self._facts[id(module)] = (
-            path,
-            _ModuleFacts(
-                *description,
-                absent,
-                parameters,
-                buffers,
-                tuple([(key, child is not None) for key, child in children.items()]) if children else (),
-            ),
-        )
+        names = tuple([(key, child is not None) for key, child in children.items()]) if children else ()
+        self._facts[id(module)] = path, (description, absent, parameters, buffers, names)
         return True
 
     def _read_values(self, plan: AttributePlan, values: list[Any], inner: list[dict[str, Any]]) -> None:
@@ -161,7 +143,7 @@ def _describe_class(
             is_key = False
     if not is_key:
         described = [(name, describe(value)) for name, value in zip(names, public, strict=True) if is_described(value)]
-        names, public = tuple([name for name, _ in described]), tuple([value for _, value in described])
+        names, public = (tuple([name for name, _ in described]), tuple([value for _, value in described]))
     if repr_kind is ReprKind.EMPTY and not plan.has_extra_repr:
         text = ""
     elif repr_kind is ReprKind.BY_ATTRIBUTES and is_key and not plan.has_extra_repr:
@@ -186,18 +168,19 @@ def _make_infos(
         )
 
     infos = {}
-    for path, first_path, facts in rows:
+    for path, first_path, (description, absent, parameters, buffers, children) in rows:
+        class_name, classes, has_forward, extra_repr, names, values = description
         prefix = path + "." if path else ""
         infos[path] = ModuleInfo(
             path,
             first_path,
-            facts.class_name,
-            facts.classes,
-            facts.extra_repr,
-            facts.has_forward,
-            tensors(prefix, facts.parameters),
-            tensors(prefix, facts.buffers),
-            {**dict(zip(facts.attributes, facts.values, strict=True)), **dict.fromkeys(facts.absent)},
-            tuple([(key, prefix + key if exists else None) for key, exists in facts.children]),
+            class_name,
+            classes,
+            extra_repr,
+            has_forward,
+            tensors(prefix, parameters),
+            tensors(prefix, buffers),
+            {**dict(zip(names, values, strict=True)), **dict.fromkeys(absent)},
+            tuple([(key, prefix + key if exists else None) for key, exists in children]),
         )
     return infos

@@ -86,11 +86,11 @@ def read_graphs(modules: Sequence[nn.Module], names: Mapping[nn.Module, str], po
         bodies.update(inner)
         prefix = prefixes.get(position, path) if position in bodies else path
         scopes = [scope for node in module.graph.nodes for scope in scopes_of(node)]
-        if not scopes and not _names_root(module):
+        root = next((kind for node in module.graph.nodes if (kind := _root_class(node))), "")
+        if not (scopes or root):
             continue
         prefixes[position] = prefix
         prefixes.update(dict.fromkeys(inner, prefix))
-        root = next((kind for node in module.graph.nodes if (kind := _root_class(node))), "")
         if root and position not in bodies:
             added.setdefault(prefix, root)
         by_key: dict[str, str] = {}
@@ -205,10 +205,6 @@ def _qualify(kind: Any) -> str:
 
 def _root_class(node: fx.Node) -> str:
     return next((scope.class_name for scope in _all_scopes(node) if not scope.path), "")
-
-
-def _names_root(module: fx.GraphModule) -> bool:
-    return any(_root_class(node) for node in module.graph.nodes)
 
 
 def _passed_bodies(module: fx.GraphModule) -> list[str]:

@@ -50,7 +50,7 @@ class ModelIndex:
         first, layout, contents = _read_contents(self.owner)
         self.modules = contents.modules
         self.names: Mapping[nn.Module, str] = IdentityMapping(zip(contents.modules, layout.paths, strict=True))
-        self.mappings, self.keys, self.values = contents.mappings, contents.keys, contents.values
+        self.mappings, self.keys, self.values = (contents.mappings, contents.keys, contents.values)
         self.sizes = layout.sizes
         self.empty = contents.empty
         self.lists, self.others = _split_lists(contents.others)
@@ -73,39 +73,12 @@ class ModelIndex:
             self.tensors = tuple(compress(self.tensors, is_strided))
             labels = list(compress(labels, is_strided))
             self._read_inner_storages(labels)
-        tensors = self.tensors
-        self.shapes = [tensor.shape for tensor in tensors]
-        self.strides = [tensor.stride() for tensor in tensors]
-        self.requires_grad = [tensor.requires_grad for tensor in tensors]
-        self.storages = list(map(torch.Tensor.untyped_storage, tensors))
-        self.offsets = list(map(torch.Tensor.storage_offset, tensors))
-        columns = (
-            self.shapes,
-            self.strides,
-            self.requires_grad,
-            [tensor.dtype for tensor in tensors],
-            [tensor.device for tensor in tensors],
-            [
-                0 if is_wrapper_subclass(tensor) else storage.nbytes()
-                for tensor, storage in zip(tensors, self.storages, strict=True)
-            ]
-            if self.inner_storages
-            else [storage.nbytes() for storage in self.storages],
-            labels,
-        )
-        if layout.columns != columns:
-            layout.metadata = (
-                metadata_of_leaves(tensors, *columns[:2], *columns[3:5])
-                if is_ordinary
-                else [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
-            )
-            layout.rows = [
-                (nbytes, metadata.spec.device, *label)
-                for nbytes, metadata, label in zip(columns[-2], layout.metadata, labels, strict=True)
-            ]
-            layout.tree = None
-            layout.devices = list(dict.fromkeys([metadata.device for metadata in layout.metadata]))
-            layout.columns = columns  # last: after an interruption the next index recomputes all
+        self.shapes = [tensor.shape for tensor in self.tensors]
+        self.strides = [tensor.stride() for tensor in self.tensors]
+        self.requires_grad = [tensor.requires_grad for tensor in self.tensors]
+        self.storages = list(map(torch.Tensor.untyped_storage, self.tensors))
+        self.offsets = list(map(torch.Tensor.storage_offset, self.tensors))
+        self._update(layout, labels, is_ordinary=is_ordinary)
         self.devices = layout.devices
         self.metadata: list[Metadata] = layout.metadata
         self.rows = layout.rows
@@ -115,19 +88,42 @@ class ModelIndex:
         if layout.graph_positions:
             self.graphs = read_graphs(self.modules, self.names, layout.graph_positions)
         if self.owner is None:
-            self.tree = ModuleTree({"": ModuleInfo("", "", getattr(model, "__qualname__", type(model).__qualname__))})
-        else:
-            if layout.tree is None or self.unstrided:
-                layout.tree = self._read_tree(first, is_ordinary=is_ordinary)
-                if self._has_low_precision():
-                    parameters = {parameter.name for parameter in layout.tree.parameters()}
-                    self.rows = layout.rows = [
-                        (nbytes, device, "parameter" if name in parameters else kind, name)
-                        for nbytes, device, kind, name in layout.rows
-                    ]
-                if self.graphs is not None:
-                    layout.tree = with_graph_modules(layout.tree, self.graphs)
-            self.tree = layout.tree
+            name = getattr(model, "__qualname__", type(model).__qualname__)
+            layout.tree = ModuleTree({"": ModuleInfo("", "", name)})
+        elif layout.tree is None or self.unstrided:
+            layout.tree = self._read_tree(first, is_ordinary=is_ordinary)
+            if self._has_low_precision():
+                parameters = {parameter.name for parameter in layout.tree.parameters()}
+                self.rows = layout.rows = [
+                    (nbytes, device, "parameter" if name in parameters else kind, name)
+                    for nbytes, device, kind, name in layout.rows
+                ]
+            if self.graphs is not None:
+                layout.tree = with_graph_modules(layout.tree, self.graphs)
+        self.tree = layout.tree
+
+    def _update(self, layout: _Names, labels: Sequence[tuple[str, str]], *, is_ordinary: bool) -> None:
+        """Derive from the tensors what the layout has of the last index, unless they have not changed since."""
+        tensors, sizes = self.tensors, [storage.nbytes() for storage in self.storages]
+        if self.inner_storages:
+            pairs = zip(tensors, sizes, strict=True)
+            sizes = [0 if is_wrapper_subclass(tensor) else nbytes for tensor, nbytes in pairs]
+        dtypes, devices = [tensor.dtype for tensor in tensors], [tensor.device for tensor in tensors]
+        columns = self.shapes, self.strides, self.requires_grad, dtypes, devices, sizes, labels
+        if layout.columns == columns:
+            return
+        layout.metadata = (
+            metadata_of_leaves(tensors, self.shapes, self.strides, dtypes, devices)
+            if is_ordinary
+            else [metadata for tensor in tensors if (metadata := metadata_of_leaf(tensor)) is not None]
+        )
+        layout.rows = [
+            (nbytes, metadata.spec.device, *label)
+            for nbytes, metadata, label in zip(sizes, layout.metadata, labels, strict=True)
+        ]
+        layout.tree = None
+        layout.devices = list(dict.fromkeys([metadata.device for metadata in layout.metadata]))
+        layout.columns = columns  # last: after an interruption the next index recomputes all
 
     def _read_tree(self, first: FirstRead | None, *, is_ordinary: bool) -> ModuleTree:
         assert self.owner is not None
@@ -234,7 +230,7 @@ class _Names:
         # Of TorchScript modules and of fx graphs, among the modules.
         self.script_positions: list[int] = []
         self.graph_positions: list[int] = []
-        self.columns: tuple[list[Any], ...] = ()
+        self.columns: tuple[Sequence[Any], ...] = ()
         self.metadata: list[Metadata] = []
         self.rows: list[tuple[int, str, str, str]] = []
         self.devices: list[torch.device] = []
@@ -398,7 +394,4 @@ def _split_lists(values: Sequence[Any]) -> tuple[list[list[Any]], Sequence[Any]]
 def _contents(mappings: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]:
     """Return the concatenated keys and values of mappings."""
     mappings = list(mappings)
-    return (
-        list(chain.from_iterable(mappings)),
-        list(chain.from_iterable([mapping.values() for mapping in mappings])),
-    )
+    return (list(chain.from_iterable(mappings)), list(chain.from_iterable([mapping.values() for mapping in mappings])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from fvflops.capture.recorder.tensor_specs import describe_tensor, inner_tensors
-from fvflops.torch_internals import is_wrapper_subclass
+from fvflops.torch_internals import is_wrapper_subclass, pytree
 from fvflops.trace import TensorSpec
 
 _QUANTIZED = "__torch__.torch.classes.quantized."
@@ -42,7 +43,7 @@ def packed_tensors(module: nn.Module) -> Iterator[tuple[str, int, torch.Tensor]]
 def _unpack(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     kind = value._type().qualified_name()
     if kind == _CELL:  # its own tensors are the biases of the linear layers inside
-        inner = [item for item in _flatten(value.__getstate__()) if isinstance(item, torch.ScriptObject)]
+        inner = [item for item in pytree.tree_leaves(value.__getstate__()) if isinstance(item, torch.ScriptObject)]
         names = ("ih", "hh", "hr")[: len(inner)]
         for prefix, item in zip(names, inner, strict=True):
             for name, tensor in _unpack(item):
@@ -53,14 +54,6 @@ def _unpack(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in zip(("weight", "bias"), tensors, strict=False):
             if tensor is not None:
                 yield name, tensor
-
-
-def _flatten(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flatten(item)
-    else:
-        yield value
 
 
 def logical_spec(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
@@ -81,7 +74,7 @@ def logical_spec(tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
         return replace(spec, dtype=kind if isinstance(kind, str) else code_dtype(describe_tensor(codes), spec.numel))
     state = getattr(tensor, "quant_state", None)
     kind, shape = getattr(state, "quant_type", None), getattr(state, "shape", None)
-    if kind in ("nf4", "fp4") and shape is not None and tensor.element_size() * tensor.numel() * 2 >= _product(shape):
+    if kind in ("nf4", "fp4") and shape is not None and 2 * _nbytes(tensor) >= math.prod(shape):
         return TensorSpec(tuple(map(int, shape)), kind, spec.device)
     return spec
 
@@ -106,7 +99,3 @@ def code_dtype(stored: TensorSpec, elements: int, bits: int | None = None) -> st
 
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _product(shape: Any) -> int:
-    return int(torch.Size(shape).numel())

@@ -221,7 +221,7 @@ def _classes_with_forward(cls: type) -> Iterator[str]:
         if own is None:
             continue
         public = getattr(nn, base.__name__, None) is base
-        yield f"torch.nn.{base.__name__}" if public else f"{base.__module__}.{base.__qualname__}"
+        yield (f"torch.nn.{base.__name__}" if public else f"{base.__module__}.{base.__qualname__}")
 
 
 def _forward_of(cls: type) -> Any:

@@ -6,12 +6,13 @@ The signature of a call is found by its arguments and results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from fvflops.capture.recorder.op_call_cache import CachedCalls, OpCalls, op_calls
+from fvflops.capture.recorder.op_call_cache import OpCalls, op_calls
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.tensor_specs import (
@@ -97,11 +98,7 @@ class RecordingMode(SubclassAwareMode):
         self._direct: dict[int, OpCalls] = {}
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if kwargs is None:
             kwargs = {}
@@ -109,28 +106,26 @@ class RecordingMode(SubclassAwareMode):
         op = self._direct.get(id(func)) or self._add_direct(func)
         if op is None or types or not recorder.ready or get_dispatch_mode(_FAKE) is not None:
             return self._dispatch(func, types, args, kwargs)
-        schema, unseen_work, calls = op.schema, recorder.unseen, self._calls
+        unseen_work, calls = recorder.unseen, self._calls
         if self._undo_log is not None:
-            self._undo_log.before(schema, args, kwargs, recorder.fresh)
-        pending = calls.before_call(schema, op.calls, args, kwargs)
-        _, _, reads, storages = pending
+            self._undo_log.before(op.schema, args, kwargs, recorder.fresh)
+        pending = calls.before_call(op, args, kwargs)
         if unseen_work is None:
             result = op.call(*args, **kwargs)
-            index, writes, _ = calls.after_call(schema, pending, result)
-            recorder.add(index, reads, writes)
+            calls.record(op, pending, result)
             return result
+        _, _, reads, storages = pending
         if not op.is_view:
-            unseen_work.before(schema, args, kwargs, reads, storages)
+            unseen_work.before(op.schema, args, kwargs, reads, storages)
         thread = get_ident()
         unseen_work.busy.add(thread)
         try:
             result = op.call(*args, **kwargs)
         finally:
             unseen_work.busy.discard(thread)
-        index, writes, new_storages = calls.after_call(schema, pending, result)
-        recorder.add(index, reads, writes)
+        writes, new_storages = calls.record(op, pending, result)
         if op.is_special or storages is None or new_storages is None:
-            unseen_work.after(schema, args, kwargs, reads, result, writes)
+            unseen_work.after(op.schema, args, kwargs, reads, result, writes)
         elif op.writes_to_arguments:
             unseen_work.store((*reads, *writes), (*storages, *new_storages))
         elif not op.is_view:
@@ -162,7 +157,7 @@ class RecordingMode(SubclassAwareMode):
         op = op_calls(func, recorder.stops_at.values_of(func.name()))
         schema = op.schema
         if recorder.scripts is not None and is_module_call(schema.name):
-            return recorder.scripts.dispatch(schema.name, args)
+            return recorder.scripts(schema.name, args)
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         decomposes = schema.composite and schema.name not in recorder.stops_at
@@ -181,7 +176,7 @@ class RecordingMode(SubclassAwareMode):
             # torch.tensor(...) calls aten::lift_fresh on a constant that no op has created: no unseen work, unless it
             # may contain data exported before.
             unseen_work.set_lifting(func is _LIFT)
-        pending = self._calls.before_call(schema, op.calls, args, kwargs)
+        pending = self._calls.before_call(op, args, kwargs)
         _, _, reads, storages = pending
         if unseen_work is not None:
             unseen_work.before(schema, args, kwargs, reads, storages)
@@ -197,9 +192,8 @@ class RecordingMode(SubclassAwareMode):
             if unseen_work is not None:
                 unseen_work.busy.discard(get_ident())
         duration = None if probe is None or start is None else probe.end(start, ended_ns)
-        index, writes, _ = self._calls.after_call(schema, pending, result)
-        measured = () if probe is None or start is None else probe.columns(start, duration)
-        recorder.add(index, reads, writes, measured)
+        measure = tuple if probe is None or start is None else partial(probe.columns, start, duration)
+        writes, _ = self._calls.record(op, pending, result, measure)
         if unseen_work is not None:
             unseen_work.after(schema, args, kwargs, reads, result, writes)
         if probe is not None and start is not None:
@@ -256,10 +250,8 @@ class SignatureCache:
         self._storage_indices = recorder.storage_indices
         self._values = ValueReader(have_values)
 
-    def before_call(
-        self, schema: OpSchema, cached: CachedCalls, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> PendingCall:
-        """Return a call before it runs; `cached` are earlier calls of its op."""
+    def before_call(self, op: OpCalls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
+        """Return a call before it runs."""
         reads: list[int] = []
         storages: list[torch.UntypedStorage] = []
         key: list[Any] = []
@@ -284,13 +276,13 @@ class SignatureCache:
                 self._add_keys(key, kwargs.values(), reads, storages, "outside")
         except (_Uncacheable, RuntimeError):
             reads = list(self._recorder.storages_of((*args, *kwargs.values())))
-            return self._describe(schema, args, kwargs), None, reads, None
-        if schema.value_arguments:
-            key.append(self._values.read(schema.value_arguments, args, kwargs))
+            return self._describe(op.schema, args, kwargs), None, reads, None
+        if op.schema.value_arguments:
+            key.append(self._values.read(op.schema.value_arguments, args, kwargs))
         call_key = tuple(key)
-        entry = cached.get(call_key)
+        entry = op.calls.get(call_key)
         if entry is None:
-            entry = cached[call_key] = self._describe(schema, args, kwargs), {}
+            entry = op.calls[call_key] = self._describe(op.schema, args, kwargs), {}
         return entry[0], entry[1], reads, storages
 
     def _describe(self, schema: OpSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Value, ...]:
@@ -299,34 +291,40 @@ class SignatureCache:
             return inputs
         return add_values(inputs, schema.value_arguments, self._values.read(schema.value_arguments, args, kwargs))
 
-    def after_call(
-        self, schema: OpSchema, pending: PendingCall, result: Any
-    ) -> tuple[int, Sequence[int], Sequence[torch.UntypedStorage] | None]:
-        """Return the index of a call's signature, and the storages of its results, after it ran."""
+    def record(
+        self, op: OpCalls, pending: PendingCall, result: Any, measure: Callable[[], tuple[Any, ...]] = tuple
+    ) -> tuple[Sequence[int], Sequence[torch.UntypedStorage] | None]:
+        """Record a call after it ran; return the storages of its results, as indices and as objects.
+
+        `measure` returns the event's columns from `start_ns` on, once the results' memory is known.
+        """
         recorder = self._recorder
-        inputs, signatures, _, _ = pending
-        if signatures is None:
-            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
-        key: Any
+        inputs, signatures, reads, _ = pending
         try:
+            if signatures is None:
+                raise _Uncacheable
+            key: Any
+            writes: Sequence[int]
             if type(result) is torch.Tensor:
                 storage = result.untyped_storage()
                 index = self._storage_indices.get(id(storage))
-                if index is None:
-                    index = recorder.add_storage(storage, "op")
-                writes, storages = [index], [storage]
-                key = result.shape, result.dtype
+                writes = (recorder.add_storage(storage, "op") if index is None else index,)
+                storages, key = [storage], (result.shape, result.dtype)
             else:
-                writes, storages = [], []
                 keys: list[Any] = []
-                self._add_keys(keys, (result,), writes, storages, "op")
-                key = tuple(keys)
+                indices: list[int] = []
+                storages = []
+                self._add_keys(keys, (result,), indices, storages, "op")
+                writes, key = indices, tuple(keys)
         except (_Uncacheable, RuntimeError):
-            return recorder.intern(_signature(schema, inputs, result)), recorder.storages_of((result,), "op"), None
+            writes = recorder.storages_of((result,), "op")
+            recorder.add(recorder.intern(_signature(op.schema, inputs, result)), reads, writes, measure())
+            return writes, None
         signature = signatures.get(key)
         if signature is None:
-            signature = signatures[key] = intern_signature(_signature(schema, inputs, result))
-        return recorder.index_of(signature), writes, storages
+            signature = signatures[key] = intern_signature(_signature(op.schema, inputs, result))
+        recorder.add(recorder.index_of(signature), reads, writes, measure())
+        return writes, storages
 
     def _add_keys(
         self,

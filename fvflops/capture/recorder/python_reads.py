@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import proxy
 
 import torch
 
 from fvflops.capture.recorder.caller_lines import find_source_line
-from fvflops.capture.recorder.thread_state import ThreadState
+from fvflops.capture.recorder.recorded_storages import RecordedStorages
 from fvflops.capture.unseen.op_kinds import METADATA_ONLY, UNINITIALISED
 from fvflops.paths import PACKAGE
 from fvflops.torch_internals import current_autograd_node
@@ -36,20 +36,6 @@ _WITHOUT_CONSEQUENCE = tuple(
 )
 
 
-class ReadRecorder(Protocol):
-    """The part of the Recorder that PythonReads uses."""
-
-    events: list[tuple[Any, ...]]
-    storages: list[tuple[Any, ...]]
-
-    @property
-    def paused(self) -> bool: ...
-    def thread_state(self) -> ThreadState: ...
-    def storages_of(self, values: Any) -> tuple[int, ...]: ...
-    def signature_at(self, index: int) -> Signature: ...
-    def current_module(self) -> str: ...
-
-
 class Site(NamedTuple):
     """The module and the source line at which Python read a value or drew a number."""
 
@@ -67,8 +53,8 @@ class PythonReads:
     execution, in which else only integers that derive from inputs and constants are known (`is_real` false).
     """
 
-    def __init__(self, recorder: ReadRecorder) -> None:
-        self._recorder: ReadRecorder = proxy(recorder)  # which owns this
+    def __init__(self, recorder: RecordedStorages) -> None:
+        self._recorder: RecordedStorages = proxy(recorder)  # which owns this
         self.is_real = True
         self.has_draws = False
         # In a program its tensors are the inputs.

@@ -31,6 +31,12 @@ _ARGUMENT_NAMES = {
 }
 # Objects with weight and bias of a quantized convolution: its kernel size does not follow from the output.
 _PACKED_WEIGHTS = frozenset(f"__torch__.torch.classes.quantized.Conv{rank}dPackedParamsBase" for rank in (2, 3))
+_SYMBOLS = {
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+}
 _COMPRESSED = frozenset({"sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"})
 _PROCESS_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
 # The argument by which functional collectives name their group. Names are reused when a program creates new groups.
@@ -172,21 +178,15 @@ def describe(value: Any) -> Value:
         return value
     if issubclass(type(value), (list, tuple)):
         return tuple(map(describe, _items_of(value)))
-    if isinstance(value, torch.dtype):
-        return Symbol("dtype", dtype_name(value))
-    if isinstance(value, torch.device):
-        return Symbol("device", str(value))
-    if isinstance(value, torch.layout):
-        return Symbol("layout", str(value).removeprefix("torch."))
-    if isinstance(value, torch.memory_format):
-        return Symbol("memory_format", str(value).removeprefix("torch."))
+    if (kind := _SYMBOLS.get(type(value))) is not None:
+        return Symbol(kind, str(value).removeprefix("torch."))
     if isinstance(value, torch.SymInt):
         return int(value)
     if isinstance(value, torch.ScriptObject):
-        kind = value._type().qualified_name()
-        if kind in _PACKED_WEIGHTS:
+        name = value._type().qualified_name()
+        if name in _PACKED_WEIGHTS:
             return describe(value._get_method("unpack")())
-        if kind == _PROCESS_GROUP:
+        if name == _PROCESS_GROUP:
             return _group_symbol(torch.distributed.ProcessGroup.unbox(value))
     if torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup):
         return _group_symbol(value)

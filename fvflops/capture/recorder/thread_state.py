@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from operator import iadd
 from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from fvflops.capture.attention.pairs import Pairs
 from fvflops.capture.instrument.probe import StartMark
+from fvflops.torch_internals import next_sequence_number
 from fvflops.trace import Value
+
+
+def append_row(rows: list[Any], row: Any) -> int:
+    """Append a row and return its index, which no other thread gets.
+
+    It holds no lock, which a signal could leave held: in one call of C, no other thread and no signal comes between.
+
+    >>> append_row(["first"], "second")
+    1
+    """
+    return next(map(len, map(iadd, (rows,), ((row,),)))) - 1
 
 
 class OpenRegion(NamedTuple):
@@ -21,18 +36,13 @@ class OpenRegion(NamedTuple):
 
 
 class OptimizerStep(Protocol):
-    """A running optimizer step."""
+    """A running optimizer step, which returns the stack of its ops by the storages that they read."""
 
     optimizer: Any
 
-    def is_running(self) -> bool:
-        """Return whether the step is still running."""
-
-    def refresh(self) -> None:
-        """Update the storages of each parameter group."""
-
-    def stack_of(self, reads: Any) -> int:
-        """Return the stack of an op of the step by the storages it reads."""
+    def is_running(self) -> bool: ...
+    def refresh(self) -> None: ...
+    def stack_of(self, reads: Any) -> int: ...
 
 
 class ThreadState:
@@ -41,7 +51,12 @@ class ThreadState:
     `thread_number` is 0 for the thread that starts the recording. `stack` is the current stack, `opened` are the open
     regions that this thread entered. `rerun_node` is the node whose backward reruns a checkpointed forward; `reruns`
     counts the open reruns while a saved tensor is unpacked. `attention` are the pairs of the masked attention that is
-    running, `active_optimizers` the running optimizer steps.
+    running, `active_optimizers` the running optimizer steps. `node_owners` maps the sequence numbers of the autograd
+    nodes that this thread created to their stack and op, "" if unknown.
+
+    Autograd numbers nodes in the order of their creation, just before the op is dispatched (for a write through a view,
+    just after). `assign_nodes` is called at each op and whenever the stack changes, so all numbers since its previous
+    call belong to the current stack.
     """
 
     def __init__(self, thread_number: int) -> None:
@@ -52,10 +67,21 @@ class ThreadState:
         self.rerun_node: Any = None
         self.attention: Pairs | None = None
         self.active_optimizers: list[OptimizerStep] = []
+        self.next_node = -1  # sequence number of the thread's next node, -1 before the first call of `assign_nodes`
+        self.node_owners: dict[int, tuple[int, str]] = {}
 
-    def has_entered_during(self, node: Any) -> bool:
-        """Return whether the innermost open region was entered during a node's backward."""
-        return bool(self.opened) and self.opened[-1].node is node
+    def assign_nodes(self, stack: int, op: str = "") -> None:
+        """Attribute the nodes created since the previous call of this method to `stack`, and the newest one to `op`."""
+        number = next_sequence_number()
+        first = self.next_node
+        if first < 0:
+            # The owners of this thread's earlier nodes are unknown, but the op's node has just been created.
+            first = number - (bool(op) and torch.is_grad_enabled() and number > 0)
+        if number != first:
+            if number - 1 != first:
+                self.node_owners.update(dict.fromkeys(range(first, number - 1), (stack, "")))
+            self.node_owners[number - 1] = stack, op
+        self.next_node = number
 
     def drop_ended_steps(self) -> None:
         """Discard optimizer steps that raised: torch does not report their end."""

@@ -99,7 +99,7 @@ class ValueReader:
         """
         storage = mask.untyped_storage()
         version = -1 if mask.is_inference() else mask._version
-        key = id(storage), mask.storage_offset(), mask.shape, mask.stride(), mask.dtype, version
+        key = (id(storage), mask.storage_offset(), mask.shape, mask.stride(), mask.dtype, version)
         cached = self._masks.get(key)
         if cached is not None and version >= 0 and cached[0]() is storage:
             return cached[1]

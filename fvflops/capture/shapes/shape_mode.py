@@ -14,7 +14,6 @@ from fvflops.capture.lazy_values.lazy_expressions import Expression
 from fvflops.capture.lazy_values.lazy_ops import COUNTS, base_name, is_dense
 from fvflops.capture.lazy_values.run_values import LazyMemory, LazyValue, LazyValues
 from fvflops.capture.real.real_mode import SubclassAwareMode, has_wrapper_subclass
-from fvflops.capture.recorder.indexed_rows import append_row
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.script_calls import is_module_call
 from fvflops.capture.recorder.tensor_specs import (
@@ -25,6 +24,7 @@ from fvflops.capture.recorder.tensor_specs import (
     normalise,
     tensors_of,
 )
+from fvflops.capture.recorder.thread_state import append_row
 from fvflops.capture.recorder.value_reader import ValueReader, have_values
 from fvflops.capture.restore.restore import UndoLog, written_arguments
 from fvflops.capture.shapes.collectives import completed_work, is_work
@@ -228,7 +228,7 @@ class ShapeMode(SubclassAwareMode):
         plan = self._plans.get(id(func))  # an op's hash is slow (Python), and its plan keeps it alive
         if plan is None:
             if self.recorder.scripts is not None and is_module_call(func.name()):
-                return self.recorder.scripts.dispatch(func.name(), args)
+                return self.recorder.scripts(func.name(), args)
             plan = self._plan(func)
         outcomes, op, handle_miss, _ = plan
         self.last_op = op
@@ -488,7 +488,7 @@ class ShapeMode(SubclassAwareMode):
         recorder = self.recorder
         self.last_outcome = outcome
         index = self.index_of(outcome)
-        if recorder.backward or recorder.has_threads:
+        if recorder.backward or recorder.has_threads or recorder.has_lines:
             recorder.add(index, reads, writes)
         else:
             recorder.events.append(("op", index, recorder.stack, "forward", 0, reads, writes))

@@ -18,10 +18,9 @@ from fvflops.capture.restore.interrupts import is_interrupt
 from fvflops.capture.run import record_call
 from fvflops.garbage_collector import gc_paused
 from fvflops.trace import StopsAt, Trace
-from fvflops.trace.expansion.comparison import are_equal_runs
 from fvflops.trace.expansion.expand import Expansion, expand_layers
-from fvflops.trace.expansion.layer_run import KEPT, LayerRun, UnequalLayersError
-from fvflops.trace.expansion.repeated_items import repeat_periods
+from fvflops.trace.expansion.layer_run import KEPT, LayerRun, UnequalLayersError, repeat_periods
+from fvflops.trace.expansion.recorded_rows import are_equal_runs
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("fvflops")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fvflops import paths
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.activity import activity
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.cli.arguments import (
     add_assume,
     add_backward,
@@ -24,9 +24,9 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import backward_loss, open_trace
 from fvflops.cli.outputs import check_file, write_report
 from fvflops.cli.planning.step_options import find_optimizer, read_assumptions
+from fvflops.cli.progress import activity
 from fvflops.formulas import FormulaTable, load_table
-from fvflops.measure.kernels.annotation import annotate_trace, find_device
-from fvflops.measure.kernels.annotation_report import annotation_report
+from fvflops.measure.kernels.annotation import annotate_trace, annotation_report, find_device
 from fvflops.sources.load import is_saved_trace, load_model
 from fvflops.sources.loaded_model import with_input_hint
 from fvflops.trace import Trace

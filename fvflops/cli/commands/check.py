@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fvflops import paths
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.cli.argument_values import parse_depth
 from fvflops.cli.arguments import (
     add_backward,
@@ -18,10 +18,8 @@ from fvflops.cli.arguments import (
 )
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write_report
-from fvflops.comparison.budget import budget_report
-from fvflops.comparison.budget.budget_file import find_budget, load_budgets
-from fvflops.comparison.budget.budget_records import Budget
-from fvflops.comparison.budget.model_budget import check_budget, rewrite_budget
+from fvflops.comparison.budget_file import Budget, find_budget, load_budgets
+from fvflops.comparison.model_budget import budget_report, check_budget, render_markdown, rewrite_budget, update_report
 from fvflops.formulas import load_table
 from fvflops.reports.document import Document
 
@@ -76,9 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     assert budget is not None  # find_budget raises without one, and _update writes it
     result = check_budget(analysis, budget, table=table_name)
     if not arguments.update:
-        write_report(budget_report.budget_report(result), arguments)
+        write_report(budget_report(result), arguments)
     if arguments.summary is not None:
-        paths.append_text(arguments.summary, budget_report.render_markdown(result) + "\n\n")
+        paths.append_text(arguments.summary, render_markdown(result) + "\n\n")
     return 0 if result.passed else 1
 
 
@@ -98,4 +96,4 @@ def _update(analysis: FlopCountAnalysis, budget: Budget | None, name: str, argum
     changes = rewrite_budget(
         arguments.budget, analysis, budget, name=name, table=arguments.table, depth=arguments.depth
     )
-    return budget_report.update_report(arguments.budget, name, changes, added=budget is None)
+    return update_report(arguments.budget, name, changes, added=budget is None)

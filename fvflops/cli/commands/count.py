@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fvflops.analysis import FlopCountAnalysis
-from fvflops.analysis.call_report import call_report
 from fvflops.analysis.model_analysis import analysed_run
+from fvflops.analysis.model_counts import FlopCountAnalysis, list_call_rows
 from fvflops.analysis.trace_file import save_trace
 from fvflops.cli.arguments import (
     add_backward,
@@ -30,11 +29,11 @@ from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import is_standard_output, write, write_report
 from fvflops.cli.process import report_stream
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal, find_width
-from fvflops.counting.unknown_masks import describe_unknown_masks
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations
 from fvflops.formulas import load_table
 from fvflops.plan.memory.memory_report import memory_curve
 from fvflops.reports import REPORTS, Report
+from fvflops.reports.call_tables import CALL_COLUMNS, CALL_VIEWS, call_report
 from fvflops.reports.formats import FORMATS
 from fvflops.reports.pictures.picture import check_drawable
 from fvflops.reports.terminal.collapse import collapse
@@ -42,9 +41,8 @@ from fvflops.reports.terminal.op_coverage import format_locations
 from fvflops.sources.patterns import expand_names
 from fvflops.trace import Status
 from fvflops.trace.calls import OpGraph
+from fvflops.views.analysed_run import column_metrics, make_summary, with_columns
 from fvflops.views.breakdown import Breakdown, read_breakdown
-from fvflops.views.call_rows import CALL_COLUMNS, CALL_VIEWS
-from fvflops.views.made_summary import column_metrics, make_summary, with_columns
 from fvflops.views.ranking import check_sort
 
 EXAMPLES = (
@@ -119,7 +117,8 @@ def _count_one(arguments: argparse.Namespace) -> int:
     for path, format in files.items():
         flops.export(path, format=format, weight=arguments.weight)
     if arguments.by in CALL_VIEWS:
-        write_report(call_report(flops, arguments.by, depth=arguments.depth), arguments)
+        rows = list_call_rows(flops, arguments.by, arguments.depth)
+        write_report(call_report(analysed_run(flops), arguments.by, rows), arguments)
         return 0
     source = _SOURCES[report.source](flops)
     if isinstance(source, Breakdown):
@@ -191,8 +190,8 @@ def _choose_options(arguments: argparse.Namespace, report: Report) -> dict[str, 
     """Return the options that a report takes."""
     terminal = find_terminal(report_stream()) if is_standard_output(arguments.output) else None
     terminal = terminal or TerminalInfo(find_width(report_stream()), colour=False, encoding=_find_encoding(arguments))
-    options = {name: getattr(arguments, name) for name in ("by", "depth", "sort", "top")} | terminal._asdict()
-    return {name: value for name, value in options.items() if name in report.options}
+    options = vars(arguments) | terminal._asdict()
+    return {name: options[name] for name in report.options if name != "collapse"}
 
 
 def _find_encoding(arguments: argparse.Namespace) -> str:

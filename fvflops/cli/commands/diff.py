@@ -21,9 +21,9 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.accelerator import built_on
-from fvflops.comparison.diff.diff_models import diff_traces
-from fvflops.comparison.diff.diff_report import TOP, difference_report
-from fvflops.comparison.diff.differences import MEASURES
+from fvflops.comparison.diff_models import diff_traces
+from fvflops.comparison.diff_report import TOP, difference_report
+from fvflops.comparison.differences import MEASURES
 from fvflops.formulas import load_table
 from fvflops.sources.load import contains_inputs, find_source, keep_applicable
 

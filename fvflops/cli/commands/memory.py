@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
-from fvflops.cli.activity import activity
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.cli.argument_values import parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,
@@ -46,6 +46,7 @@ from fvflops.cli.planning.step_options import (
     repeat_command,
     typed_settings,
 )
+from fvflops.cli.progress import activity
 from fvflops.devices.devices import Device
 from fvflops.formulas import load_table
 from fvflops.plan.memory.chunked_loss import find_head

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fvflops.cli.activity import activity
 from fvflops.cli.outputs import is_standard_output, write
+from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import PRODUCTS, measure_device, write_device
 from fvflops.devices.devices import Device
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column

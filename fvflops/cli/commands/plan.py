@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from fvflops import paths
-from fvflops.cli.activity import activity
 from fvflops.cli.argument_values import parse_amount, parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,
@@ -45,6 +44,7 @@ from fvflops.cli.planning.step_options import (
     typed_settings,
 )
 from fvflops.cli.process import report_stream
+from fvflops.cli.progress import activity
 from fvflops.cli.terminal_detection import find_width
 from fvflops.devices.devices import Device
 from fvflops.formulas import FormulaTable, load_table

@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from fvflops.analysis import schedule
-from fvflops.analysis.recording_schedules import Schedule
+from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -27,15 +25,15 @@ from fvflops.cli.arguments import (
 from fvflops.cli.exports import check_exports
 from fvflops.cli.outputs import write, write_report
 from fvflops.cli.planning.step_options import choose_loss
-from fvflops.cli.progress import Progress
-from fvflops.compat.deepspeed import profile_text as deepspeed_report
-from fvflops.compat.deepspeed.module_profile import read_profile
+from fvflops.cli.progress import Progress, activity
+from fvflops.compat import deepspeed_profile as deepspeed_report
+from fvflops.compat.deepspeed_profile import read_profile
 from fvflops.devices.devices import Device, load_peaks
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.formulas.schema import schemas_of
-from fvflops.measure.profiling.profile_analysis import ProfileAnalysis
-from fvflops.measure.profiling.profile_report import check_profile_sort
-from fvflops.reports.calls.op_call_table import SORTS as CALL_SORTS
+from fvflops.measure.profile_analysis import ProfileAnalysis
+from fvflops.measure.profile_report import check_profile_sort
+from fvflops.reports.call_tables import SORTS as CALL_SORTS
 from fvflops.sources.load import is_built_on_meta, load_model
 from fvflops.sources.loaded_model import LoadedModel, with_input_hint
 from fvflops.text import nearest, suggest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.trace_file import save_trace
-from fvflops.cli.activity import activity
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -21,12 +20,13 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import open_analysis
 from fvflops.cli.outputs import choose_format, write, write_report
 from fvflops.cli.parser import Parser
+from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.devices.devices import load_peaks
 from fvflops.formulas import load_table
-from fvflops.measure.roofline import roofline_plot
-from fvflops.measure.roofline.op_roofline import roofline
-from fvflops.measure.roofline.roofline_report import SHOWN, VIEWS, roofline_report
+from fvflops.measure import roofline_plot
+from fvflops.measure.op_roofline import roofline
+from fvflops.measure.roofline_report import SHOWN, VIEWS, roofline_report
 from fvflops.reports.formats import DATA_FORMATS
 from fvflops.reports.pictures import picture
 from fvflops.sources.loaded_model import parse_dtype

@@ -6,16 +6,15 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fvflops import paths
-from fvflops.analysis.bound_inputs import bind_inputs
+from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.cli.activity import activity
 from fvflops.cli.argument_values import parse_assumptions
 from fvflops.cli.arguments import (
     add_backward,
@@ -31,11 +30,12 @@ from fvflops.cli.arguments import (
 from fvflops.cli.open_analysis import backward_loss, without_weights
 from fvflops.cli.outputs import write_report
 from fvflops.cli.planning.accelerator import built_on, runs_on
+from fvflops.cli.progress import activity
+from fvflops.comparison import scaling_plot
+from fvflops.comparison.cost_functions import CostExpression
 from fvflops.comparison.generation import check_generation_metric, generation_cost
-from fvflops.comparison.scaling import scaling_plot
-from fvflops.comparison.scaling.cost_functions import CostExpression
-from fvflops.comparison.scaling.scaling import Range, cost_of, read_axis
-from fvflops.comparison.scaling.scaling_report import generation_report, scaling_report
+from fvflops.comparison.scaling import Range, cost_of, read_axis
+from fvflops.comparison.scaling_report import generation_report, scaling_report
 from fvflops.counting.metrics import METRICS
 from fvflops.formulas import FormulaTable, load_table
 from fvflops.reports.document import Document
@@ -154,7 +154,7 @@ def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Docum
     device, emulated = runs_on(arguments)
     with emulated():
         cost = generation_cost(
-            _in_mode(subject, arguments).model,
+            subject.model,
             prompt=sizes["prompt"],
             new=sizes["new"],
             batch=sizes.get("batch", 1),
@@ -283,9 +283,7 @@ def _load(
 ) -> tuple[LoadedModel, list[Template]]:
     """Return the model and the templates of its inputs: those passed, or of its library's default shapes."""
     smallest = {name: sizes[0] for name, sizes in vary.items()}
-    texts = [_write_spec(template.fill(smallest)) for template in templates]
-    subject = _load_model(arguments, texts)
-    _in_mode(subject, arguments)
+    subject = _load_model(arguments, [str(replace(item, axes=item.fill(smallest).shape)) for item in templates])
     if not templates:
         args, kwargs = bind_inputs(subject.model, subject.inputs, subject.kwargs)
         inputs = [*((None, value) for value in args), *kwargs.items()]
@@ -297,7 +295,9 @@ def _load(
 
 def _load_model(arguments: argparse.Namespace, texts: list[str]) -> LoadedModel:
     options = model_options(arguments, inputs=texts, device=built_on(arguments))
-    return load_model(arguments.model, without_weights(arguments.model, options, arguments.execution))
+    subject = load_model(arguments.model, without_weights(arguments.model, options, arguments.execution))
+    subject.train(arguments.train, option="--train")
+    return subject
 
 
 def name_axes(name: str | None, value: torch.Tensor, names: Sequence[str]) -> Template:
@@ -343,16 +343,6 @@ def _fill_functions(templates: Sequence[Template], device: torch.device) -> tupl
         return make_arguments([template.fill(sizes) for template in templates if template.name is not None], device)[1]
 
     return positional, named
-
-
-def _write_spec(spec: InputSpec) -> str:
-    name = f"{spec.name}=" if spec.name else ""
-    return f"{name}{','.join(map(str, spec.shape))}:{spec.dtype}"
-
-
-def _in_mode(subject: LoadedModel, arguments: argparse.Namespace) -> LoadedModel:
-    subject.train(arguments.train, option="--train")
-    return subject
 
 
 def _device_of(subject: LoadedModel) -> torch.device:

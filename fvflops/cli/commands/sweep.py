@@ -27,14 +27,14 @@ from fvflops.formulas import load_table
 from fvflops.sources.imports import add_current_folder, import_library
 from fvflops.sources.load import check_models, find_source
 from fvflops.sources.patterns import expand_names
-from fvflops.sweep.count_model import CountSettings, machine_memory
+from fvflops.sweep.count_many import Executor
+from fvflops.sweep.count_model import CountSettings, Task, machine_memory
 from fvflops.sweep.counted_models import Plan, plan_sweep, run_sweep, summarise
 from fvflops.sweep.joined import Join, join, read_joined
 from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.ray_pool import RayPool
 from fvflops.sweep.result_files import encode_row
-from fvflops.sweep.task import Executor, Task
 from fvflops.text import printable_short
 from fvflops.units import format_bytes, format_quantity, parse_size
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fvflops.counting.count_trace import RegionCost
-from fvflops.counting.signature_cache import SignatureCache
+from fvflops.counting.count_trace import CostModel, SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, Traffic, op_traffic
 from fvflops.formulas import OpCost
 from fvflops.formulas.rows import default_label
-from fvflops.trace import Event, ModuleInfo, Region, RegionSignature, Signature, Status, StopsAt, Trace, tensors_in
+from fvflops.trace import Event, Signature, Status, StopsAt, Trace, tensors_in
 
 PARTS = ("moved", "read", "written")
 _NO_STOPS = StopsAt()
@@ -30,7 +29,7 @@ class _KnownTraffic:
 _KNOWN: SignatureCache[_KnownTraffic] = SignatureCache()
 
 
-class TrafficCostModel:
+class TrafficCostModel(CostModel):
     """Bytes of calls; `part` is "moved" (read and written), "read" or "written". Regions are counted by their ops.
 
     `storage_infos` maps the id of a signature to the signature and the StorageInfo of its calls. Composite ops in
@@ -52,13 +51,7 @@ class TrafficCostModel:
 
     @property
     def stops_at(self) -> StopsAt:
-        """The composite ops that count as one kernel."""
         return self._stops_at
-
-    @property
-    def counts_modules(self) -> bool:
-        """False: modules are counted by the ops in them."""
-        return False
 
     def op_traffic(self, signature: Signature) -> Traffic | None:
         """Return the traffic of one call, None where unknown."""
@@ -77,10 +70,6 @@ class TrafficCostModel:
         read, written = traffic
         value = {"moved": read + written, "read": read, "written": written}[self._part]
         return (OpCost(label, Status.COUNTED if read + written else Status.ZERO_FLOP, value),)
-
-    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
-        """Return None: count the ops in it."""
-        return None
 
 
 def split_by_aliasing(

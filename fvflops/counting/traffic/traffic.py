@@ -62,14 +62,10 @@ def op_traffic(signature: Signature, storage_info: StorageInfo = _UNKNOWN_STORAG
 
     It cannot for weights inside a ScriptObject, for calls that bypassed the dispatcher, and for ops that copy only if
     necessary in a trace without storages.
-
-    >>> from fvflops.trace import TensorSpec
-    >>> vector = TensorSpec((1000,), "float32")
-    >>> schema = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
-    >>> op_traffic(Signature("aten::add_.Tensor", ("self", "other", "alpha"), (vector, vector, 1), (vector,), schema))
-    Traffic(read=8000, written=4000)
     """
-    if signature.packet in MOVES_NOTHING or _returns_input(signature):
+    # Dropout in eval mode returns its input.
+    returns_input = signature.packet in DROPOUTS and argument_of(signature, "train") is False
+    if signature.packet in MOVES_NOTHING or returns_input:
         return Traffic(0, 0)
     if _is_opaque(signature):
         return None
@@ -150,11 +146,6 @@ def _returns_views(signature: Signature, schema: _Schema) -> bool:
         return True
     kinds = [schema.result(index) for index, value in enumerate(signature.outputs) if any(tensors_in(value))]
     return bool(kinds) and all(kind == "view" for kind in kinds)
-
-
-def _returns_input(signature: Signature) -> bool:
-    """Return whether an op returns its input by its arguments: dropout in eval mode."""
-    return signature.packet in DROPOUTS and argument_of(signature, "train") is False
 
 
 def _bytes_read(signature: Signature, schema: _Schema) -> Iterable[int]:

@@ -61,11 +61,7 @@ OVERWRITES = frozenset(
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the bytes of a tensor; of a sparse one those of its stored elements and of their indices.
-
-    >>> bytes_of(TensorSpec((100, 100), layout="sparse_csr", nnz=5)), bytes_of(TensorSpec((2, 3), "bfloat16"))
-    (868, 12)
-    """
+    """Return the bytes of a tensor; of a sparse one those of its stored elements and of their indices."""
     if spec.nnz is None:
         return spec.nbytes
     values = replace(spec, shape=(spec.nnz,)).nbytes
@@ -280,11 +276,5 @@ _TRAFFIC_RULES: Mapping[str, TrafficRule] = {
 
 
 def traffic_rule_of(signature: Signature) -> TrafficRule:
-    """Return the exceptions for a call, by its overload or else its op.
-
-    >>> vectors, ids, rows = TensorSpec((50_000, 64)), TensorSpec((8,), "int64"), TensorSpec((8, 64))
-    >>> call = Signature("aten::embedding", ("weight", "indices"), (vectors, ids), (rows,))
-    >>> traffic_rule_of(call).reads["weight"](call)
-    2048
-    """
+    """Return the exceptions for a call, by its overload or else its op."""
     return _TRAFFIC_RULES.get(signature.op) or _TRAFFIC_RULES.get(signature.packet, _ALL)

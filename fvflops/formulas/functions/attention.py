@@ -64,7 +64,7 @@ def count_attention(call: Call) -> Cost:
     """Return the cost of an attention: QK^T and the product with V, pairs * (D + Dv).
 
     Dense: masked pairs count too, unless the table's constant `attention_skips_masked` is 1. Then only the pairs within
-    a causal mask, a window (`count_band`) or flex attention's block mask count, and the unmasked pairs of a mask tensor
+    a causal mask, a window (`band_size`) or flex attention's block mask count, and the unmasked pairs of a mask tensor
     where the call's signature has their number; else all. Grouped keys (GQA) count for every query head. Query
     [..., Hq, Q, D], key [..., Hk, K, D], value [..., Hk, K, Dv]. Activations are those of the two products. For
     aten::scaled_dot_product_attention, its kernels, and flex_attention. Source: arXiv:1706.03762, section 3.2.1.
@@ -140,12 +140,12 @@ def count_encoder_layer(call: Call) -> Cost:
     )
 
 
-def count_band(queries: int, keys: int, left: int | None = None, right: int | None = None, shift: int = 0) -> int:
+def band_size(queries: int, keys: int, left: int | None = None, right: int | None = None, shift: int = 0) -> int:
     """Return the pairs of a band mask: query i attends to keys i + shift - left to i + shift + right, both inclusive.
 
     None is no limit. A causal mask has `right` 0, and `shift` 0 (upper left) or keys - queries (lower right).
 
-    >>> count_band(3, 5, right=0), count_band(3, 5, right=0, shift=2), count_band(3, 5, left=1, right=0)
+    >>> band_size(3, 5, right=0), band_size(3, 5, right=0, shift=2), band_size(3, 5, left=1, right=0)
     (6, 12, 5)
     """
     up_to_right = queries * keys if right is None else _sum_clamped(queries, keys, shift + right + 1)
@@ -320,7 +320,7 @@ def _counted_pairs(call: Call, queries: int, keys: int) -> int:
     left, right = _window(arguments)
     if arguments.get("is_causal") or arguments.get("causal") or kind in (_UPPER, _LOWER):
         right = 0
-    return count_band(queries, keys, left, right, keys - queries if lower else 0)
+    return band_size(queries, keys, left, right, keys - queries if lower else 0)
 
 
 def _window(arguments: Mapping[str, Value]) -> tuple[int | None, int | None]:

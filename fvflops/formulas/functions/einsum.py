@@ -1,4 +1,4 @@
-"""Cost of einsum: by the products that torch runs, and by the number that numpy.einsum_path prints."""
+"""Cost of einsum: by the products that torch runs, also exact, and by the number that numpy.einsum_path prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from fvflops.formulas.cost import Cost
-from fvflops.formulas.functions.matmul import multiply_pair
+from fvflops.formulas.functions.matmul import multiply_pair, operation_costs, other_flops
 from fvflops.formulas.language.call import Call
 from fvflops.trace import tensors_in
 
@@ -253,3 +253,29 @@ def _contract(
     result = inside & output.union(*rest)
     factor = max(1, len(positions) - 1) + (result != inside)
     return factor * math.prod(sizes[index] for index in inside), [*rest, result]
+
+
+def count_exact_einsum(call: Call) -> Cost:
+    """Return the cost of an einsum as torch runs it: matrix products, elementwise products and sums.
+
+    An index of one operand only is summed before the product, an addition per element; a product without contracted
+    indices is multiplications. For aten::einsum; see `count_einsum`.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> pair = (TensorSpec((2, 3)), TensorSpec((4,)))
+    >>> call = Call("aten::einsum", {"equation": "ij,k->ik", "tensors": pair}, (TensorSpec((2, 4)),))
+    >>> count_exact_einsum(call)
+    Cost(macs=0, flops=14, activations=8)
+    """
+    contraction = contract(call)
+    add, multiply = operation_costs(call)
+    macs = flops = 0
+    for step in contraction.steps:
+        flops += add * sum(
+            math.prod(factor) for factor in step.factors if any(factor[axis] > 1 for axis in step.summed_before)
+        )
+        macs += multiply_pair(*step.reduced_shapes, step.summed)[0]
+        flops += other_flops(*step.reduced_shapes, step.summed, add, multiply)
+    if any(contraction.last[axis] > 1 for axis in contraction.summed_last):
+        flops += add * math.prod(contraction.last)
+    return Cost(macs, flops, call.out.numel)

@@ -1,4 +1,4 @@
-"""Matrix products: matmul of any ranks, dense or sparse, and the three-factor product of nn.Bilinear."""
+"""Matrix products: matmul of any ranks, dense or sparse, and the three-factor product of nn.Bilinear, also exact."""
 
 from __future__ import annotations
 
@@ -106,3 +106,26 @@ def _axes(call: Call, name: str) -> set[int]:
 def _expand(tensor: TensorSpec, inserted: set[int]) -> list[int]:
     sizes = iter(tensor.shape)
     return [1 if axis in inserted else next(sizes) for axis in range(tensor.ndim + len(inserted))]
+
+
+def count_exact_trilinear(call: Call) -> Cost:
+    """Return the cost of aten::_trilinear, with its elementwise products and its sums over the unrolled dimension."""
+    products, add, multiply = count_trilinear(call), *operation_costs(call)
+    pairs = pair_up(call)
+    flops = sum(other_flops(left, right, summed, add, multiply) for left, right, summed in pairs.steps)
+    if pairs.sums_unrolled:
+        flops += add * call.out.numel
+    return Cost(products.macs, products.flops + pairs.times * flops, products.activations)
+
+
+def operation_costs(call: Call) -> tuple[int, int]:
+    """Return the FLOPs of an addition and of a multiplication."""
+    return (2, 6) if call.out.is_complex else (1, 1)
+
+
+def other_flops(left: list[int], right: list[int], summed: Collection[int], add: int, multiply: int) -> int:
+    """Return the FLOPs of one product that are not multiply-adds."""
+    if not summed:
+        return multiply * math.prod(multiply_pair(left, right, summed)[1])
+    pairs = ((left, right), (right, left))
+    return add * sum(math.prod(a) for a, b in pairs if any(a[axis] > 1 and b[axis] == 1 for axis in summed))

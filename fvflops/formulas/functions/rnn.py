@@ -1,10 +1,10 @@
-"""Matrix products of fused LSTM, GRU and plain RNN ops."""
+"""Matrix products and exact cost of fused LSTM, GRU and plain RNN ops: biases, gates and dropout."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fvflops.formulas.cost import Cost
 from fvflops.formulas.language.call import Call
@@ -93,3 +93,138 @@ def _unflatten(call: Call, specs: Sequence[TensorSpec], per_layer: int) -> Itera
         else:
             continue
         yield replace(spec, shape=(rows, spec.numel // rows))
+
+
+# Cell types by their number in cuDNN, MIOpen and oneDNN.
+_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Cost of one hidden unit of a cell in one step, without the products.
+
+    `gates` is the number of rows of its weight matrices, each with two biases or none; `sums` the number of these that
+    add the contributions of the input and the hidden state. `sigmoids` and `tanhs` are calls of these functions,
+    `other_ops` all other operations; those named `_backward` are of the backward pass.
+    """
+
+    gates: int
+    sums: int
+    other_ops: int
+    sigmoids: int
+    tanhs: int
+    other_ops_backward: int
+    tanhs_backward: int
+
+    def forward(self, biases: int, constants: Mapping[str, int]) -> int:
+        """Return the FLOPs of one unit in one step, with `biases` per gate."""
+        functions = self.sigmoids * (constants["exp"] + 3) + self.tanhs * constants["tanh"]
+        return self.gates * biases + self.sums + self.other_ops + functions
+
+    def backward(self, biases: int, constants: Mapping[str, int]) -> int:
+        """Return the FLOPs of one unit in one step of the backward pass; the gradient of a bias is a sum."""
+        return self.gates * biases + self.other_ops_backward + self.tanhs_backward * constants["tanh"]
+
+
+# LSTM: i, f, o are sigmoids and g a tanh; f*c + i*g, o*tanh(c). GRU: r, z are sigmoids, n = tanh(x + r*h), and
+# (h - n)*z + n. Backward: 3 operations for each sigmoid or tanh, and the products around them, as
+# _thnn_differentiable_lstm_cell_backward and _thnn_differentiable_gru_cell_backward in ATen's RNN.cpp; and the sum of
+# the gradients of the hidden state, from the output and from the next step (two in a GRU).
+_CELLS = {
+    "lstm": Cell(4, 4, 4, 3, 2, 23, 1),
+    "gru": Cell(3, 3, 4, 2, 1, 18, 0),
+    "rnn_tanh": Cell(1, 1, 0, 0, 1, 4, 0),
+    "rnn_relu": Cell(1, 1, 1, 0, 0, 1, 0),
+}
+
+
+def count_exact_recurrence(call: Call) -> Cost:
+    """Return the cost of a recurrent op: its products, and biases, gates and dropout between layers.
+
+    Each hidden unit of each step, layer and direction costs one cell: for an LSTM 4 sums of gates, 3 sigmoids (3 and an
+    exponential), 2 tanh and 4 more operations. Constants: `exp` and `tanh`. For the ops of `count_recurrence`.
+
+    >>> from fvflops.trace import TensorSpec
+    >>> weights = (TensorSpec((12, 2)), TensorSpec((12, 3)), TensorSpec((12,)), TensorSpec((12,)))
+    >>> arguments = {"input": TensorSpec((5, 1, 2)), "params": weights, "has_biases": True}
+    >>> count_exact_recurrence(Call("aten::lstm.input", arguments, (), constants={"exp": 8, "tanh": 8}))
+    Cost(macs=300, flops=975, activations=120)
+    """
+    products, units = count_recurrence(call), _units(call)
+    flops = find_rows(call) * units * _cell(call).forward(_biases(call), call.constants) + _dropout(call)
+    return Cost(products.macs, products.flops + flops, products.activations)
+
+
+def count_exact_recurrence_backward(call: Call) -> Cost:
+    """Return the cost of the backward of a recurrent op: its products, and the derivatives of the gates.
+
+    If one op runs all layers, this includes two operations of dropout between layers, and the sum of an input's
+    gradients from both directions. Gradients of the biases are computed only with those of the weights.
+    """
+    products = count_recurrence_backward(call)
+    biases = _biases(call) if wants_weights(call) else 0
+    per_row = _units(call) * _cell(call).backward(biases, call.constants) - _projection_saving(call)
+    if call.arguments.get("bidirectional"):
+        per_row += sum(_inputs(call))
+    flops = find_rows(call) * per_row + _dropout(call)
+    return Cost(products.macs, products.flops + flops, products.activations)
+
+
+def _cell(call: Call) -> Cell:
+    mode = call.arguments.get("mode")
+    if isinstance(mode, int):
+        return _CELLS[_MODES[mode]]
+    return next(cell for name, cell in _CELLS.items() if name in call.op)
+
+
+def _units(call: Call) -> int:
+    """Return the hidden units of all layers and directions: the rows of the input's weights, divided by the gates."""
+    gates = _cell(call).gates
+    matrices = [matrix.shape[0] for matrix in find_matrices(call)]
+    # Each layer and direction has a matrix of the input, one of the hidden state, and optionally a projection.
+    projected = _projected(call)
+    return sum(matrices[:: 3 if projected else 2]) // gates
+
+
+def _projected(call: Call) -> bool:
+    if "proj_size" in call.arguments:
+        return bool(call.arguments["proj_size"])
+    shapes = [matrix.shape for matrix in find_matrices(call)]
+    return len(shapes) > 2 and shapes[2][0] != shapes[0][0]
+
+
+def _biases(call: Call) -> int:
+    """Return the number of biases per gate: two, or none."""
+    if "has_biases" in call.arguments:
+        return 2 * bool(call.arguments["has_biases"])
+    if "weight_stride0" in call.arguments:
+        return 2 * (integer(call, "weight_stride0") > 3)
+    weights = call.arguments.get("params") or call.arguments.get("weight")
+    return 2 * any(spec.ndim == 1 for spec in tensors_in(weights))
+
+
+def _dropout(call: Call) -> int:
+    """Return the FLOPs of dropout between layers: a mask and a scale per output of all layers but the last."""
+    if not call.arguments.get("train") or call.arguments.get("dropout") in (None, 0, 0.0):
+        return 0
+    # The outputs with dropout are the inputs of the next layers.
+    return 2 * find_rows(call) * sum(_inputs(call)[1:])
+
+
+def _inputs(call: Call) -> list[int]:
+    """Return the size of each layer's input, of an op that runs whole layers."""
+    directions = 2 if call.arguments.get("bidirectional") else 1
+    step = directions * (3 if _projected(call) else 2)
+    matrices = list(find_matrices(call))
+    return [matrices[first].shape[1] for first in range(0, len(matrices) - step + 1, step)]
+
+
+def _projection_saving(call: Call) -> int:
+    """Return the additions saved by projections: gradients of the hidden state are summed per projected element.
+
+    `Cell.backward` counts such a sum for each unit.
+    """
+    if not _projected(call):
+        return 0
+    matrices, gates = list(find_matrices(call)), _cell(call).gates
+    return sum(matrix.shape[0] // gates - matrix.shape[1] for matrix in matrices[1::3])

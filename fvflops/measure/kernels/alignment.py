@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from fvflops.trace import Trace
+from fvflops.trace.kernel_events import KernelRun
+from fvflops.trace.module_tree import innermost
 
 # If events and calls differ in order, they are aligned by their longest common subsequence, up to this many pairs of
 # event and call; beyond that, each call is matched with the next event of its name among this many events.
@@ -35,17 +39,10 @@ def align(events: Sequence[Item], ends: Sequence[int], calls: Sequence[Item]) ->
     Events nested in an aligned one, up to its end, are not aligned. Those with the shapes of a call are aligned first,
     and between them the others by name. An op equals its in-place variant, since autograd accumulates gradients in
     place if no dispatch mode is active.
-
-    >>> align([Item("op", "aten::mm"), Item("op", "aten::t"), Item("op", "aten::mul_")], [1, 2, 3], [
-    ...     Item("op", "aten::mul"), Item("op", "aten::mm")])
-    [(0, 1)]
-    >>> align([Item("op", "aten::mm", ((2, 3),)), Item("op", "aten::mm", ((4, 5),))], [1, 2], [
-    ...     Item("op", "aten::mm", ((4, 5),))])
-    [(1, 0)]
     """
     keys: list[Callable[[Item], Hashable]] = [_name]
     if any(event.shapes for event in events) and any(call.shapes for call in calls):
-        keys.insert(0, _name_and_shapes)
+        keys.insert(0, lambda item: (_name(item), item.shapes))
     pairs: Pairs = []
     for key in keys:
         event_keys, call_keys = [key(event) for event in events], [key(call) for call in calls]
@@ -62,10 +59,6 @@ def _name(item: Item) -> Hashable:
     return item.kind, _RECORDED_OPS.get(item.name, item.name).removesuffix("_")
 
 
-def _name_and_shapes(item: Item) -> Hashable:
-    return _name(item), item.shapes
-
-
 _Keys = Sequence[Hashable]
 
 
@@ -73,29 +66,20 @@ def _fill_gaps(pairs: Pairs, events: _Keys, ends: Sequence[int], calls: _Keys, p
     """Align events and calls in the gaps; `positions` are those of the calls to align."""
     call_positions = list(positions)
     filled: Pairs = []
-    for pair, event_range, (first_call, last_call) in _list_gaps(pairs, ends, len(events), len(calls)):
-        inside = call_positions[bisect_left(call_positions, first_call) : bisect_left(call_positions, last_call)]
+    event_start = call_start = 0
+    for event, call in (*pairs, (len(events), len(calls))):
+        inside = call_positions[bisect_left(call_positions, call_start) : bisect_left(call_positions, call)]
         expected = [calls[position] for position in inside]
         wanted = set(expected)
-        candidates = [
-            position for position in event_range if events[position] in wanted and ends[position] <= event_range.stop
-        ]
+        gap = range(event_start, event)
+        candidates = [position for position in gap if events[position] in wanted and ends[position] <= event]
         local_ends = [bisect_left(candidates, ends[position]) for position in candidates]
         local = _align_names([events[position] for position in candidates], local_ends, expected)
-        filled += [(candidates[position], inside[call]) for position, call in local]
-        filled += [pair] if pair is not None else []
-    return filled
-
-
-def _list_gaps(
-    pairs: Pairs, ends: Sequence[int], events: int, calls: int
-) -> Iterator[tuple[tuple[int, int] | None, range, tuple[int, int]]]:
-    """Yield the events and calls before each pair, and those after the last one."""
-    event_start = call_start = 0
-    for event, call in pairs:
-        yield (event, call), range(event_start, event), (call_start, call)
-        event_start, call_start = ends[event], call + 1
-    yield None, range(event_start, events), (call_start, calls)
+        filled += [(candidates[position], inside[number]) for position, number in local]
+        filled.append((event, call))
+        if call < len(calls):
+            event_start, call_start = ends[event], call + 1
+    return filled[:-1]
 
 
 def _align_names(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
@@ -164,3 +148,69 @@ def _align_longest(names: _Keys, ends: Sequence[int], expected: _Keys) -> Pairs:
         else:
             position += 1
     return pairs
+
+
+def find_owners(
+    run: KernelRun, call_of_event: Mapping[int, int], trace: Trace | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the module and the phase of each event.
+
+    A matched op, and the autograd node that runs it, have the module and phase of the Trace. Any other event in a
+    module call belongs to that module, and an autograd node to the module of the last forward op with the node's
+    sequence number; a node of gradient accumulation has no sequence number, and belongs to the module of the node
+    before it.
+    """
+    located = _locate_ops(run, call_of_event, trace)
+    nodes = _locate_nodes(run, located)
+    modules: list[str] = []
+    phases: list[str] = []
+    forward_modules: dict[tuple[int, int], str] = {}
+    last_modules: dict[int, str] = {}  # thread → the module of its last node
+    for event_index, event in enumerate(run.events):
+        parent = event.parent
+        module, phase = (modules[parent], phases[parent]) if 0 <= parent < event_index else ("", "forward")
+        if event.kind == "module":
+            module, phase = event.module, "recompute" if phase in ("backward", "recompute") else phase
+        elif event.kind == "optimizer":
+            module, phase = "", "optimizer"
+        elif event.kind == "node" and (parent < 0 or run.events[parent].kind != "node"):
+            phase = "backward"
+            forward_module = (
+                forward_modules.get((event.forward_thread, event.sequence)) if event.sequence >= 0 else None
+            )
+            if forward_module is None:
+                forward_module = last_modules.get(event.thread, "")
+            module = nodes.get(event_index, forward_module)
+            last_modules[event.thread] = module
+        if event_index in located:
+            module, phase = located[event_index]
+        if event.kind == "op" and event.sequence >= 0:
+            forward_modules[event.thread, event.sequence] = module
+        modules.append(module)
+        phases.append(phase)
+    return tuple(modules), tuple(phases)
+
+
+def _locate_ops(run: KernelRun, call_of_event: Mapping[int, int], trace: Trace | None) -> dict[int, tuple[str, str]]:
+    """Return the module and the phase of the events matched with an op of the Trace."""
+    if trace is None or trace.events is None:
+        return {}
+    scopes = trace.scopes()
+    located = {}
+    for event_index, index in call_of_event.items():
+        if run.events[event_index].kind == "op":
+            event = trace.events[index]
+            located[event_index] = innermost(scopes[event.stack]), event.phase
+    return located
+
+
+def _locate_nodes(run: KernelRun, located: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+    """Return the modules of the autograd nodes in which matched ops of the backward pass ran."""
+    nodes: dict[int, str] = {}
+    for event_index, (module, phase) in located.items():
+        parent = run.events[event_index].parent
+        while phase == "backward" and parent >= 0:
+            if run.events[parent].kind == "node":
+                nodes.setdefault(parent, module)
+            parent = run.events[parent].parent
+    return nodes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +22,21 @@ from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.kernels import kernel_table
 from fvflops.measure.kernels.kernel_sums import KernelAverages, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
-from fvflops.measure.kernels.profiler_trace import Document, annotate, has_kernels, read_document, write_document
-from fvflops.measure.kernels.recorded_calls import Work, work_of
-from fvflops.measure.kernels.trace_reader import TraceEvents, read_events
+from fvflops.measure.kernels.profiler_trace import (
+    ChromeTrace,
+    TraceEvents,
+    annotate,
+    has_kernels,
+    read_document,
+    read_events,
+    write_document,
+)
+from fvflops.measure.kernels.recorded_calls import NO_WORK, Work, add_works, work_of
 from fvflops.reports.display import Displayed
+from fvflops.reports.document import Document, Items, Part, Table, Value, number_column, text_column
 from fvflops.text import short_repr
 from fvflops.trace import Signature, Status, Trace, TraceError
+from fvflops.trace.kernel_events import KernelRow
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 
 # "Input type" → dtype; torch.profiler writes the names of C++.
@@ -61,14 +71,6 @@ class ShapeCosts:
 
     A call is repeated on the meta device, for the shapes of its results. An argument that torch.profiler does not
     record, such as a string, has its default. None is the cost of an op without a formula, or of unreadable arguments.
-
-    >>> from fvflops import load_table
-    >>> from fvflops.counting import TableCostModel
-    >>> table = load_table("exact")
-    >>> args = {"Input Dims": [[4, 5], [5, 6]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
-    >>> costs = ShapeCosts([("aten::mm", args)], table, TableCostModel(table, "flops"))
-    >>> costs.work(0), costs.nbytes(0)
-    (Work(macs=120, flops=240), 296)
     """
 
     def __init__(
@@ -168,13 +170,13 @@ class AnnotatedTrace(Displayed):
     multiply-add and all other operations; `table` says which ops count.
     """
 
-    _report = "fvflops.measure.kernels.annotation_report:describe_annotation"
+    _report = "fvflops.measure.kernels.annotation:describe_annotation"
 
     path: str
     match: KernelMatch
     table: FormulaTable
     events: TraceEvents
-    document: Document
+    document: ChromeTrace
 
     def __repr__(self) -> str:
         return short_repr(self, os.path.basename(self.path), self.about()[0])
@@ -191,8 +193,7 @@ class AnnotatedTrace(Displayed):
 
     def work(self) -> Work:
         """Return the MACs and FLOPs of all events: the sums of the rows' `self_macs` and `self_flops`."""
-        known = [work for work in self.match.self_work if work is not None]
-        return Work(sum(work.macs for work in known), sum(work.flops for work in known))
+        return add_works(self.match.self_work) or NO_WORK
 
     def key_averages(self, group_by_input_shape: bool = False, *, group_by_module: bool = False) -> KernelAverages:
         """Return a row for all events of one name, as torch.profiler does; shapes need record_shapes=True."""
@@ -225,9 +226,8 @@ class AnnotatedTrace(Displayed):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the chrome trace with its annotations, compressed if the path ends with .gz."""
-        positions = self.events.positions
         metadata: dict[str, Any] = {"about": self.about(), "table": self.table.name, "FLOPs per MAC": 2}
-        document = annotate(self.document, self.match, lambda position, _: positions.get(position), metadata)
+        document = annotate(self.document, self.match, self.events.positions, metadata)
         write_document(document, os.fspath(path))
 
 
@@ -265,7 +265,9 @@ def annotate_trace(
     trace = _read_trace(counted, table)
     if trace is None and not events.has_shapes:
         raise TraceError(f"{name} has no input shapes: pass the model, or record the trace with record_shapes=True")
-    by_shapes = ShapeCosts(_list_args(document, events), table, cost_model) if events.has_shapes else None
+    raw_events = [document["traceEvents"][position] for position in events.positions]
+    args = [(event["name"], event.get("args", {})) for event in raw_events]
+    by_shapes = ShapeCosts(args, table, cost_model) if events.has_shapes else None
     match = match_kernels(events.run, trace, cost_model, by_shapes=by_shapes)
     return AnnotatedTrace(name, match, table, events, document)
 
@@ -285,7 +287,77 @@ def _read_trace(counted: FlopCountAnalysis | Trace | None, table: FormulaTable) 
     return FlopCountAnalysis.from_trace(trace, table=table, warn=False).trace()
 
 
-def _list_args(document: Document, events: TraceEvents) -> list[tuple[str, dict[str, Any]]]:
-    """Return the name and the args of each event of the run."""
-    raw_events = document["traceEvents"]
-    return [(raw_events[position]["name"], raw_events[position].get("args", {})) for position in events.positions]
+_MAX_ROWS = 40  # events of a trace that is printed
+_TRACE_COLUMNS = (
+    text_column("trace", "annotated trace", form=os.path.basename),
+    number_column("rank", form=str),
+    number_column("steps", form=str),
+    number_column("seconds", "time/step", form=format_seconds),
+    replace(number_column("macs", "MACs"), hide_order=1),
+    number_column("flops", "FLOPs (2 per MAC)"),
+    number_column("flops_per_second", "FLOP/s"),
+    number_column("share", "matched", form=lambda share: format_percent(round(share * 10**6), 10**6)),
+)
+_NOTES = ("matched: share of the model's FLOPs whose ops have an event in the trace.",)
+_EVENT_COLUMNS = (
+    text_column("event"),
+    number_column("calls", form=str),
+    number_column("seconds", "time", form=format_seconds),
+    number_column("macs", "MACs"),
+    number_column("flops", "FLOPs"),
+    number_column("flops_per_second", "FLOP/s"),
+)
+
+
+def annotation_report(traces: Sequence[tuple[str, AnnotatedTrace]], *, subject: str = "") -> Document:
+    """Return the report of traces, each with the path of its annotated file; `subject` is the model.
+
+    `matched` is the share of the model's FLOPs whose ops have an event in the trace. Rows of events are those of the
+    ops that have FLOPs of their own, so that they add up; their times are those of their kernels if they have any, else
+    those on the CPU.
+    """
+    notes = _NOTES if any(trace.share() is not None for _, trace in traces) else ()
+    table = Table("traces", _TRACE_COLUMNS, [_row(path, trace) for path, trace in traces], noun="trace", notes=notes)
+    parts: list[Part] = [table]
+    for path, trace in traces:
+        lines = trace.about()[1:]
+        if lines:
+            parts.append(Items(path, lines))
+    rows = [row for _, trace in traces for row in trace.key_averages() if row.self_flops]
+    parts.append(Table("events", _EVENT_COLUMNS, _sum_rows(rows), noun="event"))
+    return Document("annotation", subject, parts, main="events")
+
+
+def describe_annotation(trace: AnnotatedTrace) -> Document:
+    """Return the report of one trace that is not saved yet, with its largest events."""
+    return annotation_report([(trace.path, trace)]).ranked(top=_MAX_ROWS)
+
+
+def _row(path: str, trace: AnnotatedTrace) -> list[Value]:
+    steps, nanoseconds = trace.match.clock()
+    seconds, work = nanoseconds / 1e9, trace.work()
+    return [
+        path,
+        trace.rank,
+        steps,
+        seconds / steps if steps else None,
+        work.macs,
+        work.flops,
+        work.flops / seconds,
+        trace.share(),
+    ]
+
+
+def _sum_rows(rows: Sequence[KernelRow]) -> list[list[Value]]:
+    """Return a row for all events of one name, of all ranks, the most FLOPs first."""
+    groups: dict[str, list[KernelRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.key].append(row)
+    summed: list[list[Value]] = []
+    for name, group in groups.items():
+        flops = sum(row.self_flops or 0 for row in group)
+        seconds = sum(row.device_time_total or row.cpu_time_total for row in group) / 1e6
+        macs = sum(row.self_macs or 0 for row in group)
+        calls = sum(row.count for row in group)
+        summed.append([name, calls, seconds, macs, flops, flops / seconds if seconds else None])
+    return sorted(summed, key=lambda row: -float(row[4] or 0))

@@ -8,7 +8,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 
 from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
-from fvflops.analysis.recording_schedules import ACTIVE, Schedule, action_at
+from fvflops.analysis.recording import record
+from fvflops.analysis.steps import ACTIVE, Schedule, action_at
 from fvflops.capture.instrument.torch_profiler import module_ranges, read_run
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import is_compiled, unwrap_data_parallel
@@ -27,9 +27,8 @@ from fvflops.capture.session import Session
 from fvflops.counting import TableCostModel
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.kernels import kernel_table
-from fvflops.measure.kernels.kernel_sums import KernelAverages, list_stacks, sum_kernels
+from fvflops.measure.kernels.kernel_sums import KernelAverages, list_stacks, overlay_times, sum_kernels
 from fvflops.measure.kernels.matching import KernelMatch, match_kernels
-from fvflops.measure.kernels.overlay import overlay_times
 from fvflops.measure.kernels.profiler_trace import annotate, find_by_id, read_document, write_document
 from fvflops.measure.kernels.recorded_calls import Work
 from fvflops.text import short_repr
@@ -87,8 +86,8 @@ class KernelProfile:
         self._table = resolve_table(table)
         self._cost_model = TableCostModel(self._table, "flops")
         self._model = model if model is not None else _no_model
-        owner = self._model if not isinstance(self._model, nn.Module) else unwrap_data_parallel(self._model)
-        self._model_index = ModelIndex(owner)
+        self._model_index = ModelIndex(unwrap_data_parallel(model) if isinstance(model, nn.Module) else self._model)
+        self._module = model if isinstance(model, nn.Module) else self._model_index.owner
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._counted_trace: Trace | None = None
@@ -134,9 +133,7 @@ class KernelProfile:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._leave(complete=error is None)
         if error is None:
             self._raise_failure()
@@ -187,15 +184,9 @@ class KernelProfile:
         """Record the FLOPs of a function that runs one step; return this profile."""
         if self._stage == "open":
             raise RuntimeError("count() runs work that must not be timed: call it before or after the with block")
-        session = self._make_session()
-        session.start()
-        try:
+        with record(self._module, table=self._table, warn=False) as recording:
             run()
-        except BaseException:
-            session.stop(complete=False)
-            raise
-        session.stop()
-        return self.count_with(session.trace())
+        return self.count_with(recording.trace())
 
     def count_with(self, trace: Trace) -> KernelProfile:
         """Use the FLOPs of a Trace of one step, such as `record(...).trace()`; return this profile."""
@@ -271,7 +262,7 @@ class KernelProfile:
     def about(self) -> list[str]:
         """Return a summary in lines: the steps, their FLOPs, and the unmatched ops and events."""
         match = self.match()
-        steps, nanoseconds = self.match().clock()
+        steps, nanoseconds = match.clock()
         if not steps:
             return ["torch.profiler's times of an incomplete step"]
         each = f"{format_seconds(nanoseconds / steps / 1e9)} each"
@@ -292,7 +283,7 @@ class KernelProfile:
         name = _check_path(path)
         match = self.match()
         document = read_document(self._export())
-        write_document(annotate(document, match, find_by_id(match), {"about": self.about()}), name)
+        write_document(annotate(document, match, find_by_id(document, match), {"about": self.about()}), name)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
         """Write the Python stacks of events with a weight, for flamegraph.pl; it needs with_stack=True.
@@ -354,9 +345,9 @@ class KernelProfile:
         """Start recording the current step if it is the one to be counted."""
         if not self._needs_count or self._is_active(self._step):
             return
-        if self._is_active(self._step + 1) or self._is_compiled():
+        if self._is_active(self._step + 1) or (self._module is not None and is_compiled(self._module)):
             self._needs_count = False
-            self._session = self._make_session()
+            self._session = Session(self._module, stops_at=self._cost_model.stops_at)
             self._session.start()
 
     def _end_count(self, *, complete: bool = True) -> None:
@@ -365,14 +356,6 @@ class KernelProfile:
             session.stop(complete=complete)
             if complete:
                 self._counted_trace = session.trace()
-
-    def _make_session(self) -> Session:
-        model = self._model if isinstance(self._model, nn.Module) else self._model_index.owner
-        return Session(model, stops_at=self._cost_model.stops_at)
-
-    def _is_compiled(self) -> bool:
-        model = self._model if isinstance(self._model, nn.Module) else self._model_index.owner
-        return model is not None and is_compiled(model)
 
     def _end_cycle(self, profiler: torch.profiler.profile) -> None:
         # torch.profiler must not see an error: it would stop twice, which aborts the process. It is raised afterwards.

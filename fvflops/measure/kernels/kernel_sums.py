@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
 
 from fvflops.measure.kernels import kernel_table
-from fvflops.measure.kernels.kernel_work import divide_work
 from fvflops.measure.kernels.matching import KernelMatch
-from fvflops.measure.kernels.recorded_calls import Work
+from fvflops.measure.kernels.recorded_calls import Work, add_works
 from fvflops.text import short_repr
+from fvflops.trace import Event, Trace, TraceError
 from fvflops.trace.kernel_events import KernelEvent, KernelRow, KernelRun
 from fvflops.units import format_quantity
 
 # The name of all module calls in the rows; the column "module" distinguishes them.
 MODULE_CALL = "nn.Module call"
 _MAX_ROWS = 40  # of what is printed
+_UNKNOWN = None, None  # MACs and FLOPs
 # Characters that separate frames and weights in collapsed stacks, as torch.profiler replaces them.
 _SEPARATORS = str.maketrans(" ;\t\n", "____")
 
@@ -60,18 +63,39 @@ def sum_kernels(
         key += (event.stack[:stack_frames],)
         groups[key].append(index)
     kernels = divide_work(match)
-    return [_sum(match, kernels, indexes, by_module, by_shape, stack_frames) for indexes in groups.values()]
+    rows = []
+    for indexes in groups.values():
+        events = [match.run.events[index] for index in indexes]
+        first = events[0]
+        outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
+        outermost_events = [match.run.events[index] for index in outermost]
+        work = add_works(kernels.get(index, match.work[index]) for index in outermost) or _UNKNOWN
+        self_work = add_works(match.self_work[index] for index in indexes) or _UNKNOWN
+        row = KernelRow(
+            key=_name(first),
+            module=match.modules[indexes[0]] if by_module else None,
+            count=len(events),
+            cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
+            self_cpu_time_total=sum(event.self_ns for event in events if event.kind != "device") / 1000,
+            device_time_total=sum(event.device_ns for event in outermost_events) / 1000,
+            self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
+            cpu_memory_usage=sum(event.memory for event in outermost_events),
+            self_cpu_memory_usage=sum(event.self_memory for event in events),
+            device_memory_usage=sum(event.device_memory for event in outermost_events),
+            self_device_memory_usage=sum(event.self_device_memory for event in events),
+            macs=work[0],
+            self_macs=self_work[0],
+            flops=work[1],
+            self_flops=self_work[1],
+            input_shapes=first.shapes if by_shape else "",
+            stack=first.stack[:stack_frames],
+        )
+        rows.append(row)
+    return rows
 
 
 def list_stacks(match: KernelMatch, metric: str) -> Iterator[str]:
-    """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks.
-
-    >>> from fvflops.trace.kernel_events import KernelLedger
-    >>> run = KernelRun((KernelEvent("aten::mm", "op", stack=("net.py(7): forward", "train.py(3): <module>")),))
-    >>> work = (Work(3, 6),)
-    >>> [*list_stacks(KernelMatch(run, ("",), ("forward",), (0,), work, work, {}, KernelLedger()), "flops")]
-    ['train.py(3):_<module>;net.py(7):_forward 6\\n']
-    """
+    """Yield the Python stack of each event with its own "macs" or "flops", as lines of collapsed stacks."""
     for event, work in zip(match.run.events, match.self_work, strict=True):
         value = 0 if work is None else work.macs if metric == "macs" else work.flops
         if event.stack and value:
@@ -96,43 +120,85 @@ def _outermost(run: KernelRun, indexes: list[int]) -> list[int]:
     return outermost
 
 
-def _sum(
-    match: KernelMatch,
-    kernels: Mapping[int, Work],
-    indexes: list[int],
-    by_module: bool,
-    by_shape: bool,
-    stack_frames: int,
-) -> KernelRow:
-    events = [match.run.events[index] for index in indexes]
-    first = events[0]
-    outermost = _outermost(match.run, indexes) if first.kind == "module" else indexes
-    work = _add(kernels.get(index, match.work[index]) for index in outermost)
-    self_work = _add(match.self_work[index] for index in indexes)
-    cpu_events = [event for event in events if event.kind != "device"]
-    outermost_events = [match.run.events[index] for index in outermost]
-    return KernelRow(
-        key=_name(first),
-        module=match.modules[indexes[0]] if by_module else None,
-        count=len(events),
-        cpu_time_total=sum(event.duration_ns for event in outermost_events if event.kind != "device") / 1000,
-        self_cpu_time_total=sum(event.self_ns for event in cpu_events) / 1000,
-        device_time_total=sum(event.device_ns for event in outermost_events) / 1000,
-        self_device_time_total=sum(event.self_device_ns for event in events) / 1000,
-        cpu_memory_usage=sum(event.memory for event in outermost_events),
-        self_cpu_memory_usage=sum(event.self_memory for event in events),
-        device_memory_usage=sum(event.device_memory for event in outermost_events),
-        self_device_memory_usage=sum(event.self_device_memory for event in events),
-        macs=None if work is None else work.macs,
-        self_macs=None if self_work is None else self_work.macs,
-        flops=None if work is None else work.flops,
-        self_flops=None if self_work is None else self_work.flops,
-        input_shapes=first.shapes if by_shape else "",
-        stack=first.stack[:stack_frames],
-    )
+def divide_work(match: KernelMatch) -> dict[int, Work]:
+    """Return kernel → its part, by time, of the work of the op that launched it; copies have none.
+
+    The op is the innermost around the launch that has work of its own. The parts add up to it.
+    """
+    events = match.run.events
+    kernels: dict[int, list[int]] = defaultdict(list)
+    for event_index, event in enumerate(events):
+        if event.kind == "device" and not event.name.startswith(("Memcpy", "Memset")):
+            owner = event.parent
+            while owner >= 0 and not (events[owner].kind == "op" and match.self_work[owner] is not None):
+                owner = events[owner].parent
+            if owner >= 0:
+                kernels[owner].append(event_index)
+    works: dict[int, Work] = {}
+    for owner, launched in kernels.items():
+        work, total = match.self_work[owner], sum(events[index].duration_ns for index in launched)
+        assert work is not None
+        done = Work()
+        time = 0
+        for event_index in launched:  # cumulative, so that the rounded parts add up
+            time += events[event_index].duration_ns
+            share = Work(*(value * time // total if total else 0 for value in work))
+            works[event_index] = share - done
+            done = share
+    return works
 
 
-def _add(works: Iterable[Work | None]) -> Work | None:
-    """Return the sum of the known works, None without any."""
-    known = [work for work in works if work is not None]
-    return Work(sum(work.macs for work in known), sum(work.flops for work in known)) if known else None
+_COLUMNS = {"time": ("start_ns", "duration_ns"), "memory": ("memory_before", "memory_after", "memory_peak")}
+_ALL_COLUMNS = tuple(column for columns in _COLUMNS.values() for column in columns)
+
+
+def overlay_times(match: KernelMatch, *, measure: Collection[str] = ("time", "memory")) -> Trace:
+    """Return the Trace with the times and memory of the events matched with its ops and module calls.
+
+    `measure` selects "time", "memory" or both; memory is that of the CPU's allocator, and needs profile_memory=True.
+    Values are medians over the steps. On a device the time of an op is that of its kernels. An op without an event
+    keeps the Trace's values, and the Trace's `about` has the number of these ops. A match whose Trace has no events
+    raises TraceError.
+    """
+    trace = match.trace
+    if trace is None or trace.events is None:
+        raise TraceError("no Trace with events to add torch.profiler's times to: record one step of the work")
+    step_starts: dict[int, int] = {}
+    for event_index, event in enumerate(match.run.events):
+        step_starts.setdefault(match.steps[event_index], event.start_ns)
+    complete_steps = set(match.complete_steps())
+    # Index of an event of the Trace → its values in each step, in the order of _ALL_COLUMNS.
+    rows: dict[int, list[tuple[int | None, ...]]] = defaultdict(list)
+    for event_index, index in match.call_of_event.items():
+        step = match.steps[event_index]
+        if step in complete_steps:
+            rows[index].append(_measure(match.run.events[event_index], step_starts[step]))
+    columns = [column for name in ("time", "memory") if name in measure for column in _COLUMNS[name]]
+    events = [
+        _with_medians(event, rows[index], columns) if index in rows else event
+        for index, event in enumerate(trace.events)
+    ]
+    filled = {column for event in events for column in _ALL_COLUMNS if getattr(event, column) is not None}
+    measured = [name for name, columns in _COLUMNS.items() if filled.issuperset(columns)]
+    about = {"measured": ", ".join(measured), "measured_by": "torch.profiler", "runs": str(len(complete_steps))}
+    ops = [index for index, event in enumerate(trace.events) if event.kind == "op"]
+    missing = sum(index not in rows for index in ops)
+    if missing:
+        about["unmeasured"] = f"{missing} of {len(ops)} ops have no event of their own"
+    return replace(trace, events=tuple(events), about={**trace.about, **about})
+
+
+def _measure(event: KernelEvent, step_start: int) -> tuple[int | None, ...]:
+    """Return the values of _ALL_COLUMNS for an event."""
+    duration = event.device_ns or event.duration_ns
+    return event.start_ns - step_start, duration, event.before, event.after, event.peak
+
+
+def _with_medians(event: Event, rows: Sequence[tuple[int | None, ...]], columns: Sequence[str]) -> Event:
+    """Return an event of the Trace with the medians of some columns; a column without values is unchanged."""
+    medians = {}
+    for column, values in zip(_ALL_COLUMNS, zip(*rows, strict=True), strict=True):
+        numbers = [value for value in values if value is not None]
+        if column in columns and numbers:
+            medians[column] = round(median(numbers))
+    return event._replace(**medians)

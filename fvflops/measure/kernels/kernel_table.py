@@ -7,8 +7,8 @@ from dataclasses import fields
 from operator import attrgetter
 
 from fvflops.formulas import FormulaTable
+from fvflops.reports.display_width import text_table
 from fvflops.reports.escaping import printable
-from fvflops.reports.text.text_table import text_table
 from fvflops.trace.kernel_events import KernelLedger, KernelRow
 from fvflops.units import flops_to_string, format_percent, format_quantity, format_seconds, format_size
 
@@ -76,15 +76,13 @@ def describe_ledger(ledger: KernelLedger, table: FormulaTable) -> list[str]:
         if ledger.lost_flops:
             where = f"on no event ({format_size(ledger.lost_flops)})"
         lines.append(f"ops without an event, whose FLOPs are {where}: {ops}")
-    unmatched = [(name, count) for name, count in ledger.no_op if not _is_zero_flop(name, table)]
+    rows = {name: table.row(name) for name, _ in ledger.no_op}
+    unmatched = [
+        (name, count) for name, count in ledger.no_op if (row := rows[name]) is None or row.kind != "zero_flop"
+    ]
     if unmatched:
         lines.append(f"events without FLOPs, since no counted op matches them: {list_calls(unmatched)}")
     return lines
-
-
-def _is_zero_flop(name: str, table: FormulaTable) -> bool:
-    row = table.row(name)
-    return row is not None and row.kind == "zero_flop"
 
 
 def list_calls(calls: Iterable[tuple[str, int]]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from fvflops.counting.count_trace import CostModel
 from fvflops.counting.traffic.byte_costs import split_by_aliasing
-from fvflops.measure.kernels.alignment import Item, align
-from fvflops.measure.kernels.owners import find_owners
-from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, Work, nest_calls
+from fvflops.measure.kernels.alignment import Item, align, find_owners
+from fvflops.measure.kernels.recorded_calls import NO_WORK, RecordedCall, Work, add_works, nest_calls
 from fvflops.text import short_repr
 from fvflops.trace import Status, Trace
 from fvflops.trace.kernel_events import KernelLedger, KernelRun
@@ -97,17 +96,6 @@ def match_kernels(
 
     `by_shapes` are costs of events by the shapes of their own inputs. They replace those of the recorded op where the
     shapes of the two differ, and are those of events which match no op.
-
-    >>> import torch
-    >>> from fvflops import record_call
-    >>> from fvflops.formulas import load_table
-    >>> from fvflops.counting import TableCostModel
-    >>> from fvflops.trace.kernel_events import KernelEvent
-    >>> cost_model = TableCostModel(load_table("default"), "flops")
-    >>> trace = record_call(torch.nn.Linear(3, 2), (torch.ones(4, 3),), stops_at=cost_model.stops_at)
-    >>> run = KernelRun((KernelEvent("Linear", "module"), KernelEvent("aten::linear", "op", parent=0)))
-    >>> match_kernels(run, trace, cost_model).work
-    (Work(macs=24, flops=48), Work(macs=24, flops=48))
     """
     children = _children(run)
     steps = _number_steps(run)
@@ -115,7 +103,9 @@ def match_kernels(
     matcher = _StepMatcher(run, children, calls, by_shapes)
     numbers = sorted({step for step in steps if step >= 0})
     for number in numbers if calls is not None else ():
-        matcher.match_step(_list_roots(run, children, steps, number))
+        step = [index for index, event in enumerate(run.events) if event.kind == "step" and steps[index] == number]
+        others = [index for index in children[-1] if steps[index] == number and run.events[index].kind != "step"]
+        matcher.match_step(step, others)
     matcher.count_by_shapes()
     modules, phases = find_owners(run, matcher.call_of_event, trace)
     self_work = tuple([matcher.work.get(event_index) for event_index in range(len(run.events))])
@@ -165,20 +155,6 @@ def _number_steps(run: KernelRun) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _list_roots(run: KernelRun, children: Mapping[int, list[int]], steps: Sequence[int], number: int) -> list[int]:
-    """Return the outermost events of a step: its own event first, then those on other threads."""
-    step = [
-        event_index
-        for event_index, event in enumerate(run.events)
-        if event.kind == "step" and steps[event_index] == number
-    ]
-    return step + [
-        event_index
-        for event_index in children[-1]
-        if steps[event_index] == number and run.events[event_index].kind != "step"
-    ]
-
-
 class _StepMatcher:
     """Match the steps of a run with the calls of a Trace."""
 
@@ -198,53 +174,29 @@ class _StepMatcher:
         self.call_of_event: dict[int, int] = {}
         self.work: dict[int, Work | None] = {}
         self.counted_by_shapes: set[int] = set()
-        self._no_event: Counter[str] = Counter()
-        self._attributed_to_modules: Counter[str] = Counter()
-        self._other_shapes: Counter[str] = Counter()
-        self._compiled = 0
-        self._landed = 0
-        self._lost = 0
-        self._matched = 0
-        self._flops_by_shapes = 0
+        # Fields of the ledger: sums, and numbers of calls by name.
+        self._sums: Counter[str] = Counter()
+        self._named: dict[str, Counter[str]] = defaultdict(Counter)
         self._ops: set[int] = set()
 
-    def match_step(self, roots: Sequence[int]) -> None:
-        """Match the events of one step; `roots` are the outermost."""
+    def match_step(self, step: Sequence[int], others: Sequence[int]) -> None:
+        """Match the events of one step: its own event, if it has one, and the outermost ones on other threads."""
         assert self._calls is not None
-        step = next((event_index for event_index in roots if self._events[event_index].kind == "step"), None)
-        self._match(self._calls, roots, step)
+        self._match(self._calls, [*step, *others], step[0] if step else None)
 
     def count_by_shapes(self) -> None:
-        """Count the outermost op events of known shapes that neither are nor contain a matched op.
-
-        If code is compiled, the work of recorded ops without an event is on modules and steps: it is not counted twice.
-        """
-        if self._by_shapes is not None and not (self._compiled and self._calls is not None):
-            around_matched: set[int] = set()
-            for event_index in self._ops:
-                parent = self._events[event_index].parent
-                while parent >= 0 and parent not in around_matched:
-                    around_matched.add(parent)
-                    parent = self._events[parent].parent
-            self._count_by_shapes(self._children.get(-1, ()), self._by_shapes, around_matched)
+        """Count the outermost op events of known shapes that neither are nor contain a matched op."""
+        # If code is compiled, the work of recorded ops without an event is on modules and steps.
+        if self._by_shapes is not None and not (self._sums["compiled"] and self._calls is not None):
+            self._count_by_shapes(self._children.get(-1, ()), self._by_shapes, self._around_matched())
 
     def ledger(self, recorded: int) -> KernelLedger:
         """Return how ops and events were matched; `recorded` are the FLOPs of the ops of all steps."""
-        unmatched: Counter[str] = Counter()
         if self._calls is not None or self._by_shapes is not None:
-            self._count_unmatched(self._children.get(-1, ()), unmatched)
-        return KernelLedger(
-            matched=self._matched,
-            no_event=tuple(self._no_event.most_common()),
-            attributed_to_modules=tuple(self._attributed_to_modules.most_common()),
-            no_op=tuple(unmatched.most_common()),
-            compiled=self._compiled,
-            other_shapes=tuple(self._other_shapes.most_common()),
-            recorded_flops=recorded,
-            landed_flops=self._landed,
-            lost_flops=self._lost,
-            flops_by_shapes=self._flops_by_shapes,
-        )
+            indexes = self._list_unmatched(self._children.get(-1, ()), self._around_matched())
+            self._named["no_op"].update(self._events[event_index].name for event_index in indexes)
+        named: dict[str, Any] = {field: tuple(names.most_common()) for field, names in self._named.items()}
+        return KernelLedger(**{**named, **self._sums}, recorded_flops=recorded)
 
     def _match(self, call: RecordedCall, nested: Sequence[int], call_event: int | None) -> None:
         """Match the calls inside a call with events; the work of unmatched ones is attributed to `call_event`."""
@@ -253,16 +205,22 @@ class _StepMatcher:
         outermost = self._list_outermost(nested)
         for event_index in outermost:
             self._list_candidates(event_index, candidates, ends)
-        items = [self._item(event_index) for event_index in candidates]
+        items = [
+            Item(event.kind, event.module if event.kind == "module" else event.name, event.tensor_shapes)
+            for event in (self._events[event_index] for event_index in candidates)
+        ]
         expected = list(_flatten(call.inner, {item.name for item in items if item.kind == "module"}))
-        pairs = align(items, ends, [_expect(inner) for inner in expected])
-        events = {call_position: candidates[position] for position, call_position in pairs}
-        unmatched_work = NO_WORK.plus(call.work)
+        calls = [
+            Item(inner.kind, inner.name, inner.shapes, is_anchor=inner.kind == "module" or inner.work != NO_WORK)
+            for inner in expected
+        ]
+        events = {call_position: candidates[position] for position, call_position in align(items, ends, calls)}
+        unmatched_works = [NO_WORK, call.work]
         for call_position, inner in enumerate(expected):
             if call_position not in events:
-                unmatched_work = unmatched_work.plus(inner.total())
-                self._no_event.update([op.name for op in inner.ops()])
-                self._attributed_to_modules.update([op.name for op in inner.ops() if op.work != NO_WORK])
+                unmatched_works.append(inner.total())
+                self._named["no_event"].update([op.name for op in inner.ops()])
+                self._named["attributed_to_modules"].update([op.name for op in inner.ops() if op.work != NO_WORK])
                 continue
             event_index = events[call_position]
             if inner.trace_index is not None:
@@ -271,29 +229,27 @@ class _StepMatcher:
                 self._add_op(event_index, inner)
             else:
                 self._match(inner, self._children.get(event_index, ()), event_index)
-        unmatched_work = self._count_products(outermost, unmatched_work)
-        if call_event is None or (self._by_shapes is not None and not self._compiled):
+        unmatched_work = self._count_products(outermost, add_works(unmatched_works) or NO_WORK)
+        if call_event is None or (self._by_shapes is not None and not self._sums["compiled"]):
             # With shapes, an event that no recorded op matches has its own work, possibly the same as these ops.
-            self._lost += unmatched_work.flops
+            self._sums["lost_flops"] += unmatched_work.flops
         else:
             self.work[call_event] = unmatched_work
 
     def _add_op(self, event_index: int, call: RecordedCall) -> None:
-        """Give an event the work of the op matched with it, or that of its own shapes if they differ.
-
-        An event of an op's out= variant has the shapes of the results too.
-        """
+        """Give an event the work of the op matched with it, or that of its own shapes if they differ."""
         work = call.work
-        self._landed += 0 if work is None else work.flops
-        self._matched += 1
+        self._sums["landed_flops"] += 0 if work is None else work.flops
+        self._sums["matched"] += 1
         self._ops.add(event_index)
         local = self._find_local(event_index)
         event = self._events[local]
+        # An event of an op's out= variant has the shapes of the results too.
         if event.tensor_shapes and call.shapes and event.tensor_shapes[: len(call.shapes)] != call.shapes:
-            self._other_shapes[event.name] += 1
+            self._named["other_shapes"][event.name] += 1
             own = None if self._by_shapes is None else self._by_shapes.work(local)
             if own is not None:
-                self._flops_by_shapes += own.flops
+                self._sums["flops_by_shapes"] += own.flops
                 self.counted_by_shapes.add(local)
                 self.work[local] = own
                 return
@@ -312,10 +268,7 @@ class _StepMatcher:
         return event_index
 
     def _list_outermost(self, event_indexes: Sequence[int]) -> list[int]:
-        """Return the outermost ops, modules and calls of compiled code in events, of all threads, by start time.
-
-        Threads of the backward pass run while the calling thread waits.
-        """
+        """Return the outermost ops, modules and calls of compiled code in events, of all threads, by start time."""
         outermost: list[int] = []
         pending = list(reversed(event_indexes))
         while pending:
@@ -324,17 +277,17 @@ class _StepMatcher:
                 outermost.append(event_index)
             else:
                 pending += reversed(self._children.get(event_index, ()))
+        # Threads of the backward pass run while the calling thread waits.
         return sorted(outermost, key=lambda event_index: self._events[event_index].start_ns)
 
     def _list_candidates(self, event_index: int, candidates: list[int], ends: list[int]) -> None:
-        """Append an op or module and those nested in it, and for each the position where those nested in it end.
+        """Append an op or a module with the ops nested in it, and for each the position where those nested in it end.
 
-        Events in a module call are not listed, since they are matched with that call, and of compiled code only ops
-        with multiply-adds.
+        Events in a module call are matched with that call; of compiled code only ops with multiply-adds are listed.
         """
         kind = self._events[event_index].kind
         if kind == "compiled":
-            self._compiled += self._count_ops(event_index)
+            self._sums["compiled"] += self._count_ops(event_index)
             if self._by_shapes is None:
                 for product in self._list_products(event_index):
                     candidates.append(product)
@@ -361,21 +314,18 @@ class _StepMatcher:
                 yield from self._list_products(inner)
 
     def _count_products(self, event_indexes: Sequence[int], unmatched: Work) -> Work:
-        """Count the products in compiled code, which may have another order, by their shapes.
-
-        Return the work of the recorded ops without an event that remains.
-        """
+        """Count products in compiled code, in whatever order, by shapes; return the unmatched work that remains."""
         for event_index in event_indexes:
             if self._events[event_index].kind != "compiled" or self._by_shapes is None:
                 continue
             for product in self._list_products(event_index):
                 work = self._by_shapes.work(product)
                 if work is not None and work.macs <= unmatched.macs and work.flops <= unmatched.flops:
-                    unmatched = Work(unmatched.macs - work.macs, unmatched.flops - work.flops)
+                    unmatched = unmatched - work
                     self.work[product] = work
                     self.counted_by_shapes.add(product)
                     self._ops.add(product)
-                    self._landed += work.flops
+                    self._sums["landed_flops"] += work.flops
         return unmatched
 
     def _is_call(self, event_index: int) -> bool:
@@ -387,43 +337,39 @@ class _StepMatcher:
         inner = self._children.get(event_index, ())
         return (self._events[event_index].kind == "op") + sum(map(self._count_ops, inner))
 
-    def _item(self, event_index: int) -> Item:
-        event = self._events[event_index]
-        return Item(event.kind, event.module if event.kind == "module" else event.name, event.tensor_shapes)
+    def _around_matched(self) -> set[int]:
+        """Return the events around matched ops, up to a call of compiled code."""
+        around: set[int] = set()
+        for event_index in self._ops:
+            parent = self._events[event_index].parent
+            while parent >= 0 and parent not in around and self._events[parent].kind != "compiled":
+                around.add(parent)
+                parent = self._events[parent].parent
+        return around
+
+    def _list_unmatched(self, event_indexes: Iterable[int], around_matched: Collection[int]) -> Iterator[int]:
+        """Yield the outermost op events that neither are nor contain a matched op."""
+        for event_index in event_indexes:
+            kind = self._events[event_index].kind
+            if event_index in self._ops or kind == "compiled":
+                continue
+            if kind == "op" and event_index not in around_matched:
+                yield event_index
+            else:
+                yield from self._list_unmatched(self._children.get(event_index, ()), around_matched)
 
     def _count_by_shapes(
-        self, event_indexes: Sequence[int], by_shapes: CostsByShapes, around_matched: Collection[int]
+        self, event_indexes: Iterable[int], by_shapes: CostsByShapes, around_matched: Collection[int]
     ) -> None:
-        """Count the outermost op events that are not matched, nor in `around_matched`, by their shapes."""
-        for event_index in event_indexes:
-            if event_index in self._ops or self._events[event_index].kind == "compiled":
-                continue
-            is_candidate = self._events[event_index].kind == "op" and event_index not in around_matched
-            work = by_shapes.work(event_index) if is_candidate else None
+        for event_index in self._list_unmatched(event_indexes, around_matched):
+            work = by_shapes.work(event_index)
             if work is None:
                 self._count_by_shapes(self._children.get(event_index, ()), by_shapes, around_matched)
             else:
                 self.work[event_index] = work
                 self._ops.add(event_index)
                 self.counted_by_shapes.add(event_index)
-                self._flops_by_shapes += work.flops
-
-    def _count_unmatched(self, event_indexes: Sequence[int], unmatched: Counter[str]) -> bool:
-        """Count the outermost op events that neither are nor contain a matched op; return whether any op is matched."""
-        any_matched = False
-        for event_index in event_indexes:
-            event = self._events[event_index]
-            if event_index in self._ops:
-                any_matched = True
-            elif event.kind != "compiled":
-                inner: Counter[str] = Counter()
-                matched = self._count_unmatched(self._children.get(event_index, ()), inner)
-                if event.kind == "op" and not matched:
-                    unmatched[event.name] += 1
-                else:
-                    unmatched.update(inner)
-                any_matched |= matched
-        return any_matched
+                self._sums["flops_by_shapes"] += work.flops
 
 
 def _list_bytes(matcher: _StepMatcher, trace: Trace | None, by_shapes: CostsByShapes | None) -> dict[int, int]:
@@ -446,10 +392,6 @@ def _count_bytes(trace: Trace) -> dict[int, int]:
     }
 
 
-def _expect(call: RecordedCall) -> Item:
-    return Item(call.kind, call.name, call.shapes, is_anchor=call.kind == "module" or call.work != NO_WORK)
-
-
 def _flatten(calls: Sequence[RecordedCall], modules: set[str]) -> Iterator[RecordedCall]:
     """Yield calls; the call of a module that has no events (those of `modules` have) is replaced by those inside it."""
     for call in calls:
@@ -467,5 +409,5 @@ def _add_nested(run: KernelRun, self_work: Sequence[Work | None]) -> tuple[Work 
     for event_index in range(len(run.events) - 1, -1, -1):  # nested events before their parents
         event, work = run.events[event_index], sums[event_index]
         if event.parent >= 0 and work is not None and event.kind != "device":
-            sums[event.parent] = work.plus(sums[event.parent])
+            sums[event.parent] = add_works((work, sums[event.parent]))
     return tuple(sums)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import InputSize, bind_inputs, check_repeatable, inputs_of_size
-from fvflops.analysis.recording_schedules import schedule
+from fvflops.analysis.model_run import InputSize, bind_inputs, check_repeatable, inputs_of_size
+from fvflops.analysis.steps import schedule
 from fvflops.capture.instrument.module_clock import unchanged
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.model.read_module_tree import unwrap_data_parallel
@@ -70,9 +70,7 @@ def profile_kernels(
     args, keywords = bind_inputs(model, *inputs_of_size(model, inputs, kwargs, input_size))
     check_repeatable(args, keywords)
     inner = unwrap_data_parallel(model) if isinstance(model, nn.Module) else model
-    model_index = ModelIndex(inner)
-    gradients = _Gradients()
-    with deferred(), _unchanged(model_index, (args, keywords), gradients):
+    with deferred(), _unchanged(ModelIndex(inner), (args, keywords)) as gradients:
         stops_at = TableCostModel(table, "flops").stops_at
         with allowed():
             counted = record_call(inner, args, keywords, stops_at=stops_at, execution=execution, loss=loss, quiet=True)
@@ -81,47 +79,41 @@ def profile_kernels(
             for number in range(warmup + repeat):
                 result = model(*args, **keywords)
                 if loss is not None:
-                    scalar = loss(result)
-                    if not number:
-                        gradients.save(leaves_of(scalar))
-                    scalar.backward()
-                    del scalar
+                    _run_backward(loss(result), gradients, is_first=not number)
                 del result
                 profile.step()
-                gradients.clear()
+                for leaf, _ in gradients.values():
+                    leaf.grad = None
     return profile
 
 
-class _Gradients:
-    """The gradients before the runs; they are cleared meanwhile, so that each run creates its own."""
+# Id of a leaf → the leaf, and its gradient before the runs.
+_Gradients = dict[int, tuple[torch.Tensor, torch.Tensor | None]]
 
-    def __init__(self) -> None:
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
-    def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Save the gradients of tensors, and clear them."""
-        for tensor in tensors:
-            if tensor.is_leaf and id(tensor) not in self._saved:
-                self._saved[id(tensor)] = tensor, tensor.grad
-                tensor.grad = None
+def _run_backward(scalar: torch.Tensor, gradients: _Gradients, *, is_first: bool) -> None:
+    if is_first:
+        _take_gradients(gradients, leaves_of(scalar))
+    scalar.backward()
 
-    def clear(self) -> None:
-        """Discard the gradients of a run."""
-        for tensor, _ in self._saved.values():
+
+def _take_gradients(gradients: _Gradients, tensors: Iterable[torch.Tensor]) -> None:
+    """Clear the gradients of tensors, so that each run creates its own, and keep those from before."""
+    for tensor in tensors:
+        if tensor.is_leaf and id(tensor) not in gradients:
+            gradients[id(tensor)] = tensor, tensor.grad
             tensor.grad = None
-
-    def restore(self) -> None:
-        """Restore the saved gradients."""
-        for tensor, gradient in self._saved.values():
-            tensor.grad = gradient
 
 
 @contextmanager
-def _unchanged(model_index: ModelIndex, inputs: Any, gradients: _Gradients) -> Iterator[None]:
-    """Restore a model, its buffers and gradients, and its inputs at the end; clear the gradients at the start."""
+def _unchanged(model_index: ModelIndex, inputs: Any) -> Iterator[_Gradients]:
+    """Restore a model, its buffers and inputs, and at the end the gradients that `_take_gradients` has taken."""
+    gradients: _Gradients = {}
     with unchanged(model_index, inputs):
-        gradients.save((*model_index.tensors, *(tensor for tensor in tensors_of(inputs) if not tensor.is_meta)))
+        _take_gradients(gradients, model_index.tensors)
+        _take_gradients(gradients, (tensor for tensor in tensors_of(inputs) if not tensor.is_meta))
         try:
-            yield
+            yield gradients
         finally:
-            gradients.restore()
+            for tensor, gradient in gradients.values():
+                tensor.grad = gradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,12 +18,17 @@ class Work(NamedTuple):
     macs: int = 0
     flops: int = 0
 
-    def plus(self, other: Work | None) -> Work:
-        """Return the sum of two works; None adds nothing."""
-        return self if other is None else Work(self.macs + other.macs, self.flops + other.flops)
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.macs - other.macs, self.flops - other.flops)
 
 
 NO_WORK = Work()
+
+
+def add_works(works: Iterable[Work | None]) -> Work | None:
+    """Return the sum of the known works, None without any."""
+    known = [work for work in works if work is not None]
+    return Work(*map(sum, zip(*known, strict=True))) if known else None
 
 
 def work_of(costs: Sequence[OpCost]) -> Work | None:
@@ -56,10 +61,7 @@ class RecordedCall:
 
     def total(self) -> Work:
         """Return the inclusive work."""
-        total = NO_WORK.plus(self.work)
-        for call in self.inner:
-            total = total.plus(call.total())
-        return total
+        return add_works([NO_WORK, self.work, *(call.total() for call in self.inner)]) or NO_WORK
 
     def modules(self) -> set[str]:
         """Return the names of all modules called in this call, including itself."""
@@ -103,12 +105,9 @@ def nest_calls(trace: Trace, cost_model: CostModel) -> RecordedCall:
                 parent.inner.append(modules[region_call])
         else:
             call = modules.pop(region_call)
-            if (
-                kind == "exit"
-                and trace.regions[region_call.region].kind == "module"
-                and region_call.begin.kind == "enter"
-            ):
+            is_module = trace.regions[region_call.region].kind == "module" and region_call.begin.kind == "enter"
+            if kind == "exit" and is_module:
                 call.trace_index = index
             if kind == "exit" and event.item in costs and not is_covered and not event.raised:
-                call.work = NO_WORK.plus(call.work).plus(work_of(costs[event.item].costs))
+                call.work = add_works([NO_WORK, call.work, work_of(costs[event.item].costs)])
     return root

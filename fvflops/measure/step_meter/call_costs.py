@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from fvflops.analysis import FlopCountAnalysis, TrainingStepAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
+from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.devices.devices import Device, short_dtype
 from fvflops.devices.utilisation import MODEL_PHASES, product_dtype
@@ -64,34 +66,37 @@ def count_call(call: ModelCall, table: FormulaTable) -> Counts:
     The gradients are those of the outputs that had one in the real call. What cannot be counted without values raises
     an error of the analysis.
     """
-    with _as_called(call) as (args, kwargs):
-        if not call.gradients:
-            with torch.no_grad():
-                return FlopCountAnalysis(
-                    call.model, args, kwargs=kwargs, table=table, execution="shapes", warn=False
-                ).counts()
-        loss = _Loss(frozenset(call.gradients))
-        return TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, table=table, warn=False).counts()
+    with _analysis_of(call, table=table) as analysis:
+        return analysis.counts()
 
 
-def predict_call_memory(call: ModelCall, optimizer: torch.optim.Optimizer | None) -> float:
-    """Return the predicted peak of a call with its backward pass and the optimizer's step, in bytes."""
-    with _as_called(call) as (args, kwargs):
-        if not call.gradients:
-            with torch.no_grad():
-                forward = FlopCountAnalysis(call.model, args, kwargs=kwargs, execution="shapes", warn=False)
-                return predict_memory(forward).peak
-        loss = _Loss(frozenset(call.gradients))
-        step = TrainingStepAnalysis(call.model, args, kwargs=kwargs, loss=loss, optimizer=optimizer, warn=False)
-        return predict_memory(step).peak
+def predict_call_memory(call: ModelCall, optimizers: Iterable[torch.optim.Optimizer]) -> float:
+    """Return the predicted peak of a call with its backward pass and the step of its optimizer, in bytes."""
+    parameters = {id(parameter) for parameter in call.model.parameters()}
+    own = (
+        optimizer
+        for optimizer in optimizers
+        if any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
+    )
+    with _analysis_of(call, optimizer=next(own, None)) as analysis:
+        return predict_memory(analysis).peak
 
 
 @contextmanager
-def _as_called(call: ModelCall) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yield the arguments of a call under the call's modes."""
+def _analysis_of(
+    call: ModelCall, *, table: str | FormulaTable = "default", optimizer: torch.optim.Optimizer | None = None
+) -> Iterator[FlopCountAnalysis]:
+    """Yield the analysis of a call under the call's modes."""
     assert call.modes is not None
-    with _autocast(call.autocast), quiet_log(), call.modes.applied():
-        yield call.arguments()
+    autocast = nullcontext() if call.autocast is None else torch.autocast(call.autocast[0], dtype=call.autocast[1])
+    with autocast, quiet_log(), call.modes.applied():
+        args, kwargs = call.arguments()
+        if call.gradients:
+            options: dict[str, Any] = {"table": table, "loss": partial(_join, call.gradients), "optimizer": optimizer}
+            yield TrainingStepAnalysis(call.model, args, kwargs=kwargs, warn=False, **options)
+        else:
+            with torch.no_grad():
+                yield FlopCountAnalysis(call.model, args, kwargs=kwargs, table=table, execution="shapes", warn=False)
 
 
 def count_optimizer(optimizer: torch.optim.Optimizer, table: FormulaTable) -> Counts:
@@ -115,18 +120,6 @@ class _Parameters(nn.Module):
         return loss
 
 
-class _Loss:
-    """A loss of no cost whose gradients reach some of the outputs."""
-
-    def __init__(self, indexes: frozenset[int]) -> None:
-        self._indexes = indexes
-
-    def __call__(self, result: Any) -> torch.Tensor:
-        outputs = [tensor for index, tensor in enumerate(tensors_of(result)) if index in self._indexes]
-        loss: torch.Tensor = _Join.apply(*outputs)
-        return loss
-
-
 class _Join(torch.autograd.Function):
     """A scalar of several tensors whose gradients are empty tensors."""
 
@@ -140,10 +133,6 @@ class _Join(torch.autograd.Function):
         return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
 
 
-def _autocast(state: tuple[str, torch.dtype] | None) -> AbstractContextManager[Any]:
-    return nullcontext() if state is None else torch.autocast(state[0], dtype=state[1])
-
-
 @contextmanager
 def quiet_log() -> Iterator[None]:
     """Log no warnings of fvflops meanwhile: the log of a loop is the user's."""
@@ -154,3 +143,9 @@ def quiet_log() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _join(indexes: Set[int], result: Any) -> torch.Tensor:
+    """Return a loss of no cost whose gradients reach some of the outputs."""
+    loss: torch.Tensor = _Join.apply(*(tensor for index, tensor in enumerate(tensors_of(result)) if index in indexes))
+    return loss

@@ -61,12 +61,7 @@ def clock_of(models: Iterable[nn.Module]) -> WallClock:
 
 
 def find_mismatch(models: Iterable[nn.Module], peaks: Device) -> str:
-    """Return why the peaks of a known accelerator are not those of the models' device, "" where they may be.
-
-    >>> from fvflops.devices.devices import find_device
-    >>> find_mismatch([nn.Linear(2, 2)], find_device("T4"))
-    'the peaks are those of T4, but the parameters are on the CPU'
-    """
+    """Return why the peaks of a known accelerator are not those of the models' device, "" where they may be."""
     device = _device_of(models)
     if device is None or not peaks.vendor:
         return ""

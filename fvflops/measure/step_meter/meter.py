@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TextIO
 
 import torch.distributed as dist
@@ -18,15 +19,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fvflops import paths
-from fvflops.analysis import record
+from fvflops.analysis.recording import record
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.devices.devices import Device, resolve_device
 from fvflops.devices.utilisation import UtilisationError, with_attention
 from fvflops.formulas import FormulaTable, resolve_table
 from fvflops.measure.step_meter.call_costs import Peaks, predict_call_memory, quiet_log
 from fvflops.measure.step_meter.clock import clock_of, find_mismatch
-from fvflops.measure.step_meter.live import LiveLine
-from fvflops.measure.step_meter.meter_report import meter_report
+from fvflops.measure.step_meter.meter_report import LiveLine, meter_report
 from fvflops.measure.step_meter.metered_calls import CallObserver, ModelCall, describe, sizes_of
 from fvflops.measure.step_meter.step_costs import StepCosts, StepWork
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, mean_figures, sum_ranks
@@ -43,10 +43,7 @@ _COMPARED = 3  # steps whose calls are compared with those of a recorded one
 
 @dataclass(slots=True)
 class _Step:
-    """A step: its work, and its time once the clock has it.
-
-    `figures` are those by the `version` of the costs.
-    """
+    """A step: its work, its time once the clock has it, and its figures by the `version` of the costs."""
 
     number: int
     work: StepWork
@@ -137,7 +134,7 @@ class StepMeter:
         self._observer = CallObserver(models, self._costs.is_known)
         self._optimizer_steps: Counter[int] = Counter()
         self._handles = [
-            item.register_step_post_hook(_StepHook(self._optimizer_steps, number))
+            item.register_step_post_hook(partial(_count_step, self._optimizer_steps, number))
             for number, item in enumerate(optimizers)
         ]
         self._number = 0
@@ -160,7 +157,6 @@ class StepMeter:
         self._begun = time.perf_counter()
 
     def __repr__(self) -> str:
-        """Return one line, without counting or warning."""
         return short_repr(self, type(self._first).__name__, format_quantity(len(self._steps), "step"))
 
     def __str__(self) -> str:
@@ -305,9 +301,8 @@ class StepMeter:
         if call is None:
             return math.nan
         if self._predicted is None or self._predicted[0] is not call:
-            optimizers = [item for item in self._optimizers if _shares_parameters(item, call.model)]
             try:
-                peak = predict_call_memory(call, optimizers[0] if optimizers else None)
+                peak = predict_call_memory(call, self._optimizers)
             except UtilisationError:
                 raise
             except Exception as error:  # a page without a prediction is better than none
@@ -449,16 +444,6 @@ def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
-def _shares_parameters(optimizer: Optimizer, model: nn.Module) -> bool:
-    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(id(parameter) in parameters for parameter in model.parameters())
-
-
-class _StepHook:
-    """Hook of an optimizer that counts its steps."""
-
-    def __init__(self, steps: Counter[int], number: int) -> None:
-        self._steps, self._number = steps, number
-
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._steps[self._number] += 1
+def _count_step(steps: Counter[int], number: int, *_: Any) -> None:
+    """Count a step of an optimizer in its hook."""
+    steps[number] += 1

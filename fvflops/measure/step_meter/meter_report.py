@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Any, TextIO
 
 from fvflops.measure.step_meter.step_figures import MeterSummary, StepFigures, WorkParts, mean_figures
 from fvflops.reports.document import (
@@ -20,26 +24,16 @@ from fvflops.reports.document import (
     text_column,
 )
 from fvflops.trace.module_tree import modules_above
-from fvflops.units import (
-    format_percent,
-    format_quantity,
-    format_ratio,
-    format_seconds,
-    format_short,
-    format_thousands,
-)
+from fvflops.units import format_percent, format_quantity, format_ratio, format_seconds, format_short, format_thousands
 
 _POINTS = 400  # of the chart, each the mean of as many steps
 _DEPTH = 3  # levels of modules below the root
+_percent = partial(format_percent, whole=1)
 _SCALE = 10**6  # a chart has integers: shares in millionths, FLOP/s in 10^6
 
 
 def meter_report(
-    summary: MeterSummary,
-    steps: Sequence[StepFigures],
-    parts: WorkParts,
-    counted: int,
-    profile: Document | None = None,
+    summary: MeterSummary, steps: Sequence[StepFigures], parts: WorkParts, counted: int, profile: Document | None = None
 ) -> Document:
     """Return the report of a loop.
 
@@ -47,17 +41,25 @@ def meter_report(
     """
     document: list[Part] = [str(summary), *_draw(steps), _tabulate_figures(summary)]
     if counted:
-        total = parts.by_phase.total()
+        total = parts.total()
+        by_module, by_operator, by_phase = (_sum_by(parts, position) for position in range(3))
         share = f"FLOPs of {format_quantity(counted, 'step')} of {format_thousands(len(steps))}, optimizers excluded"
-        inclusive = _sum_modules(parts.by_module)
+        inclusive = _sum_modules(by_module)
         document += [
-            _tabulate("phases", text_column("phase"), parts.by_phase.most_common(), total, f"Phases: {share}"),
+            _tabulate("phases", text_column("phase"), by_phase.most_common(), total, f"Phases: {share}"),
             _tabulate("modules", module_column(), inclusive, total, "Modules with their submodules"),
-            _tabulate("operators", text_column("operator"), parts.by_operator.most_common(), total, "Operators"),
+            _tabulate("operators", text_column("operator"), by_operator.most_common(), total, "Operators"),
         ]
     if profile is not None:
         document += [f"Profile: {profile.title}", *profile.parts]
     return Document("step_meter", f"Utilisation of {format_quantity(summary.steps, 'step')}", document)
+
+
+def _sum_by(parts: WorkParts, position: int) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for part, flops in parts.items():
+        sums[part[position]] += flops
+    return sums
 
 
 def _draw(steps: Sequence[StepFigures]) -> Iterator[Chart]:
@@ -92,7 +94,7 @@ def _format_rate(millions: float) -> str:
 
 def _tabulate_figures(summary: MeterSummary) -> Table:
     total = summary.total
-    rates = [
+    rates: list[tuple[str, float, Callable[[Any], str]]] = [
         ("time", total.seconds, format_seconds),
         ("tokens/s", total.tokens_per_second, _format_rounded),
         ("samples/s", total.samples_per_second, format_ratio),
@@ -100,8 +102,8 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
         ("model FLOPs (2 per MAC)", total.model_flops, format_short),
         ("hardware FLOPs (2 per MAC)", total.hardware_flops, format_short),
         ("TFLOP/s of a device", total.tflops_per_device, format_ratio),
-        ("MFU", total.mfu, _format_percent),
-        ("HFU", total.hfu, _format_percent),
+        ("MFU", total.mfu, _percent),
+        ("HFU", total.hfu, _percent),
         ("peak memory, measured (B)", total.memory_peak, format_short),
         ("peak memory, predicted (B)", summary.memory_predicted, format_short),
     ]
@@ -111,10 +113,6 @@ def _tabulate_figures(summary: MeterSummary) -> Table:
 
 def _format_rounded(value: float) -> str:
     return format_thousands(round(value))
-
-
-def _format_percent(share: float) -> str:
-    return format_percent(share, 1)
 
 
 def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:
@@ -135,5 +133,48 @@ def _sum_modules(by_module: Counter[str]) -> list[tuple[str, int]]:
 
 def _tabulate(name: str, column: Column, rows: Sequence[tuple[str, int]], total: int, title: str) -> Table:
     values: list[tuple[Value, ...]] = [(key, flops, flops / total) for key, flops in rows]
-    columns = column, number_column("flops", "FLOPs"), number_column("share", form=_format_percent)
+    columns = column, number_column("flops", "FLOPs"), number_column("share", form=_percent)
     return Table(name, columns, values, title=title, noun=name.removesuffix("s"))
+
+
+_PAUSE = 0.2  # seconds between two texts
+_WIDTH = 80  # if the terminal does not report its width
+
+
+class LiveLine:
+    """A line of a terminal that is overwritten at most five times a second; nothing on other streams."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._next: float | None = None
+        self._drawn = False
+
+    def is_due(self) -> bool:
+        """Return whether a text would be shown now."""
+        if not self._is_terminal:
+            return False
+        now = time.monotonic()
+        if self._next is not None and now < self._next:
+            return False
+        self._next = now + _PAUSE
+        return True
+
+    def show(self, figures: StepFigures) -> None:
+        """Show the figures of a step, truncated to the width of the terminal."""
+        self._stream.write(f"\r{str(figures)[: self._width() - 1]}\x1b[K")
+        self._stream.flush()
+        self._drawn = True
+
+    def end(self) -> None:
+        """Leave the line as it is."""
+        if self._drawn:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._drawn = False
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _WIDTH
+        except (AttributeError, OSError, ValueError):  # it has no file descriptor
+            return _WIDTH

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,28 +25,24 @@ class ModelModes:
     """Which modules of a model train and which parameters are trainable, as they are now."""
 
     def __init__(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        self._modules = [(module, module.training) for module in model.modules()]
-        self._parameters = [(parameter, parameter.requires_grad) for parameter in parameters]
+        self._flags: list[tuple[Any, str, bool]] = [(module, "training", module.training) for module in model.modules()]
+        self._flags += [(parameter, "requires_grad", parameter.requires_grad) for parameter in parameters]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Have the model in these modes in a with block."""
-        modules = [(module, module.training) for module, _ in self._modules]
-        parameters = [(parameter, parameter.requires_grad) for parameter, _ in self._parameters]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self._flags]
         try:
-            _apply(self._modules, self._parameters)
+            _set_flags(self._flags)
             yield
         finally:
-            _apply(modules, parameters)
+            _set_flags(before)
 
 
-def _apply(modules: list[tuple[nn.Module, bool]], parameters: list[tuple[nn.Parameter, bool]]) -> None:
-    for module, training in modules:
-        if module.training is not training:
-            module.training = training
-    for parameter, trainable in parameters:
-        if parameter.requires_grad is not trainable:
-            parameter.requires_grad_(trainable)
+def _set_flags(flags: Iterable[tuple[Any, str, bool]]) -> None:
+    for owner, name, value in flags:
+        if getattr(owner, name) is not value:
+            setattr(owner, name, value)
 
 
 @dataclass(slots=True)
@@ -89,14 +86,8 @@ class ModelCall:
         return args, kwargs
 
 
-class _Held(NamedTuple):
-    """Description of a tensor whose values shape execution does not have."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool
+class _Held(partial[torch.Tensor]):
+    """Makes an empty tensor in place of one whose values shape execution does not have."""
 
 
 def _hold(value: Any) -> Any:
@@ -104,13 +95,13 @@ def _hold(value: Any) -> Any:
         return value
     if value.dtype in INTEGRAL and value.numel() <= CONCRETE_LIMIT:
         return value.clone()
-    return _Held(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)
+    options = {"dtype": value.dtype, "device": value.device, "requires_grad": value.requires_grad}
+    return _Held(torch.empty_strided, tuple(value.shape), value.stride(), **options)
 
 
 def _materialise(value: Any) -> Any:
     if isinstance(value, _Held):
-        tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=value.device)
-        return tensor.requires_grad_(value.requires_grad)
+        return value()
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
 
@@ -213,19 +204,12 @@ class CallObserver:
         if call.with_grad and result is not None:
             for index, tensor in enumerate(tensors_of(result)):
                 if tensor.requires_grad:
-                    tensor.register_hook(_Noted(call.gradients, index))
+                    tensor.register_hook(partial(_note, call.gradients, index))
 
 
-class _Noted:
-    """Hook of an output that notes that its gradient was computed."""
-
-    __slots__ = ("_gradients", "_index")
-
-    def __init__(self, gradients: set[int], index: int) -> None:
-        self._gradients, self._index = gradients, index
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self._gradients.add(self._index)
+def _note(gradients: set[int], index: int, _: torch.Tensor) -> None:
+    """Note in the hook of an output that its gradient was computed."""
+    gradients.add(index)
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, int]:

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from fvflops.analysis import record
+from fvflops.analysis.recording import record
 from fvflops.capture.model.read_module_tree import unwrap_compiled
 from fvflops.devices.utilisation import UtilisationError
 from fvflops.formulas import FormulaTable
 from fvflops.measure.step_meter.call_costs import Peaks, count_call, count_optimizer, quiet_log
 from fvflops.measure.step_meter.metered_calls import ModelCall
-from fvflops.measure.step_meter.step_figures import UNKNOWN_COST, StepCost, WorkParts, sum_costs
+from fvflops.measure.step_meter.step_figures import UNKNOWN_COST, StepCost, WorkParts, divide_flops, sum_costs
 from fvflops.reports.escaping import list_ops
 from fvflops.trace import Entry, Status
 
@@ -32,13 +32,6 @@ _ENOUGH = 12
 # Sets of positions that vary together, of calls that are otherwise equal.
 _MOST_AXES = 16
 _RECENT = 20
-
-
-class _Member(NamedTuple):
-    """A call in a family: its size there, and size → call of the whole family."""
-
-    size: int
-    family: dict[int, int]
 
 
 class SizeFamilies:
@@ -54,7 +47,7 @@ class SizeFamilies:
         self._sizes: dict[Hashable, dict[int, tuple[int, ...]]] = {}  # template → call → its sizes
         self._axes: dict[Hashable, list[tuple[int, ...]]] = {}
         self._families: dict[Hashable, dict[int, int]] = {}
-        self._members: dict[int, list[_Member]] = {}
+        self._members: dict[int, list[tuple[int, dict[int, int]]]] = {}  # call → (its size, size → call) by family
         self._fits: dict[int, tuple[int, _Fit | None]] = {}  # id of a family → number of all counts, and its fit
 
     def __contains__(self, call: int) -> bool:
@@ -106,7 +99,7 @@ class SizeFamilies:
             others = tuple(size for index, size in enumerate(sizes) if index not in axis)
             family = self._families.setdefault((template, axis, others), {})
             family[sizes[axis[0]]] = call
-            self._members[call].append(_Member(sizes[axis[0]], family))
+            self._members[call].append((sizes[axis[0]], family))
 
     def _fit(self, family: dict[int, int], counted: Mapping[int, StepCost]) -> _Fit | None:
         number, fit = self._fits.get(id(family), (-1, None))
@@ -281,10 +274,7 @@ class StepCosts:
                 return
 
     def _count_next(self, *, interpolated: bool = True) -> bool:
-        """Count the most informative pending call, and return whether there was one.
-
-        Without `interpolated` only calls are counted whose cost cannot be interpolated.
-        """
+        """Count the most informative pending call, or of those not `interpolated`; return whether there was one."""
         start = time.perf_counter()
         gaps = self._families.gaps(self._waiting, self._counted)
         for number in [number for number, gap in gaps.items() if not gap]:
@@ -298,7 +288,7 @@ class StepCosts:
             entries = count_call(call, self._table).entries
             self._warn_of_unsupported(entries)
             cost = self._counted[number] = self._peaks.cost_of(entries)
-            self.parts[number] = WorkParts.of(entries, self._prefixes.get(id(call.model), ""))
+            self.parts[number] = divide_flops(entries, self._prefixes.get(id(call.model), ""))
             self.largest = max(self.largest, (cost.model_flops, call), key=lambda pair: pair[0])
         except UtilisationError:
             raise
@@ -347,7 +337,7 @@ class StepCosts:
             entries = [entry for entry in recording.counts().entries if entry.phase != "optimizer"]
             self._warn_of_unsupported(entries)
             self._recorded[work.recorded] = self._peaks.cost_of(entries)
-            self.parts[work.recorded] = WorkParts.of(entries)
+            self.parts[work.recorded] = divide_flops(entries)
         except UtilisationError:
             raise
         except Exception as error:  # as above
@@ -367,13 +357,14 @@ class StepCosts:
 
     def parts_of(self, works: Iterable[StepWork]) -> tuple[WorkParts, int]:
         """Return the FLOPs of some steps by part without their optimizers, and how many of the steps have them."""
-        total, steps = WorkParts(Counter(), Counter(), Counter()), 0
+        total, steps = Counter[tuple[str, str, str]](), 0
         for work, times in Counter(works).items():
             calls = {(work.recorded, 1)} if self._is_recorded(work) else work.calls
             if calls and all(key in self.parts for key, _ in calls):
                 steps += times
                 for key, calls_of_step in calls:
-                    total.add(self.parts[key], times * calls_of_step)
+                    for part, flops in self.parts[key].items():
+                        total[part] += times * calls_of_step * flops
         return total, steps
 
     def _of_call(self, number: int) -> StepCost:

@@ -20,9 +20,6 @@ class StepCost(NamedTuple):
 
     The model FLOPs are those of forward and backward passes, without recomputation and optimizers; the hardware FLOPs
     are all executed ones. The seconds are the least times for them at the device's peaks. NaN is unknown.
-
-    >>> StepCost(3, 6, 8, 0.5, 1.0) + StepCost(1, 2, 2, 0.25, 0.25)
-    StepCost(macs=4, model_flops=8, hardware_flops=10, model_seconds=0.75, hardware_seconds=1.25)
     """
 
     macs: float = 0
@@ -39,30 +36,18 @@ class StepCost(NamedTuple):
         return StepCost(*(value * factor for value in self))
 
 
-class WorkParts(NamedTuple):
-    """Hardware FLOPs of some work by module (the owner of each op, "" being the model), operator and phase."""
+# Hardware FLOPs of some work by module (the owner of each op, "" being the model), operator and phase.
+WorkParts = Counter[tuple[str, str, str]]
 
-    by_module: Counter[str]
-    by_operator: Counter[str]
-    by_phase: Counter[str]
 
-    @staticmethod
-    def of(entries: Iterable[Entry], prefix: str = "") -> WorkParts:
-        """Return the parts of entries of counts, with a prefix to the names of modules."""
-        parts = WorkParts(Counter(), Counter(), Counter())
-        for entry in entries:
-            flops = 2 * entry.macs + entry.flops
-            if flops:
-                module = (prefix + innermost(entry.scope)).removesuffix(".")
-                for counter, key in zip(parts, (module, entry.label, entry.phase), strict=True):
-                    counter[key] += flops
-        return parts
-
-    def add(self, other: WorkParts, times: int) -> None:
-        """Add the parts of work that was done several times."""
-        for own, counter in zip(self, other, strict=True):
-            for key, flops in counter.items():
-                own[key] += times * flops
+def divide_flops(entries: Iterable[Entry], prefix: str = "") -> WorkParts:
+    """Return the parts of entries of counts, with a prefix to the names of modules."""
+    parts: WorkParts = Counter()
+    for entry in entries:
+        if flops := 2 * entry.macs + entry.flops:
+            module = (prefix + innermost(entry.scope)).removesuffix(".")
+            parts[module, entry.label, entry.phase] += flops
+    return parts
 
 
 UNKNOWN_COST = StepCost(*[math.nan] * 5)
@@ -155,11 +140,7 @@ def _rate(amount: float, seconds: float) -> float:
 
 
 def mean_figures(figures: Sequence[StepFigures]) -> StepFigures | None:
-    """Return the mean of several steps, numbered as the last; their utilisations are weighted by their seconds.
-
-    >>> print(mean_figures([StepFigures(1, 1.0, mfu=0.25), StepFigures(2, 3.0, mfu=0.5)]))
-    step 2: 2 s, MFU 43.8%
-    """
+    """Return the mean of several steps, numbered as the last; their utilisations are weighted by their seconds."""
     if not figures:
         return None
     means = {name: fmean(getattr(one, name) for one in figures) for name in _AMOUNTS}
@@ -170,11 +151,7 @@ def mean_figures(figures: Sequence[StepFigures]) -> StepFigures | None:
 
 
 def sum_ranks(ranks: Sequence[StepFigures]) -> StepFigures:
-    """Return the figures of all ranks of a step together: sums, the longest time, the largest peak of memory.
-
-    >>> print(sum_ranks([StepFigures(9, 1.0, mfu=0.25, tokens=100), StepFigures(9, 2.0, mfu=0.375, tokens=100)]))
-    step 9: 2 s, 100 tokens/s, MFU 25.0%
-    """
+    """Return the figures of all ranks of a step together: sums, the longest time, the largest peak of memory."""
     seconds, devices = max(one.seconds for one in ranks), sum(one.devices for one in ranks)
     sums = {name: sum(getattr(one, name) for one in ranks) for name in _AMOUNTS}
     for name in ("mfu", "hfu"):

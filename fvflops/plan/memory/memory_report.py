@@ -31,14 +31,14 @@ from fvflops.reports.document import (
 )
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.reports.formats import write_document
-from fvflops.reports.pictures.svg_chart import svg_chart
+from fvflops.reports.pictures.svg_picture import svg_chart
 from fvflops.reports.terminal.collapse import collapse
 from fvflops.reports.terminal.layer_ranges import format_range
 from fvflops.trace import PHASES, ModuleTree, Summary, Trace
 from fvflops.trace.module_tree import innermost, modules_above
 from fvflops.trace.run_notes import list_run_notes, reads_of
 from fvflops.units import format_bytes, format_change, format_percent, format_quantity, format_short
-from fvflops.views.run_views import MemoryCurve
+from fvflops.views.breakdown import MemoryCurve
 from fvflops.views.summary_rows import ITSELF, count_itself, depth_of
 
 # Recompute happens inside the backward pass.

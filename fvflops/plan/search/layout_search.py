@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from fvflops.analysis.bound_inputs import bind_inputs
+from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.run import ExecutionError, Loss
 from fvflops.capture.training_step import OptimizerMaker
 from fvflops.devices.devices import Device, resolve_device

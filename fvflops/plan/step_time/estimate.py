@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fvflops.devices.devices import Device, resolve_device
-from fvflops.devices.model_flops import model_flops
-from fvflops.devices.utilisation import hfu, mfu
+from fvflops.devices.utilisation import hfu, mfu, model_flops
 from fvflops.plan.rank_plan import RankPlan, StepPlan
 from fvflops.plan.rank_step import Action
 from fvflops.plan.sharding.expert_parallel import dense_axes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fvflops.counting.compute_dtype import find_dtype
 from fvflops.counting.cost_models import TableCostModel
-from fvflops.counting.signature_cache import SignatureCache
+from fvflops.counting.count_trace import SignatureCache
 from fvflops.counting.traffic.traffic import StorageInfo, op_traffic
 from fvflops.devices.utilisation import with_attention
 from fvflops.formulas import load_table

@@ -6,36 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from fvflops.reports.escaping import printable
-from fvflops.reports.files.frames import UNITS, describe, dump, title
+from fvflops.reports.files.flame_graph import UNITS, describe, dump, title
 from fvflops.trace.timeline import PlacedSpan, Span, Timeline
 
 # Readers store times as doubles of microseconds, which are exact up to this many nanoseconds.
 _MAX_EXACT = 1 << 53
 
 
-def render(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
+def write_events(timeline: Timeline, *, weight: str | None = None) -> Iterator[str]:
     """Yield the text of a file in Chrome's Trace Event Format, one event to a line.
 
     Each region and each op call is a complete event ("X") on the track of its thread, each rank a process. Backward ops
-    of a module are on autograd's thread, with the module's name and the phase in their args. The args have module,
-    class, phase, the tensors' shapes and dtypes, MACs, FLOPs, bytes where known, and FLOP/s where time was measured;
-    those of a region include everything inside it. Allocated memory, where known, is a counter ("C") of each rank.
+    of a module are on autograd's thread. The args of a region include everything inside it. Allocated memory, where
+    known, is a counter ("C") of each rank. Counted work is laid end to end: 1 ns is 1 FLOP, or a power of ten of them
+    where the total would not be exact; "otherData" has the unit. A slice on an idle thread starts where the last op of
+    its rank ends.
 
-    `weight` is the quantity of the axis: "time", "flops", "macs", "bytes" (read and written) or "memory" (bytes
-    allocated and not freed); None is time where it was measured, else flops. Counted work is laid end to end: 1 ns is
-    1 FLOP, or a power of ten of them where the total would not be exact; "otherData" has the unit and the unsupported
-    ops. A slice on an idle thread starts where the last op of its rank ends.
-
-    A weight that the timeline lacks, or a timeline without spans, raises TraceError; an unknown weight ValueError.
     Source of the format: "Trace Event Format", https://www.chromium.org/developers/how-tos/trace-event-profiling-tool/.
-
-    >>> import json
-    >>> from fvflops.trace.timeline import Frame, Callee, Span, Timeline
-    >>> timeline = Timeline((Frame("module", "", "Net"),), ((), (0,)), (Callee("op", "aten::mm", flops=2400),), {},
-    ...                     (Span(0, 1, flops=2400),))
-    >>> event = json.loads("".join(render(timeline)))["traceEvents"][-1]
-    >>> event["name"], event["ph"], event["ts"], event["dur"], event["args"]["FLOPs"]
-    ('aten::mm', 'X', 0.0, 2.4, 2400)
     """
     weight = timeline.choose(weight)
     timeline.require_spans()

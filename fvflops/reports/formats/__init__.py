@@ -1,22 +1,14 @@
-"""Formats in which every report can be written."""
+"""Formats in which every report can be written: the module of that name has `write(document, width=None)`."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
 
+from fvflops.reports import FORMATS
 from fvflops.reports.document import Document
 from fvflops.text import suggest
 
-# Format → its help text; the module of the same name has `write(document, width=None)`.
-FORMATS: Mapping[str, str] = {
-    "text": "for a terminal",
-    "markdown": "GitHub's tables",
-    "csv": "the exact numbers of the main table",
-    "json": "all exact numbers",
-    "html": "a page that needs no network",
-    "latex": "tables of the booktabs package",
-}
 DATA_FORMATS = ("csv", "json")
 
 
@@ -40,3 +32,6 @@ def check_format(name: str, formats: Mapping[str, str] = FORMATS) -> None:
     if name not in formats:
         hint = suggest(name, formats)
         raise ValueError(f"format must be one of {', '.join(formats)}; got {name!r}{hint}")
+
+
+__all__ = ["DATA_FORMATS", "FORMATS", "check_format", "write_document"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from html import escape
 
@@ -11,9 +11,7 @@ from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Par
 from fvflops.reports.escaping import printable
 from fvflops.reports.html import digest, read_style
 from fvflops.reports.html.script import REPORT, join_scripts
-from fvflops.reports.pictures.svg_chart import NARROW, svg_chart
-from fvflops.reports.pictures.svg_gantt import svg_gantt
-from fvflops.reports.pictures.svg_scatter import svg_scatter
+from fvflops.reports.pictures.svg_picture import NARROW, svg_chart, svg_gantt, svg_scatter
 from fvflops.reports.terminal.op_coverage import TERMS
 
 _STATUSES = ("ignored", "unsupported")
@@ -41,13 +39,7 @@ _PAGE = """<!doctype html>
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return a document as HTML that loads nothing from the network.
-
-    >>> from fvflops.reports.document import module_column, number_column
-    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
-    >>> ">72</td>" in write(Document("plan", "Net", [table]))
-    True
-    """
+    """Return a document as HTML that loads nothing from the network."""
     body = "\n".join(map(_write_part, document.parts))
     if any(status in body.lower() for status in _STATUSES):
         body += f"\n{_LINK}"
@@ -58,19 +50,9 @@ def write(document: Document, *, width: int | None = None) -> str:
 
 
 def _write_part(part: Part) -> str:
-    if isinstance(part, Table):
+    if isinstance(part, (Table, Chart, Gantt, Scatter)):
         title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        table = f"<table>\n{_write_rows(part)}\n</table>"
-        return f'{title}<div class="wide" tabindex="0">{table}</div>{_write_notes(part.notes)}'
-    if isinstance(part, Chart):
-        title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        return f"{title}{_write_plot(partial(svg_chart, part, standalone=False))}{_write_notes(part.notes)}"
-    if isinstance(part, Gantt):
-        title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        return f"{title}{svg_gantt(part)}{_write_notes(part.notes)}"
-    if isinstance(part, Scatter):
-        title = f"<h2>{_escape(part.title)}</h2>\n" if part.title else ""
-        return f"{title}{_write_plot(partial(svg_scatter, part))}{_write_notes(part.notes)}"
+        return f"{title}{_draw(part)}{_write_notes(part.notes)}"
     if isinstance(part, Items):
         if not part.heading:
             return "\n".join(f"<p>{_write_sentence(item)}</p>" for item in part.items)
@@ -80,6 +62,16 @@ def _write_part(part: Part) -> str:
         command = f'<pre class="wide" tabindex="0"><code>{_escape(part.command)}</code></pre>'
         return f"<p>{_escape(part.heading)}</p>\n{command}"
     return "\n".join(f"<p>{_write_sentence(line)}</p>" for line in part.split("\n"))
+
+
+def _draw(part: Table | Chart | Gantt | Scatter) -> str:
+    if isinstance(part, Table):
+        return f'<div class="wide" tabindex="0"><table>\n{_write_rows(part)}\n</table></div>'
+    if isinstance(part, Gantt):
+        return svg_gantt(part)
+    draw = partial(svg_chart, part, standalone=False) if isinstance(part, Chart) else partial(svg_scatter, part)
+    # One picture for wide pages and one for narrow ones, of which the style shows one.
+    return f'<div class="plot"><div class="full">{draw()}</div><div class="narrow">{draw(width=NARROW)}</div></div>'
 
 
 def _write_sentence(text: str) -> str:
@@ -93,12 +85,6 @@ def _write_sentence(text: str) -> str:
 
 def _write_notes(notes: Sequence[str]) -> str:
     return "".join(f"\n<small>{_write_sentence(note)}</small>" for note in notes)
-
-
-def _write_plot(draw: Callable[..., str]) -> str:
-    """Return a plot for wide pages and one for narrow ones, of which the style shows one."""
-    full, narrow = draw(), draw(width=NARROW)
-    return f'<div class="plot"><div class="full">{full}</div><div class="narrow">{narrow}</div></div>'
 
 
 def _write_rows(table: Table) -> str:

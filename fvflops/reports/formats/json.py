@@ -13,13 +13,7 @@ _POINTS = 1000  # of a chart, each with the largest total of its part
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    """Return a document as JSON text: `format`, `schema`, `about`, and its `data` or its tables, charts and sentences.
-
-    >>> from fvflops.reports.document import module_column, number_column
-    >>> text = write(Document("plan", "Net", [Table("modules", (module_column(), number_column("flops")), [("", 72)])]))
-    >>> json.loads(text)["tables"]
-    {'modules': {'rows': [{'module': '', 'flops': 72}]}}
-    """
+    """Return a document as JSON text: `format`, `schema`, `about`, and its `data` or its tables and sentences."""
     header = {"format": f"fvflops.{document.kind}", "schema": SCHEMA}
     data = {**header, **document.about, **(document.data or _encode(document))}
     return json.dumps(data, indent=2, allow_nan=False, default=str)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import escape_latex
-from fvflops.reports.text.text_picture import text_picture
+from fvflops.reports.text_picture import text_picture
 
 
 def write(document: Document, *, width: int | None = None) -> str:
-    r"""Return a document as LaTeX: tables as tabular environments, sentences as paragraphs.
-
-    >>> from fvflops.reports.document import module_column, number_column
-    >>> table = Table("modules", (module_column(), number_column("flops", "FLOPs")), [("", 72)])
-    >>> print(write(Document("plan", "", [table])))
-    % \usepackage{booktabs}
-    <BLANKLINE>
-    \begin{tabular}{lr}
-      \toprule
-      module & FLOPs \\
-      \midrule
-      model & 72 \\
-      \bottomrule
-    \end{tabular}
-    """
+    r"""Return a document as LaTeX: tables as tabular environments, sentences as paragraphs."""
     blocks = [r"% \usepackage{booktabs}"]
     blocks += [rf"\textbf{{{escape_latex(document.title)}}}"] if document.title else []
     blocks += [_write_part(part) for part in document.parts]
@@ -30,31 +18,32 @@ def write(document: Document, *, width: int | None = None) -> str:
 
 
 def _write_part(part: Part) -> str:
-    if isinstance(part, Table):
+    if isinstance(part, (Table, Chart, Gantt, Scatter)):
         blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
-        return "\n\n".join([*blocks, _write_table(part), *map(escape_latex, part.notes)])
-    if isinstance(part, (Chart, Gantt, Scatter)):
-        blocks = [rf"\textit{{{escape_latex(part.title)}}}"] if part.title else []
-        drawn = f"\\begin{{verbatim}}\n{text_picture(part)}\n\\end{{verbatim}}"
+        drawn = _write_table(part) if isinstance(part, Table) else _write_verbatim(text_picture(part))
         return "\n\n".join([*blocks, drawn, *map(escape_latex, part.notes)])
     if isinstance(part, Items):
         heading = [escape_latex(part.heading)] if part.heading else []
         items = [rf"  \item {escape_latex(item)}" for item in part.items]
         return "\n".join([*heading, r"\begin{itemize}", *items, r"\end{itemize}"])
     if isinstance(part, Command):
-        return f"{escape_latex(part.heading)}\n\\begin{{verbatim}}\n{part.command}\n\\end{{verbatim}}"
+        return f"{escape_latex(part.heading)}\n{_write_verbatim(part.command)}"
     return "\n\n".join(map(escape_latex, part.split("\n")))
 
 
+def _write_verbatim(text: str) -> str:
+    return f"\\begin{{verbatim}}\n{text}\n\\end{{verbatim}}"
+
+
 def _write_table(table: Table) -> str:
-    rows = [_write_row(list(map(escape_latex, row))) for row in table.texts()]
+    rows = [write_row(map(escape_latex, row)) for row in table.texts()]
     if table.total is not None:
         rows.insert(-1, r"  \midrule")
     return "\n".join(
         [
             rf"\begin{{tabular}}{{{''.join('l' if column.is_text else 'r' for column in table.columns)}}}",
             r"  \toprule",
-            _write_row([escape_latex(column.heading) for column in table.columns]),
+            write_row(escape_latex(column.heading) for column in table.columns),
             r"  \midrule",
             *rows,
             r"  \bottomrule",
@@ -63,5 +52,6 @@ def _write_table(table: Table) -> str:
     )
 
 
-def _write_row(cells: list[str]) -> str:
+def write_row(cells: Iterable[str]) -> str:
+    """Return a row of a tabular."""
     return rf"  {' & '.join(cells)} \\"

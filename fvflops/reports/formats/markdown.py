@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fvflops.reports.document import Chart, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import escape_markdown
-from fvflops.reports.text.text_picture import text_picture
+from fvflops.reports.text_picture import text_picture
 
 
 def write(document: Document, *, width: int | None = None) -> str:
@@ -25,15 +25,10 @@ def write(document: Document, *, width: int | None = None) -> str:
 
 
 def _write_part(part: Part) -> str:
-    if isinstance(part, Table):
+    if isinstance(part, (Table, Chart, Gantt, Scatter)):
         blocks = [f"**{escape_markdown(part.title)}**"] if part.title else []
-        blocks.append("\n".join(_write_table(part)))
-        blocks += [escape_markdown(note) for note in part.notes]
-        return "\n\n".join(blocks)
-    if isinstance(part, (Chart, Gantt, Scatter)):
-        blocks = [f"**{escape_markdown(part.title)}**"] if part.title else []
-        drawn = text_picture(part)
-        return "\n\n".join([*blocks, f"```\n{drawn}\n```", *map(escape_markdown, part.notes)])
+        drawn = "\n".join(_write_table(part)) if isinstance(part, Table) else f"```\n{text_picture(part)}\n```"
+        return "\n\n".join([*blocks, drawn, *map(escape_markdown, part.notes)])
     if isinstance(part, Items):
         heading = f"{escape_markdown(part.heading)}\n\n" if part.heading else ""
         return heading + "\n".join(f"- {escape_markdown(item)}" for item in part.items)
@@ -46,8 +41,9 @@ def _write_table(table: Table) -> list[str]:
     headings = [escape_markdown(column.heading) for column in table.columns]
     rules = [":---" if column.is_text else "---:" for column in table.columns]
     rows = [list(map(escape_markdown, row)) for row in table.texts()]
-    if table.total is not None:
-        first = next((index for index, cell in enumerate(rows[-1]) if cell), None)
+    strong = [rows[index] for index in table.strong] + rows[-1:] * (table.total is not None)
+    for row in strong:
+        first = next((index for index, cell in enumerate(row) if cell), None)
         if first is not None:
-            rows[-1][first] = f"**{rows[-1][first]}**"
+            row[first] = f"**{row[first]}**"
     return [f"| {' | '.join(cells)} |" for cells in (headings, rules, *rows)]

@@ -2,24 +2,62 @@
 
 from __future__ import annotations
 
+import codecs
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+from fvflops.reports.display_width import GAP, display_width, pad, text_table, truncate_middle, wrap
 from fvflops.reports.document import Chart, Column, Command, Document, Gantt, Items, Part, Scatter, Table
 from fvflops.reports.escaping import printable, printable_short
-from fvflops.reports.text.display_width import display_width, truncate_middle, wrap
-from fvflops.reports.text.text_picture import text_picture
-from fvflops.reports.text.text_table import GAP, text_table
+from fvflops.reports.text_picture import text_picture
 
 _PROSE_WIDTH = 100  # longest line of a sentence if no width is given
 # Text columns are truncated to the first width before optional columns are dropped, to the second before others are.
 _OPTIONAL_WIDTH = 20
 _MIN_WIDTH = 12
+_NARROW_WIDTH = 8  # beside bars, before the shares that they show are dropped
+_MAX_BAR, _NARROW_BAR, _MIN_BAR = 24, 8, 4  # cells of a bar; beside truncated names it is a narrow one
 _TOTAL = "total"
+_BOLD, _DIM, _BARS = "1", "2", "36"
+_TONES = {"unsupported": "31", "assumed": "33"}  # red, yellow
+_TO_ASCII = str.maketrans({"–": "-", "×": "x", "…": "..."})
 
 
-def write(document: Document, *, width: int | None = None) -> str:
+class _Terminal(NamedTuple):
+    """What can be shown: lines of a width (None is no limit), colours, and the characters of an encoding."""
+
+    width: int | None
+    colour: bool
+    encoding: str
+
+    @property
+    def is_unicode(self) -> bool:
+        return codecs.lookup(self.encoding).name.startswith("utf")
+
+    @property
+    def ellipsis(self) -> str:
+        return "…" if self.is_unicode else ".."
+
+    @property
+    def bar(self) -> str:
+        """Return blocks that fill a fraction of a cell, the full one last."""
+        return "▏▎▍▌▋▊▉█" if self.is_unicode else "#"
+
+    def printable(self, text: str) -> str:
+        if self.is_unicode:
+            return printable(text)
+        return printable(text).translate(_TO_ASCII).encode(self.encoding, "backslashreplace").decode(self.encoding)
+
+    def paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour and text and code else text
+
+
+def write(document: Document, *, width: int | None = None, colour: bool = False, encoding: str = "utf-8") -> str:
     """Return a document as text; in a table that is too wide text is truncated and columns are dropped, with a note.
+
+    `colour` adds ANSI escape sequences; characters that `encoding` lacks are written in ASCII in tables with bars.
 
     >>> from fvflops.reports.document import module_column, number_column
     >>> rows = [("", 72, 18), ("fc1", 24, 6), ("fc2", 48, 12)]
@@ -37,18 +75,22 @@ def write(document: Document, *, width: int | None = None) -> str:
     <BLANKLINE>
     Counted by exact.
     """
+    terminal = _Terminal(width, colour, encoding)
     blocks = [_write_lines(document.title, width)] if document.title else []
-    blocks += [_write_part(part, width) for part in document.parts]
+    blocks += [_write_part(part, terminal) for part in document.parts]
     return "\n\n".join(block for block in blocks if block)
 
 
-def _write_part(part: Part, width: int | None) -> str:
+def _write_part(part: Part, terminal: _Terminal) -> str:
+    width = terminal.width
     if isinstance(part, Table):
-        return _write_table(part, width)
+        return _write_table(part, terminal)
     if isinstance(part, (Chart, Gantt, Scatter)):
         title = [_write_lines(part.title, width)] if part.title else []
         drawn = text_picture(part, width=width)
         return "\n".join([*title, drawn, *(_write_lines(note, width) for note in part.notes)])
+    if isinstance(part, Items) and part.tones:
+        return _write_sentences(part.items, part.tones, terminal)
     if isinstance(part, Items):
         heading = [_write_lines(part.heading, width)] if part.heading else []
         indent = "  " if heading else ""
@@ -85,22 +127,82 @@ def _write_lines(text: str, width: int | None, indent: str = "", hanging: str = 
     )
 
 
-def _write_table(table: Table, width: int | None) -> str:
-    rows = [[_show(cell) for cell in row] for row in table.indented()]
-    indexes = list(range(len(table.columns))) if width is None else _choose_columns(table, rows, width)
+def _write_sentences(sentences: Sequence[str], tones: Sequence[str], terminal: _Terminal) -> str:
+    """Return sentences in the colours of their tones, without indentation."""
+    painted = []
+    for sentence, tone in zip(map(terminal.printable, sentences), tones, strict=True):
+        lines = [sentence] if terminal.width is None else wrap(sentence, terminal.width)
+        painted += [terminal.paint(line, _TONES.get(tone, "")) for line in lines]
+    return "\n".join(painted)
+
+
+def _write_table(table: Table, terminal: _Terminal) -> str:
+    width = terminal.width
+    bar = next((index for index, column in enumerate(table.columns) if column.bar_total is not None), None)
+    show = _show if bar is None else terminal.printable
+    rows = [[show(cell) for cell in row] for row in table.indented()]
+    indexes, text_limit = [index for index in range(len(table.columns)) if index != bar], 0
+    if width is not None:
+        indexes, text_limit = _choose_columns(table, rows, indexes, width)
     columns = [table.columns[index] for index in indexes]
     lines = [[column.heading for column in columns], *([row[index] for index in indexes] for row in rows)]
     if table.total is not None and _TOTAL in table.total and _TOTAL not in lines[-1]:
         lines[-1] = _label_total(lines[-1], columns)
-    headings, *cells = lines if width is None else _shorten(lines, columns, width)
+    cells = 0 if bar is None or bar - 1 not in indexes else _fit_bar(lines, columns, width, text_limit)
+    if width is not None:
+        truncate = partial(truncate_middle if bar is None else _truncate_name, ellipsis=terminal.ellipsis)
+        lines = _shorten(lines, columns, width - (cells + len(GAP) if cells else 0), truncate)
+    bars = [""] * len(rows)
+    if bar is not None and cells:
+        total = table.columns[bar].bar_total or 0
+        values = [row[bar] for row in (*table.rows, *([] if table.total is None else [table.total]))]
+        bars = [_draw_bar(value, total, cells, terminal.bar) for value in values]
+        cells = cells if bars else 0
+        lines = [[*line, pad(text, cells)] for line, text in zip(lines, ["", *bars], strict=True)]
+        indexes.append(bar)
+    left = [position for position, index in enumerate(indexes) if table.columns[index].is_text or index == bar]
+    drawn = _paint(text_table(lines[0], lines[1:], left=left).split("\n"), bars, table, terminal)
     hidden = [column.heading for index, column in enumerate(table.columns) if index not in indexes]
-    return "\n".join(
-        [
-            *([_write_lines(table.title, width)] if table.title else []),
-            text_table(headings, cells, left=[index for index, column in enumerate(columns) if column.is_text]),
-            *(_write_lines(note, width) for note in (*table.notes, *hidden_columns_note(hidden, width))),
+    notes = [*table.notes, *hidden_columns_note(hidden, width)]
+    if bar is None:
+        title = [_write_lines(table.title, width)] if table.title else []
+        return "\n".join([*title, *drawn, *(_write_lines(note, width) for note in notes)])
+    below = _write_sentences(notes, [""] * len(notes), terminal)
+    return "\n".join(drawn) + (f"\n\n{below}" if below else "")
+
+
+def _fit_bar(lines: Sequence[Sequence[str]], columns: Sequence[Column], width: int | None, text_limit: int) -> int:
+    """Return the cells for bars: beside whole names what is left, else a narrow one if there is room for it."""
+    if width is None:
+        return _MAX_BAR
+    widths = [max(map(display_width, cells)) for cells in zip(*lines, strict=True)]
+    spare = width - _total_width(widths) - len(GAP)
+    if spare < -len(GAP):
+        least = [
+            min(cells, max(text_limit, display_width(column.heading))) if column.is_text else cells
+            for column, cells in zip(columns, widths, strict=True)
         ]
-    )
+        spare = min(width - _total_width(least) - len(GAP), _NARROW_BAR)
+    return min(_MAX_BAR, spare) if spare >= _MIN_BAR else 0
+
+
+def _draw_bar(value: Any, total: float, width: int, blocks: str) -> str:
+    """Return a bar for a share, in fractions of a cell; a share above zero has at least one fraction."""
+    if total <= 0 or value <= 0:
+        return ""
+    filled = min(max(round(value * width * len(blocks) / total), 1), width * len(blocks))
+    full, rest = divmod(int(filled), len(blocks))
+    return blocks[-1] * full + (blocks[rest - 1] if rest else "")
+
+
+def _paint(lines: Sequence[str], bars: Sequence[str], table: Table, terminal: _Terminal) -> list[str]:
+    """Return the lines of a table with colours."""
+    header, rule, *rows = lines
+    painted = [terminal.paint(header, _BOLD), terminal.paint(rule, _DIM)]
+    for index, (line, bar) in enumerate(zip(rows, bars, strict=True)):
+        is_strong = index in table.strong or index >= len(table.rows)
+        painted.append(terminal.paint(line.removesuffix(bar), _BOLD * is_strong) + terminal.paint(bar, _BARS))
+    return painted
 
 
 def _label_total(cells: list[str], columns: Sequence[Column]) -> list[str]:
@@ -123,26 +225,34 @@ def _show(text: str) -> str:
     return text[: len(text) - len(name)] + printable_short(name)
 
 
-def _choose_columns(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indexes of the columns that fit with truncated text.
+def _choose_columns(
+    table: Table, rows: Sequence[Sequence[str]], indexes: Sequence[int], width: int
+) -> tuple[list[int], int]:
+    """Return the indexes of the columns that fit with truncated text, and the width to which it is truncated.
 
     Columns with a `hide_order` are dropped first, then numbers, then text, from the right. The column by which rows are
     sorted is never dropped.
     """
-    indexes = list(range(len(table.columns)))
-    widths = _measure_columns(table, rows, width, _OPTIONAL_WIDTH)
-    optional = sorted(
-        (index for index in indexes if table.columns[index].hide_order and table.columns[index].key != table.sort),
-        key=lambda index: (table.columns[index].hide_order, index),
-    )
-    while optional and _total_width([widths[index] for index in indexes]) > width:
-        indexes.remove(optional.pop())
+    has_bar = len(indexes) < len(table.columns)
+    for limit in (_OPTIONAL_WIDTH, _NARROW_WIDTH) if has_bar else (_OPTIONAL_WIDTH,):
+        chosen = list(indexes)
+        widths = _measure_columns(table, rows, width, limit)
+        optional = sorted(
+            (index for index in indexes if table.columns[index].hide_order and table.columns[index].key != table.sort),
+            key=lambda index: (table.columns[index].hide_order, index),
+        )
+        while optional and _total_width([widths[index] for index in chosen]) > width:
+            chosen.remove(optional.pop())
+        if _total_width([widths[index] for index in chosen]) <= width:
+            return chosen, limit
+    if has_bar:
+        return [index for index in indexes if table.columns[index].is_text], _NARROW_WIDTH
     widths = _measure_columns(table, rows, width, _MIN_WIDTH)
-    while len(indexes) > 1 and _total_width([widths[index] for index in indexes]) > width:
-        removable = [index for index in indexes if table.columns[index].key != table.sort]
+    while len(chosen) > 1 and _total_width([widths[index] for index in chosen]) > width:
+        removable = [index for index in chosen if table.columns[index].key != table.sort]
         numbers = [index for index in removable if not table.columns[index].is_text]
-        indexes.remove(numbers[-1] if len(numbers) > 1 else removable[-1])
-    return indexes
+        chosen.remove(numbers[-1] if len(numbers) > 1 else removable[-1])
+    return chosen, _MIN_WIDTH
 
 
 def _measure_columns(table: Table, rows: Sequence[Sequence[str]], width: int, text_limit: int) -> list[int]:
@@ -159,8 +269,10 @@ def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
-def _shorten(lines: list[list[str]], columns: Sequence[Column], width: int) -> list[list[str]]:
-    """Return the lines with text truncated in the middle, the widest column first, until they fit."""
+def _shorten(
+    lines: list[list[str]], columns: Sequence[Column], width: int, truncate: Callable[[str, int], str]
+) -> list[list[str]]:
+    """Return the lines with truncated text, the widest column first, until they fit."""
     text_columns = [index for index, column in enumerate(columns) if column.is_text]
     widths = [max(map(display_width, cells)) for cells in zip(*lines, strict=True)]
     while _total_width(widths) > width and text_columns:
@@ -169,4 +281,11 @@ def _shorten(lines: list[list[str]], columns: Sequence[Column], width: int) -> l
         if widths[widest] <= 1:
             break
         widths[widest] -= 1
-    return [[truncate_middle(cell, limit) for cell, limit in zip(line, widths, strict=True)] for line in lines]
+    return [[truncate(cell, limit) for cell, limit in zip(line, widths, strict=True)] for line in lines]
+
+
+def _truncate_name(cell: str, limit: int, *, ellipsis: str) -> str:
+    """Return a cell truncated in the middle of its name: at least half is for the name, however deep its level."""
+    name = cell.lstrip(" ")
+    indent = min(len(cell) - len(name), max(limit // 2, limit - display_width(name)))
+    return " " * indent + truncate_middle(name, limit - indent, ellipsis=ellipsis)

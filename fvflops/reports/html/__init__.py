@@ -16,10 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 from fvflops.reports.escaping import printable
-from fvflops.reports.html.minify import minify_style
-from fvflops.reports.html.packed import pack
-from fvflops.reports.html.run_data import measured_memory, write_memory, write_peaks, write_timeline
-from fvflops.reports.html.script import join_scripts
+from fvflops.reports.html.run_data import measured_memory, pack, write_memory, write_peaks, write_timeline
+from fvflops.reports.html.script import join_scripts, minify_style
 from fvflops.trace import PHASES
 from fvflops.trace.module_tree import modules_above
 from fvflops.views.breakdown import Breakdown, Cell, Measure
@@ -102,7 +100,7 @@ def make_record(breakdown: Breakdown) -> dict[str, Any]:
     `timeline`, `memory` and `peaks` are as returned by `fvflops.reports.html.run_data`, and missing where unknown.
     Names are printable. `modules` is in columns: the index of the parent, and indexes into `strings` of name, class and
     description. `rows` is in columns too: the indexes of module, phase and operator. Each measure has a value for every
-    row, or the indexes of the rows for which it has a value. Columns are packed by `fvflops.reports.html.packed`.
+    row, or the indexes of the rows for which it has a value. Columns are packed by `fvflops.reports.html.run_data`.
     """
     strings: dict[str, int] = {}
     modules = _write_modules(breakdown, strings)

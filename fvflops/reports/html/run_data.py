@@ -1,4 +1,4 @@
-"""Data of a page's timeline, memory curve and roofline."""
+"""Data of a page: timeline, memory curve and roofline, and columns in which equal layers repeat a pattern."""
 
 from __future__ import annotations
 
@@ -9,7 +9,55 @@ from typing import Any
 from fvflops.reports.escaping import printable
 from fvflops.trace.signature import packet_of
 from fvflops.trace.timeline import PlacedSpan, Timeline
-from fvflops.views.run_views import MemoryCurve, Peaks
+from fvflops.views.breakdown import MemoryCurve, Peaks
+
+# A column is packed if that leaves at most this share of its values.
+_WORTH = 0.5
+
+
+def pack(values: Sequence[Any]) -> list[Any] | dict[str, Any]:
+    """Return a column as runs, if shorter: [repetitions, values] or [repetitions, values, steps].
+
+    The steps are added to the values at each repetition.
+    """
+    runs: list[list[Any]] = []
+    plain = 0  # the first value that is not in a run
+    length = len(values)
+    differences = [_difference(first, second) for first, second in pairwise(values)]
+    # Equal at corresponding values of two repetitions.
+    keys = list(zip(differences, differences[1:], differences[2:], strict=False))
+    last: dict[tuple[Any, ...], int] = {}
+    for position, key in enumerate(keys):
+        start = last.get(key, -1)
+        last[key] = position
+        period = position - start
+        if start < plain or position + period >= len(keys) or keys[position + period] != key:
+            continue
+        steps = list(map(_difference, values[start:position], values[position : position + period]))
+        if None in steps:
+            continue
+        end = position + period
+        while end < length and _difference(values[end - period], values[end]) == steps[(end - start) % period]:
+            end += 1
+        times = (end - start) // period
+        if times < 3:
+            continue
+        if start > plain:
+            runs.append([1, list(values[plain:start])])
+        runs.append([times, list(values[start:position]), *([steps] if any(steps) else [])])
+        plain = start + times * period
+    if plain < length:
+        runs.append([1, list(values[plain:])])
+    size = sum(sum(map(len, run[1:])) for run in runs)
+    return {"runs": runs} if size <= _WORTH * length else list(values)
+
+
+def _difference(first: Any, second: Any) -> int | None:
+    """Return the difference between two integers, 0 between equal values of any type, else None."""
+    if first == second:
+        return 0
+    return second - first if type(first) is int and type(second) is int else None
+
 
 # Limits of what a page holds: the longest calls, and the highest points of a curve.
 MAX_SPANS = 20_000
@@ -82,10 +130,7 @@ def _owner(timeline: Timeline, stack: int) -> str:
 
 
 def measured_memory(timeline: Timeline) -> MemoryCurve | None:
-    """Return the memory after each op of a run in which it was measured, None without.
-
-    >>> measured_memory(Timeline((), (), (), {}))
-    """
+    """Return the memory after each op of a run in which it was measured, None without."""
     spans = [span for span in timeline.spans or () if span.memory_after is not None]
     ops = [span for span in spans if timeline.callees[span.callee].frame is None]
     if not any(span.memory_after for span in ops):
@@ -103,10 +148,6 @@ def write_memory(curve: MemoryCurve, modules: Mapping[str, int]) -> dict[str, An
     """Return a curve of at most MAX_POINTS points: of each of as many parts of the run, the one with the largest total.
 
     `at` has the number of each point's op in the run of `ops` ops.
-
-    >>> curve = MemoryCurve({"all": [1, 3, 2]}, ["aten::mm"] * 3, [""] * 3, ["forward"] * 3)
-    >>> write_memory(curve, {"": 0})["layers"]
-    [['all', [1, 3, 2]]]
     """
     totals = curve.totals()
     count = min(len(totals), MAX_POINTS)

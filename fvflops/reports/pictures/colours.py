@@ -24,11 +24,7 @@ class Groups(NamedTuple):
 
 
 def group(names: Iterable[str]) -> Groups:
-    """Return the colours of names in order of importance, as only the first have distinct ones.
-
-    >>> group(["Linear", "Conv2d"]).of("Conv2d")
-    '#8ddcc6'
-    """
+    """Return the colours of names in order of importance, as only the first have distinct ones."""
     first = list(dict.fromkeys(names))[:_DISTINCT]
     return Groups({name: colour(f"c{index}") for index, name in enumerate(first)}, colour(f"c{_DISTINCT}"))
 
@@ -39,11 +35,7 @@ def colour(name: str) -> str:
 
 
 def adaptive(colour: str) -> str:
-    """Return a colour of the style, or one that `colour` or `group` returned, as CSS that follows the page's theme.
-
-    >>> adaptive("c0"), adaptive(colour("c0")) == adaptive("c0")
-    ('light-dark(#9cc4fd, #2e5ea6)', True)
-    """
+    """Return a colour of the style, or one that `colour` or `group` returned, as CSS that follows the page's theme."""
     by_light = {light: (light, dark) for light, dark in _read_style().values()}
     light, dark = _read_style().get(colour) or by_light[colour]
     return f"light-dark({light}, {dark})"

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fvflops.reports.measure_values import format_value, sum_measures
 from fvflops.reports.pictures import colours
 from fvflops.reports.pictures.picture import encode, escape, fit, make_figure, plain, width_of
 from fvflops.trace import ModuleInfo
 from fvflops.trace.module_tree import modules_above
 from fvflops.units import format_percent, format_quantity
-from fvflops.views.breakdown import Breakdown, Measure
+from fvflops.views.breakdown import Breakdown, Measure, format_value, sum_measures
 
 # Inches, and points of a font.
 WIDTH = 7.0

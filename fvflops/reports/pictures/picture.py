@@ -27,12 +27,7 @@ class PlotError(ValueError):
 
 
 def kind_of(path: str) -> str:
-    """Return the file type of a plot from its path; an unsupported type, or missing matplotlib, raises PlotError.
-
-    >>> kind_of("scale.pdf")
-    Traceback (most recent call last):
-    fvflops.reports.pictures.picture.PlotError: scale.pdf: a plot must be an .svg or .png file
-    """
+    """Return the file type of a plot from its path; an unsupported type, or missing matplotlib, raises PlotError."""
     kind = path.rpartition(".")[2].lower()
     if kind not in KINDS:
         raise PlotError(f"{path}: a plot must be an {' or '.join('.' + name for name in KINDS)} file")
@@ -68,11 +63,7 @@ def encode(figure: Any, kind: str) -> bytes:
 
 
 def as_text(text: str) -> str:
-    """Return a text escaped for a figure: no math mode, no control characters, no missing glyphs.
-
-    >>> print(as_text("a$b$"))
-    a\\$b\\$
-    """
+    """Return a text escaped for a figure: no math mode, no control characters, no missing glyphs."""
     return escape(plain(text))
 
 

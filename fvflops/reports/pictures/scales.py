@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fvflops.reports.pictures import colours
 from fvflops.units import digits_apart, digits_shown
 
 _TICKS = 6  # within a power of ten, at most
@@ -55,3 +56,15 @@ def _write(value: float, form: Callable[[float], str], integer: bool) -> str:
 def _clean(value: float) -> float:
     """Return a tick without the rounding error of its locator."""
     return float(f"{value:.10g}")
+
+
+def style_axes(axes: Any, size: float) -> None:
+    """Draw thin grey axes on the left and below, with labels of a size in points, and a grid."""
+    axes.tick_params(labelsize=size, colors=colours.colour("quiet"), which="both", width=0.6, length=2.5)
+    axes.tick_params(which="minor", length=1.5)
+    axes.grid(visible=True, which="major", color=colours.colour("line"), linewidth=0.4)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_linewidth(0.6)
+        spine.set_color(colours.colour("quiet"))

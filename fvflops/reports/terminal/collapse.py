@@ -18,13 +18,6 @@ def collapse(summary: Summary) -> Summary:
     Repeated layers are two or more consecutive children of one module whose names end in consecutive numbers and whose
     subtrees are equal: same classes, counts, parameter shapes and calls. Their row has their sum; the rows below it are
     those of the first layer.
-
-    >>> children = (("0", "0"), ("1", "1"))
-    >>> net = {"": ModuleInfo("", "", "Sequential", children=children)}
-    >>> net |= {name: ModuleInfo(name, name, "Linear") for name in "01"}
-    >>> collapsed = collapse(Summary(ModuleTree(net), {"flops": {"": 24, "0": 12, "1": 12}}))
-    >>> collapsed.columns, collapsed.labels
-    ({'flops': {'': 24, '0': 24}}, {'0': '0–1 × 2'})
     """
     subtree_ids = _number_subtrees(summary)
     repeated: dict[str, Sequence[str]] = {}  # the first layer's name → the names of all layers

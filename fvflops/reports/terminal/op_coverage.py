@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from fvflops.reports import escaping
+from fvflops.reports.escaping import printable
 from fvflops.trace import Summary
 from fvflops.trace.run_notes import list_run_notes
 from fvflops.units import format_quantity, format_thousands
@@ -22,20 +22,8 @@ _REGISTERED = {
 
 
 def render(summary: Summary) -> str:
-    """Return the sentences as lines of plain text, "" if the table, the inputs and the op calls are all unknown.
-
-    >>> from fvflops.trace import ModuleInfo, ModuleTree
-    >>> print(render(Summary(
-    ...     ModuleTree({"": ModuleInfo("", "", "Net")}), {},
-    ...     ledger={"counted": {"aten::mm": 3}, "ignored": {"aten::sigmoid": 1}, "unsupported": {"mylib::scan": 2}},
-    ...     unsupported_elements={"mylib::scan": 4096}, unsupported_locations={"mylib::scan": {"'mixer'": 2}},
-    ...     about={"table": "default", "multiply_add": "1"})))
-    Convention: default (1 FLOP per multiply-add).
-    6 op calls: 3 counted, 0 zero-FLOP, 1 ignored, 2 unsupported.
-    Ignored by this convention: aten::sigmoid (1 call).
-    Unsupported, so not counted: mylib::scan (2 calls, 4,096 output elements; in 'mixer').
-    """
-    return "\n".join(op_coverage_notes(summary))
+    """Return the sentences as lines of plain text, "" if the table, the inputs and the op calls are all unknown."""
+    return "\n".join(map(printable, op_coverage_notes(summary)))
 
 
 class Note(NamedTuple):
@@ -45,25 +33,25 @@ class Note(NamedTuple):
     tone: str = ""
 
 
-def op_coverage_notes(summary: Summary, *, escape: Callable[[str], str] = escaping.printable) -> list[str]:
-    """Return the sentences on a count's coverage; `escape` is applied to each name in them."""
-    return [sentence.text for sentence in list_notes(summary, escape=escape)]
+def op_coverage_notes(summary: Summary) -> list[str]:
+    """Return the sentences on a count's coverage, in which names are not escaped."""
+    return [sentence.text for sentence in list_notes(summary)]
 
 
-def list_notes(summary: Summary, *, escape: Callable[[str], str] = escaping.printable) -> list[Note]:
-    """Return the sentences on a count's coverage with their tone; `escape` is applied to each name in them."""
+def list_notes(summary: Summary) -> list[Note]:
+    """Return the sentences on a count's coverage with their tone, in which names are not escaped."""
     sentences = []
     table = summary.about.get("table")
     if table is not None:
-        sentences.append(Note(f"Convention: {escape(table)}{_explain_multiply_add(summary)}."))
+        sentences.append(Note(f"Convention: {table}{_explain_multiply_add(summary)}."))
     if "inputs" in summary.about:
-        sentences.append(Note(f"Inputs: {escape(summary.about['inputs']) or 'none'}."))
+        sentences.append(Note(f"Inputs: {summary.about['inputs'] or 'none'}."))
     if not any(summary.ledger.values()):
         return sentences
     sentences.append(Note(_count_calls(summary.ledger)))
     ignored = _sort_by_calls(summary.ledger.get("ignored", {}))
     if ignored:
-        named = [f"{escape(op)} ({format_quantity(calls, 'call')})" for op, calls in ignored[:_MAX_IGNORED]]
+        named = [f"{op} ({format_quantity(calls, 'call')})" for op, calls in ignored[:_MAX_IGNORED]]
         more = len(ignored) - _MAX_IGNORED
         rest = f", and {format_quantity(more, 'more op')}" if more > 0 else ""
         sentences.append(Note(f"Ignored by this convention: {', '.join(named)}{rest}."))
@@ -71,9 +59,9 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = escaping.prin
         sentences.append(Note(describe_ignored(summary.about["ignored_work"], "this convention"), "unsupported"))
     for key, sentence in _REGISTERED.items():
         if key in summary.about:
-            sentences.append(Note(f"{sentence}: {escape(summary.about[key])}."))
+            sentences.append(Note(f"{sentence}: {summary.about[key]}."))
     if "unused_rows" in summary.about:
-        unused = escape(summary.about["unused_rows"])
+        unused = summary.about["unused_rows"]
         sentences.append(
             Note(
                 f"Without effect: {unused}. A function's backward is counted op by op; work in it that PyTorch does "
@@ -81,23 +69,19 @@ def list_notes(summary: Summary, *, escape: Callable[[str], str] = escaping.prin
                 "assumed",
             )
         )
-    sentences += [Note(text, "assumed") for text in list_run_notes(summary.about, escape)]
+    sentences += [Note(text, "assumed") for text in list_run_notes(summary.about)]
     if "unknown_masks" in summary.about:
-        masks = escape(summary.about["unknown_masks"])
+        masks = summary.about["unknown_masks"]
         sentences.append(Note(f"Mask unknown, counted as dense: {masks}.", "assumed"))
     unsupported = _sort_by_calls(summary.ledger.get("unsupported", {}))
     if unsupported:
-        named = [f"{escape(op)} ({_describe_unsupported(summary, op, calls, escape)})" for op, calls in unsupported]
+        named = [f"{op} ({_describe_unsupported(summary, op, calls)})" for op, calls in unsupported]
         sentences.append(Note(f"Unsupported, so not counted: {', '.join(named)}.", "unsupported"))
     return sentences
 
 
 def describe_ignored(share: str, by: str) -> str:
-    """Return a sentence on the share of a model's FLOPs that a convention ignores.
-
-    >>> describe_ignored("all", "this convention")
-    'All arithmetic of this model is ignored by this convention; see --convention exact.'
-    """
+    """Return a sentence on the share of a model's FLOPs that a convention ignores."""
     subject = "All arithmetic" if share == "all" else f"{share} of the arithmetic"
     return f"{subject} of this model is ignored by {by}; see --convention exact."
 
@@ -125,21 +109,17 @@ def _sort_by_calls(ops: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(((op, calls) for op, calls in ops.items() if calls), key=lambda item: (-item[1], item[0]))
 
 
-def _describe_unsupported(summary: Summary, op: str, calls: int, escape: Callable[[str], str]) -> str:
+def _describe_unsupported(summary: Summary, op: str, calls: int) -> str:
     text = format_quantity(calls, "call")
     if op in summary.unsupported_elements:
         text += ", " + format_quantity(summary.unsupported_elements[op], "output element")
     locations = summary.unsupported_locations.get(op)
     if locations:
-        text += f"; in {format_locations(locations, escape=escape)}"
+        text += f"; in {format_locations(locations, escape=str)}"
     return text
 
 
-def format_locations(locations: Iterable[str], *, escape: Callable[[str], str] = escaping.printable) -> str:
-    """Return the first location and the number of the others.
-
-    >>> print(format_locations(["'scan' at net.py:42", "'head'"]))
-    'scan' at net.py:42 and 1 more location
-    """
+def format_locations(locations: Iterable[str], *, escape: Callable[[str], str] = printable) -> str:
+    """Return the first location and the number of the others."""
     first, *others = locations
     return escape(first) + (f" and {format_quantity(len(others), 'more location')}" if others else "")

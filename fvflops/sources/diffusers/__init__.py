@@ -8,13 +8,21 @@ from functools import partial
 from typing import Any
 
 from fvflops.sources.call_arguments import check_names, parse_arguments
-from fvflops.sources.diffusers.component_inputs import Sizes, check_sides, find_inputs, is_video, reads_text
-from fvflops.sources.diffusers.components import build_model, find_class, list_classes
+from fvflops.sources.diffusers.components import (
+    Sizes,
+    build_model,
+    check_sides,
+    find_class,
+    find_inputs,
+    is_video,
+    list_classes,
+    reads_text,
+)
 from fvflops.sources.diffusers.diffusers_pipeline import INDEX, build_pipeline, refuse_pipeline_options
+from fvflops.sources.imports import offline
 from fvflops.sources.input_sizes import raise_unused
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel
-from fvflops.sources.offline import offline
 from fvflops.sources.options import SourceOptions
 
 __all__ = ["build", "build_pipeline", "list_names"]

@@ -1,15 +1,18 @@
-"""Build models of diffusers and transformers from configurations, without weights."""
+"""Build models of diffusers and transformers without weights, and their inputs by the names of parameters."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from fvflops.sources.imports import describe_missing, describe_unknown_model, import_library
-from fvflops.sources.transformers.config_json import check_harmless
+from fvflops.sources.transformers.configurations import check_harmless
 
 
 def find_class(name: str) -> type[nn.Module]:
@@ -62,3 +65,261 @@ def _check_class(model_class: Any, name: str) -> type[nn.Module]:
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         raise ValueError(f"{name} is {model_class!r:.60}, not a model: name a class such as UNet2DConditionModel")
     return model_class
+
+
+# Parameters that only models have whose latents are a sequence of tokens, each of 2 x 2 of the latent image.
+_PACKED = ("img_ids", "img_shapes")
+# The same, with a token for each pixel of the latent video.
+_UNPATCHED = ("LTXVideoTransformer3DModel",)
+# Video models whose latents are (batch, frames, channels, height, width); others have channels before frames.
+_FRAMES_FIRST = ("UNetSpatioTemporalConditionModel", "CogVideoXTransformer3DModel")
+# Settings with the width of a denoiser's text embeddings, the first that a configuration has.
+_TEXT_WIDTHS = (
+    "encoder_hid_dim",
+    "caption_channels",
+    "joint_attention_dim",
+    "text_embed_dim",
+    "text_dim",
+    "cap_feat_dim",
+    "cross_attention_dim",
+)
+_CONTROL_SCALE = 8  # pixels of a ControlNet's image for each of the latent
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a denoiser's inputs: `frames`, `height` and `width` are those of the latents, `text` is in tokens.
+
+    For an autoencoder the former are those of its images.
+    """
+
+    batch: int
+    frames: int
+    height: int
+    width: int
+    text: int
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.height, self.width
+
+
+def find_inputs(model: nn.Module, sizes: Sizes) -> dict[str, Any]:
+    """Return the keyword arguments of a model's forward, on torch's default device.
+
+    A model with a required parameter of unknown meaning raises ValueError.
+    """
+    inputs: dict[str, Any] = {}
+    unknown: list[str] = []
+    for name, parameter in inspect.signature(model.forward).parameters.items():
+        make = _MAKERS.get(name)
+        value = None if make is None else make(model, sizes)
+        if value is not None:
+            inputs[name] = value
+        elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            unknown.append(name)
+    if unknown:
+        raise ValueError(
+            f"diffusers:{type(model).__name__} has no default input {', '.join(unknown)}: pass all of its inputs, such "
+            f"as --input {unknown[0]}=1,16"
+        )
+    return inputs
+
+
+def check_sides(image: tuple[int, int], unit: int) -> None:
+    """Raise ValueError for the height or width of an image that is no multiple of a latent's side in pixels."""
+    for name, size in zip(("height", "width"), image, strict=True):
+        if size % unit:
+            raise ValueError(f"a {name} of {size} pixels is no multiple of {unit}, one latent: choose another")
+
+
+def reads_text(inputs: Mapping[str, Any]) -> bool:
+    """Return whether one of a model's inputs has the length of the text."""
+    return any(name in inputs for name in ("encoder_hidden_states", "encoder_attention_mask", "txt_ids"))
+
+
+def is_video(model: nn.Module) -> bool:
+    """Return whether a denoiser's latents have frames."""
+    name = type(model).__name__
+    return name in _FRAMES_FIRST or "3D" in name or "Motion" in name
+
+
+def _setting(model: nn.Module, *names: str) -> Any:
+    """Return the first of these settings that the model's configuration has, or None."""
+    config: Any = model.config
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def _latents(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    name, channels = type(model).__name__, _setting(model, "in_channels")
+    if channels is None:
+        return None
+    if _token_side(model):
+        return torch.zeros(sizes.batch, _count_tokens(model, sizes), channels)
+    if name in _FRAMES_FIRST:
+        return torch.zeros(sizes.batch, sizes.frames, channels, *sizes.image)
+    return torch.zeros(sizes.batch, channels, *((sizes.frames,) if is_video(model) else ()), *sizes.image)
+
+
+def _sample(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    name = type(model).__name__
+    if name == TEMPORAL_DECODER:
+        return torch.zeros(sizes.batch * sizes.frames, _setting(model, "in_channels"), *sizes.image)
+    if not name.startswith("Autoencoder") or name in IMAGE_AUTOENCODERS:
+        return _latents(model, sizes)
+    channels = _setting(model, "in_channels") or 3
+    return torch.zeros(sizes.batch, channels, sizes.frames, *sizes.image)
+
+
+def _token_side(model: nn.Module) -> int:
+    """Return the side of a token in pixels of the latent image, 0 where the latents are an image or a video."""
+    if type(model).__name__ in _UNPATCHED:
+        return 1
+    return 2 if set(_PACKED) & set(inspect.signature(model.forward).parameters) else 0
+
+
+def make_ones(*shape: int) -> torch.Tensor:
+    """Return ids or a mask: with values, as the control flow of models reads them, also for a model on meta."""
+    device = torch.get_default_device()
+    return torch.ones(shape, dtype=torch.int64, device="cpu" if device.type == "meta" else device)
+
+
+def _count_tokens(model: nn.Module, sizes: Sizes) -> int:
+    side = _token_side(model)
+    return sizes.frames * (sizes.height // side) * (sizes.width // side)
+
+
+def _timestep(model: nn.Module, sizes: Sizes) -> torch.Tensor:
+    return torch.ones(sizes.batch)
+
+
+def _text(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    width = _setting(model, *_TEXT_WIDTHS)
+    if isinstance(width, (list, tuple)):  # one for each block, which see the same text
+        width = width[0]
+    # A motion model has the text once for each frame.
+    batch = sizes.batch * (sizes.frames if type(model).__name__ == "UNetMotionModel" else 1)
+    return None if width is None else torch.zeros(batch, sizes.text, width)
+
+
+def _text_mask(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    parameter = inspect.signature(model.forward).parameters["encoder_attention_mask"]
+    return make_ones(sizes.batch, sizes.text) if parameter.default is parameter.empty else None
+
+
+def _class_labels(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    if _setting(model, "class_embed_type") == "projection":
+        return torch.zeros(sizes.batch, _setting(model, "projection_class_embeddings_input_dim"))
+    is_conditional = _setting(model, "class_embed_type", "num_class_embeds") is not None
+    if is_conditional or type(model).__name__ == "DiTTransformer2DModel":
+        return make_ones(sizes.batch)
+    return None
+
+
+def _timestep_condition(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    width = _setting(model, "time_cond_proj_dim")
+    return None if width is None else torch.zeros(sizes.batch, width)
+
+
+def _added_conditions(model: nn.Module, sizes: Sizes) -> dict[str, Any] | None:
+    """Return SDXL's pooled text and sizes, or PixArt's sizes."""
+    if _setting(model, "addition_embed_type") == "text_time":
+        pooled = _setting(model, "projection_class_embeddings_input_dim") - 6 * _setting(
+            model, "addition_time_embed_dim"
+        )
+        return {"text_embeds": torch.zeros(sizes.batch, pooled), "time_ids": torch.ones(sizes.batch, 6)}
+    if type(model).__name__ == "PixArtTransformer2DModel":
+        conditions = {"resolution": torch.ones(sizes.batch, 2), "aspect_ratio": torch.ones(sizes.batch, 1)}
+        uses = bool(model.use_additional_conditions)
+        return conditions if uses else dict.fromkeys(conditions)
+    return None
+
+
+def _added_times(model: nn.Module, sizes: Sizes) -> torch.Tensor:
+    count = _setting(model, "projection_class_embeddings_input_dim") // _setting(model, "addition_time_embed_dim")
+    return torch.ones(sizes.batch, count)
+
+
+def _pooled_text(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    width = _setting(model, "pooled_projection_dim")
+    return None if width is None else torch.zeros(sizes.batch, width)
+
+
+def _guidance(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    return torch.ones(sizes.batch) if _setting(model, "guidance_embeds") else None
+
+
+def _image_ids(model: nn.Module, sizes: Sizes) -> torch.Tensor:
+    return torch.zeros(_count_tokens(model, sizes), _count_axes(model))
+
+
+def _text_ids(model: nn.Module, sizes: Sizes) -> torch.Tensor:
+    return torch.zeros(sizes.text, _count_axes(model))
+
+
+def _count_axes(model: nn.Module) -> int:
+    return len(_setting(model, "axes_dims_rope"))
+
+
+def _image_shapes(model: nn.Module, sizes: Sizes) -> list[list[tuple[int, int, int]]]:
+    side = _token_side(model)
+    return [[(sizes.frames, sizes.height // side, sizes.width // side)]] * sizes.batch
+
+
+def _rotary(model: nn.Module, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return CogVideoX's cosines and sines, one of each for every token of the video."""
+    if not _setting(model, "use_rotary_positional_embeddings"):
+        return None
+    side, frames = _setting(model, "patch_size"), sizes.frames // (_setting(model, "patch_size_t") or 1)
+    shape = frames * (sizes.height // side) * (sizes.width // side), _setting(model, "attention_head_dim")
+    return torch.zeros(shape), torch.zeros(shape)
+
+
+def _control_image(model: nn.Module, sizes: Sizes) -> torch.Tensor | None:
+    channels = _setting(model, "conditioning_channels")
+    if channels is None:
+        return _latents(model, sizes)
+    return torch.zeros(sizes.batch, channels, sizes.height * _CONTROL_SCALE, sizes.width * _CONTROL_SCALE)
+
+
+def _coordinates(model: nn.Module, sizes: Sizes) -> torch.Tensor:
+    return torch.ones(sizes.batch, 2)
+
+
+# The autoencoder whose frames are a batch of images.
+TEMPORAL_DECODER = "AutoencoderKLTemporalDecoder"
+# Autoencoders of images; the latents of other ones have frames too.
+IMAGE_AUTOENCODERS = (
+    "AsymmetricAutoencoderKL",
+    "AutoencoderDC",
+    "AutoencoderKL",
+    "AutoencoderKLFlux2",
+    "AutoencoderTiny",
+    "ConsistencyDecoderVAE",
+)
+
+_MAKERS: Mapping[str, Callable[[nn.Module, Sizes], Any]] = {
+    "sample": _sample,
+    "hidden_states": _latents,
+    "timestep": _timestep,
+    "encoder_hidden_states": _text,
+    "encoder_attention_mask": _text_mask,
+    "class_labels": _class_labels,
+    "timestep_cond": _timestep_condition,
+    "added_cond_kwargs": _added_conditions,
+    "added_time_ids": _added_times,
+    "pooled_projections": _pooled_text,
+    "guidance": _guidance,
+    "img_ids": _image_ids,
+    "txt_ids": _text_ids,
+    "img_shapes": _image_shapes,
+    "image_rotary_emb": _rotary,
+    "controlnet_cond": _control_image,
+    "original_size": _coordinates,
+    "target_size": _coordinates,
+    "crop_coords": _coordinates,
+    "num_frames": lambda model, sizes: sizes.frames,
+    "height": lambda model, sizes: sizes.height,
+    "width": lambda model, sizes: sizes.width,
+}

@@ -14,16 +14,16 @@ from torch import nn
 
 from fvflops.capture.repetition import repeat
 from fvflops.sources.call_arguments import parse_arguments
-from fvflops.sources.diffusers.component_inputs import (
+from fvflops.sources.diffusers.components import (
     IMAGE_AUTOENCODERS,
     TEMPORAL_DECODER,
     Sizes,
+    build_component,
     check_sides,
     find_inputs,
     is_video,
     make_ones,
 )
-from fvflops.sources.diffusers.components import build_component
 from fvflops.sources.imports import describe_missing, import_library
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import BuiltModel

@@ -10,14 +10,15 @@ from typing import Any
 from fvflops.sources.imports import describe_unknown_model, import_library
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
-from fvflops.sources.quantisation.quantise import quantise
-from fvflops.sources.transformers.config_json import (
+from fvflops.sources.quantise import quantise
+from fvflops.sources.transformers.configurations import (
+    fix_special_tokens,
     make_config_of_class,
     make_config_of_type,
     name_changes,
+    own_config,
     read_changes,
 )
-from fvflops.sources.transformers.configurations import fix_special_tokens, own_config
 from fvflops.sources.transformers.transformers_inputs import make_inputs
 
 
@@ -33,7 +34,7 @@ def list_names() -> Sequence[str]:
 def build(name: str, options: SourceOptions) -> BuiltModel:
     """Return a model of its class's default configuration, or of that in `options.config`.
 
-    `options.args` are settings of the configuration. The default one has the settings of ADJUSTMENTS, without which
+    `options.args` are settings of the configuration. The default one has those of model_inputs.yaml, without which
     some do not build. An Auto class needs a configuration with a model_type, which chooses the class.
     """
     transformers = import_library("transformers")

@@ -1,29 +1,114 @@
-"""Inputs of transformers models to which the rules in `inputs` do not apply, by model type."""
+"""Inputs of transformers models to which the rules in `transformers_inputs` do not apply, by model type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from fvflops.sources.transformers import special_inputs, vision_inputs
-from fvflops.sources.transformers.configurations import PLACEHOLDERS
+from fvflops.formulas.language.expression import Expression
+from fvflops.sources.transformers.configurations import PLACEHOLDERS, read_tables
 from fvflops.sources.transformers.input_request import (
     BINS,
+    IMAGE,
     SPECTROGRAM,
     InputRequest,
     floats,
+    image_channels,
+    image_sides,
     integers,
     make_token_ids,
     ones,
+    patch_grid,
 )
 
 
-def codebooks_last(request: InputRequest) -> dict[str, Any]:
-    """Text and the codes of audio, side by side (Moshi)."""
-    codebooks = request.setting("num_codebooks") + 1
-    return {"input_ids": integers([[[1] * codebooks] * 32]), "attention_mask": ones(1, 32)}
+def make_special_inputs(request: InputRequest) -> dict[str, Any]:
+    """Return the inputs that a function below or model_inputs.yaml has for a model type; {} where neither has any."""
+    model_type = request.model_type
+    if model_type in FUNCTIONS:
+        return FUNCTIONS[model_type](request)
+    entry = next((item for item in read_tables()["special"] if model_type in item["models"]), None)
+    if entry is None:
+        return {}
+    sizes = _Sizes(request, entry)
+    return {
+        name.removesuffix("?"): _make(value, sizes)
+        for name, value in entry["inputs"].items()
+        if not name.endswith("?") or request.accepts(name.removesuffix("?"))
+    }
+
+
+class _Sizes(dict[str, Any]):
+    """Name of a size → its value, read from the request when an expression needs it."""
+
+    def __init__(self, request: InputRequest, entry: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.request, self._entry = request, entry
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = value = self._read(name)
+        return value
+
+    def _read(self, name: str) -> Any:
+        if name in ("rows", "columns"):
+            patch, square = (self.evaluate(part) for part in self._entry["grid"])
+            return patch_grid(self.request, patch, math.isqrt(square))[name == "columns"]
+        if name in self._entry.get("settings", {}):
+            part, *names = self._entry["settings"][name]
+            default = names.pop() if isinstance(names[-1], int) else None
+            return self.request.setting(*names, part=part, default=default)
+        value = _SIZES[name](self.request) if name in _SIZES else self.request.setting(name)
+        return tuple(value) if isinstance(value, list) else value
+
+    def evaluate(self, size: int | str) -> int:
+        """Return a size, or the value of its expression."""
+        return size if isinstance(size, int) else Expression.parse(size).evaluate(self)
+
+
+_SIZES: Mapping[str, Callable[[InputRequest], Any]] = {
+    "tokens": InputRequest.tokens,
+    "channels": image_channels,
+    "height": lambda request: image_sides(request)[0],
+    "width": lambda request: image_sides(request)[1],
+    "chosen": lambda request: request.chosen_image() is not None,
+    "patch": lambda request: request.setting("patch_size", part="vision"),
+    "bins": lambda request: request.setting(*BINS, part="audio", default=80),
+}
+
+
+def _make(value: Any, sizes: _Sizes) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value[0], str):
+        return _KINDS[value[0]](sizes.request, *map(sizes.evaluate, value[1:]))
+    is_nested = isinstance(value[0], list)
+    rows = [[sizes.evaluate(size) for size in row] for row in (value if is_nested else [value])]
+    return integers(rows if is_nested else rows[0])
+
+
+_KINDS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "floats": floats,
+    "ones": lambda request, *shape: ones(*shape),
+    "zeros": lambda request, *shape: torch.zeros_like(ones(*shape)),
+    "true": lambda request, *shape: ones(*shape).bool(),
+    "false": lambda request, *shape: ~ones(*shape).bool(),
+    "tokens": lambda request, rows, length: make_token_ids(request, length).repeat(rows, 1),
+}
+
+
+def make_fixed_inputs(request: InputRequest) -> dict[str, Any]:
+    """Return the inputs of a model type whose shape is fixed, and None for those that are omitted."""
+    tables = read_tables()
+    fixed = tables["fixed"].get(request.model_type, {})
+    made: dict[str, Any] = {name: floats(request, *shape) for name, shape in fixed.items()}
+    return made | dict.fromkeys(tables["omitted"].get(request.model_type, ()))
 
 
 def codebooks_as_rows(request: InputRequest) -> dict[str, Any]:
@@ -35,102 +120,14 @@ def codebooks_as_rows(request: InputRequest) -> dict[str, Any]:
     return {"input_ids": codes, "attention_mask": ones(1, codes.shape[1])}
 
 
-def decoder_codebooks(request: InputRequest) -> dict[str, Any]:
-    """Nine codebooks for the decoder (Dia)."""
-    return {"decoder_input_ids": integers([[[1] * 9] * 32]), "decoder_attention_mask": ones(1, 32)}
-
-
-def codec_latents(request: InputRequest) -> dict[str, Any]:
-    """Latents for a codec's decoder."""
-    return {"latents": floats(request, 1, request.setting("hidden_size", "codebook_dim"), 25)}
-
-
-def codec_waveform(request: InputRequest) -> dict[str, Any]:
-    """Audio and its features at 16 kHz."""
-    return {
-        "input_values": floats(request, 1, 1, 16_000),
-        "input_features": floats(request, 1, 50, 160),
-        "input_features_mask": ones(1, 50),
-    }
-
-
-def acoustic_tokenizer_states(request: InputRequest) -> dict[str, Any]:
-    """Audio for an encoder, or latents for a decoder (VibeVoice)."""
-    if "decoder" in request.model_type:
-        return {"hidden_states": floats(request, 1, request.setting("hidden_size", "latent_size"), 8)}
-    return {"hidden_states": floats(request, 1, 1, 25_600)}
-
-
-def fixed_spectrogram(request: InputRequest) -> dict[str, Any]:
-    """A spectrogram of the length that the configuration names (AST)."""
-    return {"input_values": floats(request, 1, request.config.max_length, request.config.num_mel_bins)}
-
-
-def frames_first(request: InputRequest) -> dict[str, Any]:
-    """A spectrogram of (frames, bins)."""
-    bins = request.setting(*BINS, part="audio", default=80)
-    return {"input_features": floats(request, 1, SPECTROGRAM, bins)}
-
-
-def bins_first(request: InputRequest) -> dict[str, Any]:
-    """A spectrogram of (bins, frames), and its mask."""
-    bins = request.setting(*BINS, part="audio", default=80)
-    return {"input_features": floats(request, 1, bins, SPECTROGRAM), "input_features_mask": ones(1, SPECTROGRAM)}
-
-
-def stacked_frames(request: InputRequest) -> dict[str, Any]:
-    """A spectrogram with several frames in one, and its mask."""
-    bins = request.setting("input_size", part="audio")
-    return {"input_features": floats(request, 1, 500, bins), "input_features_mask": ones(1, 500)}
-
-
-def omni_spectrogram(request: InputRequest) -> dict[str, Any]:
-    """A spectrogram of (128 bins, frames), and its mask (Qwen Omni)."""
-    return {"input_features": floats(request, 1, 128, SPECTROGRAM), "feature_attention_mask": ones(1, SPECTROGRAM)}
-
-
-def token_per_frame(request: InputRequest) -> dict[str, Any]:
-    """One token of text for each 80 ms of audio (Voxtral Realtime)."""
-    return {"input_ids": make_token_ids(request, SPECTROGRAM // 8)}
-
-
 def audio_placeholders(request: InputRequest) -> dict[str, Any]:
     """Text and 750 placeholders, for 30 seconds; the model computes features of audio only together with them."""
     text = make_token_ids(request, request.tokens())
-    token = request.setting(*PLACEHOLDERS["audio"])
-    return {"input_ids": torch.cat([text, torch.full((1, SPECTROGRAM // 4), token, device="cpu")], dim=1)}
+    return {"input_ids": torch.cat([text, _placeholders(request, "audio", SPECTROGRAM // 4)], dim=1)}
 
 
-def projected_audio(request: InputRequest) -> dict[str, Any]:
-    """States for encoder and decoder: the base model has no part that reads audio or text (SpeechT5)."""
-    width = request.config.hidden_size
-    return {"input_values": floats(request, 1, 100, width), "decoder_input_values": floats(request, 1, 50, width)}
-
-
-def masked_spectrogram(request: InputRequest) -> dict[str, Any]:
-    """A spectrogram and its mask, in which true is padding (Gemma 3n)."""
-    return {
-        "audio_mel": floats(request, 1, SPECTROGRAM, request.setting("input_feat_size")),
-        "audio_mel_mask": torch.zeros(1, SPECTROGRAM, dtype=torch.bool, device="cpu"),
-    }
-
-
-def spectrogram_of_128(request: InputRequest) -> dict[str, Any]:
-    """A spectrogram of (frames, 128 bins), and its mask (Gemma 4)."""
-    return {
-        "input_features": floats(request, 1, SPECTROGRAM, 128),
-        "attention_mask": ones(1, SPECTROGRAM).bool(),
-    }
-
-
-def padding_mask(request: InputRequest) -> dict[str, Any]:
-    """A mask of the spectrogram's frames."""
-    return {"padding_mask": ones(1, SPECTROGRAM)}
-
-
-def features_mask(request: InputRequest) -> dict[str, Any]:
-    """A mask of the spectrogram's frames, as bool (Gemma 3n)."""
-    return {"input_features_mask": ones(1, SPECTROGRAM).bool()}
+def _placeholders(request: InputRequest, modality: str, count: int) -> torch.Tensor:
+    return torch.full((1, count), request.setting(*PLACEHOLDERS[modality]), device="cpu")
 
 
 def forecast_series(request: InputRequest) -> dict[str, Any]:
@@ -148,221 +145,92 @@ def forecast_series(request: InputRequest) -> dict[str, Any]:
     }
 
 
-def multivariate_series(request: InputRequest) -> dict[str, Any]:
-    """Past values of several time series (PatchTST)."""
-    return {"past_values": floats(request, 1, request.config.context_length, request.config.num_input_channels)}
-
-
-def padded_series(request: InputRequest) -> dict[str, Any]:
-    """512 past values with their padding mask and frequency (TimesFM)."""
+def patches_with_positions(request: InputRequest) -> dict[str, Any]:
+    """Flattened patches with the column and row of each (Gemma 4)."""
+    patch = request.config.patch_size
+    rows, columns = patch_grid(request, patch, 24)
+    positions = [[[index % columns, index // columns] for index in range(rows * columns)]]
     return {
-        "past_values": floats(request, 1, 512),
-        "past_values_padding": torch.zeros_like(ones(1, 512)),
-        "freq": integers([[0]]),
+        "pixel_values": floats(request, 1, rows * columns, 3 * patch * patch),
+        "pixel_position_ids": integers(positions),
     }
 
 
-def without_cache(request: InputRequest) -> dict[str, Any]:
-    """No cache: masks read its length from an attention layer, which the default configuration does not have."""
-    return {"use_cache": False}
+def latent_query_mask(request: InputRequest) -> dict[str, Any]:
+    """The positions of the image's latent queries in the text (KOSMOS-2)."""
+    mask = torch.zeros_like(ones(1, request.tokens()))
+    mask[:, 1 : 1 + request.setting("latent_query_num")] = 1
+    return {"image_embeds_position_mask": mask}
 
 
-def query_states(request: InputRequest) -> dict[str, Any]:
-    """Learned queries and an image's features (Q-Former)."""
-    config = request.config
+def pooled_patches(request: InputRequest) -> dict[str, Any]:
+    """An image as one crop and the whole, 27 × 27 patches each, of which 2 × 2 are pooled into a token (Molmo)."""
+    patches, tokens = 729, 196
+    pooled = torch.arange(2 * tokens * 4, device="cpu").reshape(2 * tokens, 4) % (2 * patches)
     return {
-        "query_embeds": floats(request, 1, 32, config.hidden_size),
-        "encoder_hidden_states": floats(request, 1, 257, config.encoder_hidden_size),
+        "pixel_values": floats(request, 2, patches, 588),
+        "image_token_pooling": pooled,
+        "image_grids": integers([[14, 14, 14, 14]]),
+        "image_num_crops": integers([2]),
     }
 
 
-def option_marks(request: InputRequest) -> dict[str, Any]:
-    """Positions of two questions with two options each."""
+def video_session(request: InputRequest) -> dict[str, Any]:
+    """A session of one frame, with a point on one object (SAM 2)."""
+    module = inspect.getmodule(type(request.model))
+    session_class = next(item for name, item in vars(module).items() if name.endswith("VideoInferenceSession"))
+    side = image_sides(request)[0]
+    frames = floats(request, 1, 3, side, side)
+    session = session_class(
+        video=frames,
+        video_height=side,
+        video_width=side,
+        dtype=frames.dtype,
+        inference_device=frames.device,
+        inference_state_device=frames.device,
+        video_storage_device=frames.device,
+    )
+    index = session.obj_id_to_idx(1)
+    points = {"point_coords": torch.full((1, 1, 1, 2), side / 2, device="cpu"), "point_labels": ones(1, 1, 1)}
+    session.add_point_inputs(index, 0, points)
+    session.obj_with_new_inputs = [1]
+    return {"inference_session": session, "frame_idx": 0}
+
+
+def image_to_image(request: InputRequest) -> dict[str, Any]:
+    """One image, with its grid and that of the image to generate (GLM-Image)."""
+    patch = request.setting("patch_size", part="vision")
+    rows, columns = patch_grid(request, patch, IMAGE // patch)
+    placeholders = _placeholders(request, "image", rows * columns)
     return {
-        "marks": integers([[40, 80]]),
-        "num_options": integers([[2, 2]]),
-        "question_type_ids": integers([[0, 0]]),
+        "pixel_values": floats(request, rows * columns, 3 * patch * patch),
+        "image_grid_thw": integers([[1, rows, columns]] * 2),
+        "images_per_sample": integers([2]),
+        "input_ids": torch.cat([make_token_ids(request, request.tokens()), placeholders], dim=1),
     }
 
 
-def draft_states(request: InputRequest) -> dict[str, Any]:
-    """A block to denoise, and the target model's hidden states, for speculative decoding."""
-    width = request.config.hidden_size
+def image_and_actions(request: InputRequest) -> dict[str, Any]:
+    """An image, an instruction and 51 actions (π0)."""
+    token = request.config.vlm_config.image_token_id
+    text = make_token_ids(request, 64)
     return {
-        "noise_embeds": floats(request, 1, request.config.block_size, width),
-        "context_hidden_states": floats(request, 1, request.tokens(), width * len(request.config.target_layer_ids)),
+        "action_embeds": floats(request, 1, 51, request.config.dit_config.hidden_size),
+        "pixel_values": floats(request, 1, 1, image_channels(request), *image_sides(request)),
+        "pixel_attention_mask": ones(1, 1).bool(),
+        "input_ids": torch.cat([torch.full((1, 256), token, device="cpu"), text], dim=1),
     }
 
 
-def text_embeddings(request: InputRequest) -> dict[str, Any]:
-    """Embeddings in place of token ids."""
-    return {"inputs_embeds": floats(request, 1, request.tokens(), request.config.hidden_size)}
-
-
-def byte_embeddings(request: InputRequest) -> dict[str, Any]:
-    """2,048 embedded bytes (Perceiver)."""
-    return {"inputs": floats(request, 1, 2048, request.config.d_model), "attention_mask": ones(1, 2048)}
-
-
-def trajectory(request: InputRequest) -> dict[str, Any]:
-    """20 steps of states, actions and rewards (Decision Transformer)."""
-    steps = 20
-    return {
-        "states": floats(request, 1, steps, request.config.state_dim),
-        "actions": floats(request, 1, steps, request.config.act_dim),
-        "rewards": floats(request, 1, steps, 1),
-        "returns_to_go": floats(request, 1, steps, 1),
-        "timesteps": torch.arange(steps, device="cpu")[None],
-        "attention_mask": ones(1, steps),
-    }
-
-
-# Model type → the function that makes the arguments to which no rule in `inputs` applies.
-SPECIAL: dict[str, Callable[[InputRequest], dict[str, Any]]] = {
-    "autoformer": special_inputs.forecast_series,
-    "informer": special_inputs.forecast_series,
-    "time_series_transformer": special_inputs.forecast_series,
-    "patchtsmixer": special_inputs.multivariate_series,
-    "patchtst": special_inputs.multivariate_series,
-    "timesfm": special_inputs.padded_series,
-    "timesfm2_5": special_inputs.padded_series,
-    "idefics2": vision_inputs.one_tile,
-    "idefics3": vision_inputs.one_tile,
-    "smolvlm": vision_inputs.one_tile,
-    "modernvbert": vision_inputs.one_tile,
-    "colmodernvbert": vision_inputs.one_tile,
-    "ultravbert": vision_inputs.one_tile,
-    "timesformer": vision_inputs.video_frames,
-    "xclip": vision_inputs.video_frames,
-    "llava_next": vision_inputs.anyres_tiles,
-    "llava_next_video": vision_inputs.anyres_tiles,
-    "llava_onevision": vision_inputs.anyres_tiles,
-    "granite4_vision": vision_inputs.anyres_tiles,
-    "mistral3": vision_inputs.image_with_size,
-    "mistral_large4": vision_inputs.image_with_size,
-    "lighton_ocr": vision_inputs.image_with_size,
-    "siglip2": vision_inputs.padded_patches,
-    "siglip2_vision_model": vision_inputs.padded_patches,
-    "lfm2_vl": vision_inputs.padded_patches,
-    "blt": special_inputs.without_cache,
-    "bamba": special_inputs.without_cache,
-    "granitemoehybrid": special_inputs.without_cache,
-    "instructblip": vision_inputs.qformer_inputs,
-    "instructblipvideo": vision_inputs.qformer_inputs,
-    "kyutai_speech_to_text": special_inputs.codebooks_last,
-    "dia": special_inputs.decoder_codebooks,
-    "mllama": vision_inputs.aspect_ratio_tiles,
-    "video_llama_3": vision_inputs.merged_patches,
-    "video_llama_3_vision": vision_inputs.merged_patches,
-    "mimi_decoder": special_inputs.codec_latents,
-    "pocket_tts_audio_tokenizer_decoder": special_inputs.codec_latents,
-    "decision_transformer": special_inputs.trajectory,
-    "gemma3n": special_inputs.features_mask,
-    "inkling_mm_model": vision_inputs.temporal_patches_and_audio,
-    "sam2_video": vision_inputs.video_session,
-    "sam3_tracker_video": vision_inputs.video_session,
-    "edgetam_video": vision_inputs.video_session,
-    "pe_audio": vision_inputs.waveform_and_video,
-    "pe_audio_encoder": vision_inputs.waveform_and_video,
-    "pe_audio_video": vision_inputs.waveform_and_video,
-    "pe_audio_video_encoder": vision_inputs.waveform_and_video,
-    "vibevoice_acoustic_tokenizer": vision_inputs.waveform_and_video,
-    "vibevoice_acoustic_tokenizer_encoder": special_inputs.acoustic_tokenizer_states,
-    "vibevoice_acoustic_tokenizer_decoder": special_inputs.acoustic_tokenizer_states,
-    "vibevoice_asr": vision_inputs.waveform_and_video,
-    "minicpm_ocr": vision_inputs.patches_in_a_row,
-    "minicpm_ocr_vision": vision_inputs.patches_in_a_row,
-    "minicpmv4_6": vision_inputs.patches_in_a_row,
-    "minicpmv4_7": vision_inputs.patches_in_a_row,
-    "minicpmv4_7_vision": vision_inputs.patches_in_a_row,
-    "kimi_k25": vision_inputs.square_patches,
-    "kimi_k25_vision": vision_inputs.square_patches,
-    "paddleocr_vl": vision_inputs.square_patches,
-    "nemotron_h_omni": vision_inputs.flat_patches,
-    "colqwen2": vision_inputs.patches_of_a_batch,
-    "granite_docling": vision_inputs.masked_tile,
-    "kosmos-2": vision_inputs.latent_query_mask,
-    "audio-spectrogram-transformer": special_inputs.fixed_spectrogram,
-    "speech_to_text": special_inputs.frames_first,
-    "univnet": special_inputs.frames_first,
-    "qwen3_omni_moe_thinker": special_inputs.omni_spectrogram,
-    "qwen2_5_omni_thinker": special_inputs.omni_spectrogram,
-    "qwen3_asr": special_inputs.bins_first,
-    "qwen3_asr_encoder": special_inputs.bins_first,
-    "fun_asr_nano": special_inputs.stacked_frames,
-    "fun_asr_nano_encoder": special_inputs.stacked_frames,
-    "voxtral_realtime": special_inputs.token_per_frame,
-    "musicflamingo": special_inputs.audio_placeholders,
-    "qwen2_audio": special_inputs.audio_placeholders,
-    "neucodec": special_inputs.codec_waveform,
-    "xcodec2": special_inputs.codec_waveform,
-    "speecht5": special_inputs.projected_audio,
-    "gemma3n_audio": special_inputs.masked_spectrogram,
-    "gemma4_audio": special_inputs.spectrogram_of_128,
-    "gemma4_vision": vision_inputs.patches_with_positions,
-    "molmo2": vision_inputs.pooled_patches,
-    "inkling2": vision_inputs.merged_square_patches,
-    "inkling2_vision": vision_inputs.merged_square_patches,
-    "fuyu": vision_inputs.projected_patches,
-    "glm_image": vision_inputs.image_to_image,
-    "musicgen": special_inputs.codebooks_as_rows,
-    "musicgen_decoder": special_inputs.codebooks_as_rows,
-    "musicgen_melody": special_inputs.codebooks_as_rows,
-    "musicgen_melody_decoder": special_inputs.codebooks_as_rows,
-    "emu3": vision_inputs.image_of_512,
-    "idefics": vision_inputs.tile_with_text_mask,
-    "blip_2_qformer": special_inputs.query_states,
-    "jev": special_inputs.option_marks,
-    "muse_glimmer_assistant": special_inputs.draft_states,
-    "nemotron3_5_transcribe_word_timestamp": special_inputs.text_embeddings,
-    "omdet-turbo": vision_inputs.tasks_and_classes,
-    "oneformer": vision_inputs.task_tokens,
-    "pi0": vision_inputs.image_and_actions,
-    "perceiver": special_inputs.byte_embeddings,
-    "pix2struct": vision_inputs.patches_with_coordinates,
-    "idefics3_vision": vision_inputs.patch_mask,
-    "smolvlm_vision": vision_inputs.patch_mask,
-    "seggpt": vision_inputs.image_and_prompt,
-    "neomme": vision_inputs.embedded_patches,
-    "moss_transcribe_diarize": special_inputs.padding_mask,
-}
-
-# Model type → the shapes of floating-point arguments that do not depend on the configuration.
-FIXED_SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
-    "aria": {"pixel_values": (1, 3, 490, 490)},  # the model accepts images of 490 and 980
-    "clap": {"input_features": (1, 1, 1001, 64)},  # 10 seconds
-    "deepseek_vl_hybrid": {"high_res_pixel_values": (1, 3, 1024, 1024)},
-    "depth_pro": {"pixel_values": (1, 3, 1536, 1536)},  # four times its patches of 384
-    "efficientloftr": {"pixel_values": (1, 2, 3, 480, 640)},  # two images to match
-    "granite_speech5_ctc": {"input_features": (1, 750, 320)},  # four stacked frames of 80 bins
-    "granite_speech5_encoder": {"input_features": (1, 750, 320)},  # four stacked frames of 80 bins
-    "lightglue": {"pixel_values": (1, 2, 3, 480, 640)},  # two images to match
-    "lxmert": {"visual_feats": (1, 36, 2048), "visual_pos": (1, 36, 4)},  # regions of a detector
-    "pe_video": {"pixel_values_videos": (1, 16, 3, 336, 336)},
-    "pe_video_encoder": {"pixel_values_videos": (1, 16, 3, 336, 336)},
-    "perception_lm": {"pixel_values": (1, 1, 3, 448, 448)},
-    "pop2piano": {"input_features": (1, 300, 512)},  # a spectrogram as wide as the model
-    "rf_detr": {"pixel_values": (1, 3, 560, 560)},  # a multiple of the windows, 4 × 14
-    "superglue": {"pixel_values": (1, 2, 3, 480, 640)},  # two images to match
-    "tvp": {"pixel_values": (1, 48, 3, 448, 448)},  # 48 frames
-}
-
-# Model type → arguments that are omitted: the model accepts either audio or text, or a mask is of the features.
-OMITTED: dict[str, tuple[str, ...]] = {
-    "csm": ("input_values", "input_features", "pixel_values"),
-    "granite_speech": ("input_features_mask",),
-    "granite_speech_plus": ("input_features_mask",),
-    "pop2piano": ("input_ids", "attention_mask"),
-    "seamless_m4t": ("input_ids", "attention_mask"),
-    "seamless_m4t_v2": ("input_ids", "attention_mask"),
-    "vibevoice": ("input_values", "input_features", "pixel_values"),
-}
-
-# Model type → arguments whose samples are concatenated along another axis than the first.
-BATCH_AXES: dict[str, dict[str, int]] = {
-    "minicpm_ocr": {"pixel_values": -1},
-    "minicpm_ocr_vision": {"pixel_values": -1},
-    "minicpmv4_6": {"pixel_values": -1},
-    "minicpmv4_7": {"pixel_values": -1},
-    "minicpmv4_7_vision": {"pixel_values": -1},
+# Model type → what makes its inputs, where these are more than shapes.
+FUNCTIONS: Mapping[str, Callable[[InputRequest], dict[str, Any]]] = {
+    **dict.fromkeys(("autoformer", "informer", "time_series_transformer"), forecast_series),
+    **dict.fromkeys(("sam2_video", "sam3_tracker_video", "edgetam_video"), video_session),
+    **dict.fromkeys(("musicflamingo", "qwen2_audio"), audio_placeholders),
+    **dict.fromkeys(("musicgen", "musicgen_decoder", "musicgen_melody", "musicgen_melody_decoder"), codebooks_as_rows),
+    "kosmos-2": latent_query_mask,
+    "gemma4_vision": patches_with_positions,
+    "molmo2": pooled_patches,
+    "glm_image": image_to_image,
+    "pi0": image_and_actions,
 }

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.sources.input_sizes import chosen_sizes, raise_unused
 from fvflops.sources.options import DEFAULT_OPTIONS, SourceOptions
-from fvflops.sources.transformers.configurations import PLACEHOLDERS, walk_configs
+from fvflops.sources.transformers.configurations import PLACEHOLDERS, read_tables, walk_configs
 from fvflops.sources.transformers.input_request import (
     BINS,
     FRAMES,
@@ -30,7 +30,7 @@ from fvflops.sources.transformers.input_request import (
     patch_grid,
     text_length,
 )
-from fvflops.sources.transformers.special_inputs import BATCH_AXES, FIXED_SHAPES, OMITTED, SPECIAL
+from fvflops.sources.transformers.special_inputs import make_fixed_inputs, make_special_inputs
 from fvflops.trace import TensorSpec
 
 
@@ -55,13 +55,12 @@ def make_inputs(
         text=text,
         seq=options.seq,
         image_size=options.image_size,
-        preprocessor={} if model_type in SPECIAL else preprocessor or {},
     )
     made = request.made
-    if model_type in SPECIAL:
-        made.update(SPECIAL[model_type](request))
-    made.update({name: floats(request, *shape) for name, shape in FIXED_SHAPES.get(model_type, {}).items()})
-    made.update(dict.fromkeys(OMITTED.get(model_type, ())))
+    made.update(make_special_inputs(request))
+    if not made:
+        request.preprocessor = preprocessor or {}
+    made.update(make_fixed_inputs(request))
     for argument, make in ARGUMENTS.items():
         if argument in request.accepted and argument not in made:
             value = make(request)
@@ -73,7 +72,7 @@ def make_inputs(
     raise_unused(unused, type(model).__name__, (), inputs)
     if options.batch is not None:
         _set_padding(model.config)
-        axes = BATCH_AXES.get(model_type, {})
+        axes = read_tables()["batch_axes"].get(model_type, {})
         inputs = {name: _repeat(value, options.batch, name, axes.get(name, 0)) for name, value in inputs.items()}
     device = next(model.parameters()).device
     if device.type == "meta":

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 from fvflops.trace.expansion.expanded_tables import ExpandedStorages, ExpandedTables
-from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, Row, periods_in, storages_of
-from fvflops.trace.expansion.repeated_items import with_added
+from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError, with_added
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, periods_in, storages_of
 from fvflops.trace.expansion.repetitions import ListCall, find_repetitions
 from fvflops.trace.lazy_records import LazyRecords
 from fvflops.trace.module_tree import ModuleInfo, ModuleTree, ParameterInfo
 from fvflops.trace.records import Event, Storage
 from fvflops.trace.spec import Value
 from fvflops.trace.trace import Trace
+
+# Kind, item, stack, phase, thread, reads, writes, raised: the columns of an event that shape execution fills.
+Row = tuple[str, int, int, str, int, tuple[int, ...], tuple[int, ...], bool]
 
 
 def expand_modules(modules: ModuleTree, run: LayerRun) -> ModuleTree:
@@ -128,27 +130,23 @@ class ExpandedEvents:
     def _move(self, begin: int, end: int, *, high: bool) -> None:
         """Append events of the recording."""
         for position in range(begin, end):
-            row = self._rows.events[position]
+            event = self._rows.events[position]
             self.positions.append(len(self.rows))
             if position in self._lists:
-                self.rows.append(self._expand_list_call(row, self._lists[position], high=high))
+                self.rows.append(self._expand_list_call(event, self._lists[position], high=high))
             else:
-                self.rows.append(self._move_row(row, high=high))
+                self.rows.append(self._move_row(event, high=high))
 
-    def _move_row(self, row: Row, *, high: bool) -> Row:
-        kind, item, stack, phase, thread, reads, writes, raised = row
+    def _move_row(self, event: Event, *, high: bool) -> Row:
+        kind, item, stack, phase, thread, reads, writes, raised = event[:8]
         rows, tables, place = self._rows, self._tables, self._rows.run.place
-        if kind == "enter":
-            item = tables.region(item, place(rows.region_periods[item], high=high))
-        elif kind == "exit":
-            item = tables.exit(item, place(rows.region_periods[rows.region_signatures[item].region], high=high))
+        if kind == "free":
+            item = self._storage(item, high=high)
         elif kind == "op" and rows.vectors and (lengths := next(filter(None, map(rows.vectors.get, reads)), None)):
             item = tables.grown_call(item, *lengths)
-        elif kind == "op":
-            item = tables.call(item, place(rows.signature_periods[item], high=high))
         else:
-            item = self._storage(item, high=high)
-        stack = tables.stack(stack, place(rows.stack_periods[stack], high=high))
+            item = tables.index(kind, item, place(rows.periods[kind][item], high=high))
+        stack = tables.index("stack", stack, place(rows.periods["stack"][stack], high=high))
         if reads:
             reads = tuple([self._storage(index, high=high) for index in reads])
         if writes:
@@ -171,22 +169,15 @@ class ExpandedEvents:
         copies = [self._copy_row(first, second, repetition.step, moves) for first, second in pairs]
         self.rows += chain.from_iterable(zip(*copies, strict=True))
 
-    def _copy_row(self, first: Row, second: Row, step: int, moves: range) -> Iterator[Row]:
-        kind, item, stack, phase, thread, reads, writes, raised = second
-        rows, tables = self._rows, self._tables
-        items: Iterable[int]
-        if kind == "enter":
-            items = self._indexes(tables.region, item, rows.region_periods[item], moves)
-        elif kind == "exit":
-            items = self._indexes(tables.exit, item, rows.region_periods[rows.region_signatures[item].region], moves)
-        elif kind == "op":
-            items = self._indexes(tables.call, item, rows.signature_periods[item], moves)
-        else:
-            items = self._copy_storage(first[1], item, step, moves)
-        stacks = self._indexes(tables.stack, stack, rows.stack_periods[stack], moves)
-        copied_reads = self._copy_storages(first[5], reads, step, moves)
-        copied_writes = self._copy_storages(first[6], writes, step, moves)
-        columns = items, stacks, repeat(phase), repeat(thread), copied_reads, copied_writes, repeat(raised)
+    def _copy_row(self, first: Event, second: Event, step: int, moves: range) -> Iterator[Row]:
+        kind, item, stack, phase, thread, reads, writes, raised = second[:8]
+        items = (
+            self._copy_storage(first.item, item, step, moves) if kind == "free" else self._indexes(kind, item, moves)
+        )
+        stacks = self._indexes("stack", stack, moves)
+        copied_reads = self._copy_storages(first.reads, reads, step, moves)
+        copied_writes = self._copy_storages(first.writes, writes, step, moves)
+        columns = (items, stacks, repeat(phase), repeat(thread), copied_reads, copied_writes, repeat(raised))
         return zip(repeat(kind, len(moves)), *columns)  # noqa: B905 - some columns are endless
 
     def _copy_storages(
@@ -203,16 +194,16 @@ class ExpandedEvents:
         index, begin = second, moves[0]
         if self._rows.places[second] is None:  # the last range refers to a storage at the end of the run
             index, begin = first, moves[0] + step
-        at, stride = self._storages.at(index, begin), moves.step * self._storages.stride(index)
+        at, stride = (self._storages.at(index, begin), moves.step * self._storages.stride(index))
         return range(at, at + stride * len(moves), stride)
 
-    def _expand_list_call(self, row: Row, call: ListCall, *, high: bool) -> Row:
+    def _expand_list_call(self, event: Event, call: ListCall, *, high: bool) -> Row:
         rows = self._rows
-        kind, item, stack, phase, thread, reads, writes, raised = row
+        kind, item, stack, phase, thread, reads, writes, raised = event[:8]
         return (
             kind,
             self._tables.list_call(item, call.elements, rows.vectors.get(writes[0]) if writes else None),
-            self._tables.stack(stack, 0),
+            self._tables.index("stack", stack, 0),
             phase,
             thread,
             tuple(self._expand_list(reads, call.reads, high=high)),
@@ -234,13 +225,13 @@ class ExpandedEvents:
             high, position = not starts_high, repetition.end
         yield from (self._storage(index, high=high) for index in storages[position:])
 
-    def _indexes(self, find: Callable[[int, int], int], index: int, period: int | None, moves: range) -> Iterable[int]:
+    def _indexes(self, table: str, index: int, moves: range) -> Iterable[int]:
         """Return the index in a table of the full model for each copy."""
-        if period is None:
-            return repeat(find(index, 0))
-        key = find.__name__, index, moves.step
+        if self._rows.periods[table][index] is None:
+            return repeat(self._tables.index(table, index, 0))
+        key = table, index, moves.step
         if key not in self._known_indexes:
-            self._known_indexes[key] = [find(index, periods) for periods in moves]
+            self._known_indexes[key] = [self._tables.index(table, index, periods) for periods in moves]
         return self._known_indexes[key]
 
 
@@ -306,14 +297,14 @@ def expand_layers(trace: Trace, run: LayerRun) -> Expansion:
 
 def _expand_active(trace: Trace, rows: RecordedRows, tables: ExpandedTables) -> set[int]:
     """Return the active stacks of the full model, also those without an op of their own."""
-    active = set()
+    active, added = set(), rows.run.added
     for stack in trace.active:
-        period = rows.stack_periods[stack]
-        added = rows.run.added
+        period = rows.periods["stack"][stack]
         if period in (FIRST, SECOND):
-            active |= {tables.stack(stack, move) for move in range(FIRST - period, added + SECOND - period + 1)}
+            moves: Iterable[int] = range(FIRST - period, added + SECOND - period + 1)
         else:
-            active.add(tables.stack(stack, rows.run.place(period, high=False)))
+            moves = (rows.run.place(period, high=False),)
+        active |= {tables.index("stack", stack, move) for move in moves}
     return active
 
 

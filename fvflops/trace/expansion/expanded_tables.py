@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import repeat
 
-from fvflops.trace.expansion.growth import grow
 from fvflops.trace.expansion.layer_run import FIRST
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, rename_signature
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition
 from fvflops.trace.records import Region, Storage
 from fvflops.trace.signature import RegionSignature, Signature
-from fvflops.trace.spec import Value
+from fvflops.trace.spec import TensorSpec, Value
 
 # The part of a Trace that an expansion turns into one of the full model: names are moved by a number of periods.
 
@@ -36,9 +36,8 @@ class ExpandedStorages:
             first, second = repetition.periods
             for copy in range(1, added + 1):
                 periods = (first + copy if repetition.step > 0 else second + 1 + added - copy) - second
-                self.storages += [
-                    self._rename(storage, periods) for storage in rows.storages[repetition.second : repetition.end]
-                ]
+                of_period = rows.storages[repetition.second : repetition.end]
+                self.storages += [rows.rename(storage, periods) for storage in of_period]
             self._copy(repetition.second, repetition.end, 0 if repetition.step < 0 else added, None)
             position = repetition.end
         self._copy(position, len(rows.storages), 0, None)
@@ -73,16 +72,13 @@ class ExpandedStorages:
             storage, place = self._rows.storages[index], self._rows.places[index]
             in_range = place is not None and (repetition is None or index >= repetition.first)
             periods = moved_by if in_range else run.place(self._rows.named_periods[index], high=False)
-            self.storages.append(self._rename(storage, periods))
-
-    def _rename(self, storage: Storage, periods: int) -> Storage:
-        return storage._replace(name=self._rows.run.rename(storage.name, periods)) if storage.name else storage
+            self.storages.append(self._rows.rename(storage, periods))
 
 
 class ExpandedTables:
-    """Regions, stacks and signatures of the full model, interned; each method takes the indexes of the recording.
+    """Regions, stacks and signatures of the full model, interned.
 
-    `periods` is by how many periods the layer moves, if there is one.
+    `index(table, index, periods)` returns the index of an item of the recording with the layers moved that it names.
     """
 
     def __init__(self, rows: RecordedRows) -> None:
@@ -92,50 +88,22 @@ class ExpandedTables:
         self.region_signatures: dict[RegionSignature, int] = {}
         self.signatures: list[Signature] = []
         self._by_op: dict[str, list[int]] = {}
-        self._known: dict[tuple[str, int, int], int] = {}
+        self.index = cache(self._index)
 
-    def region(self, index: int, periods: int) -> int:
-        """Return the index of a region."""
-        key = "region", index, periods
-        known = self._known.get(key)
-        if known is None:
-            region = self._rows.regions[index]
-            if periods and self._rows.region_periods[index] is not None:
-                region = region._replace(name=self._rows.run.rename(region.name, periods))
-            known = self._known[key] = self.regions.setdefault(region, len(self.regions))
-        return known
-
-    def stack(self, index: int, periods: int) -> int:
-        """Return the index of a stack."""
-        key = "stack", index, periods
-        known = self._known.get(key)
-        if known is None:
-            path = tuple([self.region(region, periods) for region in self._rows.trace.stacks[index]])
-            for depth in range(1, len(path)):
-                self.stacks.setdefault(path[:depth], len(self.stacks))
-            known = self._known[key] = self.stacks.setdefault(path, len(self.stacks))
-        return known
-
-    def exit(self, index: int, periods: int) -> int:
-        """Return the index of a region's signature."""
-        key = "exit", index, periods
-        known = self._known.get(key)
-        if known is None:
-            signature = self._rows.region_signatures[index]
-            signature = replace(signature, region=self.region(signature.region, periods))
-            known = self._known[key] = self.region_signatures.setdefault(signature, len(self.region_signatures))
-        return known
-
-    def call(self, index: int, periods: int) -> int:
-        """Return the index of an op call's signature."""
-        key = "call", index, periods
-        known = self._known.get(key)
-        if known is None:
-            signature = self._rows.trace.signatures[index]
-            known = self._known[key] = self._intern(
-                rename_signature(signature, self._rows.run, periods) if periods else signature
-            )
-        return known
+    def _index(self, table: str, index: int, periods: int) -> int:
+        trace = self._rows.trace
+        if table == "enter":
+            return self.regions.setdefault(self._rows.moved(table, index, periods), len(self.regions))
+        if table == "exit":
+            signature = trace.region_signatures[index]
+            signature = replace(signature, region=self.index("enter", signature.region, periods))
+            return self.region_signatures.setdefault(signature, len(self.region_signatures))
+        if table == "op":
+            return self._intern(self._rows.moved(table, index, periods))
+        path = tuple([self.index("enter", region, periods) for region in trace.stacks[index]])
+        for depth in range(1, len(path)):
+            self.stacks.setdefault(path[:depth], len(self.stacks))
+        return self.stacks.setdefault(path, len(self.stacks))
 
     def grown_call(self, index: int, before: int, after: int) -> int:
         """Return the index of the signature of a call on a vector that has an element for each layer."""
@@ -146,17 +114,12 @@ class ExpandedTables:
 
         `lengths` are those of a vector that it returns, in the recording and in the full model.
         """
-        signature = self._rows.trace.signatures[index]
         added = self._rows.run.added
 
         def expand(value: Value) -> Value:
             return tuple(repeat_elements(value, elements, added)) if isinstance(value, tuple) and value else value
 
-        expanded = replace(
-            signature,
-            inputs=tuple([expand(value) for value in signature.inputs]),
-            outputs=tuple([expand(value) for value in signature.outputs]),
-        )
+        expanded = _map_values(self._rows.trace.signatures[index], expand)
         return self._intern(expanded if lengths is None else grow(expanded, *lengths))
 
     def _intern(self, signature: Signature) -> int:
@@ -182,3 +145,24 @@ def repeat_elements(values: Sequence[Value], repetitions: Sequence[Repetition], 
             yield from copy
         position = repetition.second
     yield from values[position:]
+
+
+def grow(signature: Signature, before: int, after: int) -> Signature:
+    """Return a signature with vectors of `after` elements instead of those of `before`.
+
+    >>> norm = Signature("aten::linalg_vector_norm", ("self",), (TensorSpec((4,)),), (TensorSpec(()),))
+    >>> grow(norm, 4, 12).inputs[0].shape
+    (12,)
+    """
+
+    def grown(value: Value) -> Value:
+        if isinstance(value, TensorSpec) and value.shape == (before,):
+            return replace(value, shape=(after,))
+        return value
+
+    return _map_values(signature, grown)
+
+
+def _map_values(signature: Signature, function: Callable[[Value], Value]) -> Signature:
+    inputs, outputs = (tuple(map(function, values)) for values in (signature.inputs, signature.outputs))
+    return replace(signature, inputs=inputs, outputs=outputs)

@@ -1,19 +1,56 @@
-"""Events, storages and stacks of a Trace with the period of a layer run to which each belongs."""
+"""Events, storages and tables of a Trace with the period of a layer run to which each item belongs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 from fvflops.trace.expansion.layer_run import FIRST, SECOND, LayerRun, UnequalLayersError
 from fvflops.trace.records import Event, Storage
 from fvflops.trace.signature import Signature
 from fvflops.trace.trace import Trace
 
-# Kind, item, stack, phase, thread, reads, writes, raised: the columns of an event that shape execution fills.
-Row = tuple[str, int, int, str, int, tuple[int, ...], tuple[int, ...], bool]
 _UNMEASURED = Event("", 0)[8:]
+
+
+def are_equal_runs(first: Trace, second: Trace) -> bool:
+    """Return whether two traces with ordered events have equal events and storages, however their tables are ordered.
+
+    >>> from fvflops import record_call
+    >>> import torch
+    >>> trace = record_call(torch.relu, (torch.ones(2),))
+    >>> are_equal_runs(trace, trace), are_equal_runs(trace, record_call(torch.relu, (torch.ones(3),)))
+    (True, False)
+    """
+    if first.events is None or second.events is None or list(first.storages) != list(second.storages):
+        return False
+    if len(first.events) != len(second.events):
+        return False
+    known: set[tuple[str, int, int]] = set()
+    for one, other in zip(first.events, second.events, strict=True):
+        if one[0] != other[0] or one[3:] != other[3:]:
+            return False
+        for key in (("stack", one.stack, other.stack), (one.kind, one.item, other.item)):
+            if key not in known:
+                table, index, other_index = key
+                if read_item(first, table, index) != read_item(second, table, other_index):
+                    return False
+                known.add(key)
+    return True
+
+
+def read_item(trace: Trace, table: str, index: int) -> Any:
+    """Return what an index of an event refers to: a "stack", or an item by the kind of the event."""
+    if table == "stack":
+        return tuple([trace.regions[region] for region in trace.stacks[index]])
+    if table == "enter":
+        return trace.regions[index]
+    if table == "exit":
+        signature = trace.region_signatures[index]
+        return trace.regions[signature.region], signature.inputs, signature.outputs
+    return trace.signatures[index] if table == "op" else index
 
 
 class Repetition(NamedTuple):
@@ -47,8 +84,11 @@ class Place(NamedTuple):
 
 
 class RecordedRows:
-    """A Trace's events and storages as rows.
+    """A Trace's events and storages, and the items of its tables: a "stack", or an item by the kind of its events.
 
+    `periods` has the period of each item by table; that of an op call is that of the layer which it names in a text,
+    such as a marker for a profiler. `moved(table, index, periods)` returns an item with the layers moved that it names,
+    `is_equal(table, first, second, step)` whether one is equal to another, of the layer `step` periods further.
     `storages_before[i]` is the number of storages that exist before event i. `places` are those of the storages that
     are in one of `repetitions`, None for the others. `vectors` are the storages of vectors that have an element for
     each layer, with their lengths in the recording and in the full model.
@@ -57,41 +97,38 @@ class RecordedRows:
     def __init__(self, trace: Trace, run: LayerRun) -> None:
         self.trace = trace
         self.run = run
-        self.events: list[Row] = [_read_row(event) for event in trace.events or ()]
+        self.events = list(trace.events or ())
+        if any(event[8:] != _UNMEASURED for event in self.events):
+            raise UnequalLayersError("events with times, memory or source lines cannot be repeated")
         self.storages: list[Storage] = list(trace.storages)
-        self.regions = trace.regions
-        self.region_signatures = list(trace.region_signatures)
         self.repetitions: list[Repetition] = []
         self.vectors: dict[int, tuple[int, int]] = {}
         self.places: list[Place | None] = [None] * len(self.storages)
         self.named_periods = [run.period_of(storage.name) if storage.name else None for storage in self.storages]
-        region_periods = [run.period_of(region.name) if region.kind == "module" else None for region in trace.regions]
-        self.region_periods = region_periods
-        self.stack_periods = [_only({region_periods[index] for index in stack}) for stack in trace.stacks]
-        # Those of an op call that names a layer in a text, such as a marker for a profiler.
-        self.signature_periods = [_only(periods_in(signature, run)) for signature in trace.signatures]
+        regions = [run.period_of(region.name) if region.kind == "module" else None for region in trace.regions]
+        self.periods = {
+            "enter": regions,
+            "exit": [regions[signature.region] for signature in trace.region_signatures],
+            "op": [_only(periods_in(signature, run)) for signature in trace.signatures],
+            "stack": [_only({regions[index] for index in stack}) for stack in trace.stacks],
+        }
         self.storages_before = self._count_storages()
-        self._equal_stacks: dict[tuple[int, int, int], bool] = {}
-        self._equal_exits: dict[tuple[int, int, int], bool] = {}
+        self.moved = cache(self._move)
+        self.is_equal = cache(self._is_equal)
 
     def period_of_storage(self, index: int) -> int | None:
         """Return the period of a storage, None if it has none or that is not known yet."""
         place = self.places[index]
         return self.named_periods[index] if place is None else place.period
 
-    def period_of_event(self, row: Row) -> int | None:
-        """Return the period of an event's stack, else that of its storages, None if they have several."""
-        kind, item, stack = row[:3]
-        period = self.stack_periods[stack]
-        if kind == "free":
-            return self.period_of_storage(item)
-        if period is None and kind == "enter":
-            period = self.region_periods[item]
-        elif period is None and kind == "exit":
-            period = self.region_periods[self.region_signatures[item].region]
-        elif period is None and kind == "op":
-            periods = {self.period_of_storage(index) for index in (*row[5], *row[6])}
-            periods = (periods | {self.signature_periods[item]}) - {None}
+    def period_of_event(self, event: Event) -> int | None:
+        """Return the period of an event's stack, else that of its item or storages, None if they have several."""
+        if event.kind == "free":
+            return self.period_of_storage(event.item)
+        period = self.periods["stack"][event.stack]
+        if period is None:
+            periods = {self.period_of_storage(index) for index in (*event.reads, *event.writes)}
+            periods = (periods | {self.periods[event.kind][event.item]}) - {None}
             period = periods.pop() if len(periods) == 1 else None
         return period
 
@@ -114,46 +151,37 @@ class RecordedRows:
         return repetition.end - repetition.second == length and all(
             self.places[index] is None
             and self.places[index + length] is None
-            and self._rename(self.storages[index], repetition.step) == self.storages[index + length]
+            and self.rename(self.storages[index], repetition.step) == self.storages[index + length]
             for index in range(repetition.first, repetition.second)
         )
 
     def follows(
-        self, first: Row, second: Row, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None
+        self, first: Event, second: Event, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None
     ) -> bool:
         """Return whether an event of the first range is equal to one of the second, with all that belongs to it."""
-        kind, item, stack, phase, thread, reads, writes, raised = second
-        if first[0] != kind or first[3] != phase or first[4] != thread or first[7] != raised:
+        if (first[0], *first[3:5], first[7]) != (second[0], *second[3:5], second[7]):
             return False
-        if len(first[5]) != len(reads) or len(first[6]) != len(writes):
+        if len(first.reads) != len(second.reads) or len(first.writes) != len(second.writes):
             return False
-        if kind == "op":
-            is_equal = self.is_equal_call(first[1], item, repetition.step)
-        elif kind == "enter":
-            is_equal = self._is_equal_region(first[1], item, repetition.step)
-        elif kind == "exit":
-            is_equal = self.is_equal_exit(first[1], item, repetition.step)
-        else:
-            is_equal = self.follows_storage(first[1], item, repetition, unplaced)
-        return (
-            is_equal
-            and self.is_equal_stack(first[2], stack, repetition.step)
-            and all(self.follows_storage(*pair, repetition, unplaced) for pair in zip(first[5], reads, strict=True))
-            and all(self.follows_storage(*pair, repetition, unplaced) for pair in zip(first[6], writes, strict=True))
+        pairs = [*zip(first.reads, second.reads, strict=True), *zip(first.writes, second.writes, strict=True)]
+        if first.kind == "free":
+            pairs.append((first.item, second.item))
+        elif not self.is_equal(first.kind, first.item, second.item, repetition.step):
+            return False
+        return self.is_equal("stack", first.stack, second.stack, repetition.step) and all(
+            self.follows_storage(*pair, repetition, unplaced) for pair in pairs
         )
 
-    def looks_like(self, first: Row, second: Row, step: int) -> bool:
+    def looks_like(self, first: Event, second: Event, step: int) -> bool:
         """Return whether an event is the same as an earlier one, one layer later, by those storages that are known."""
-        if first[0] != second[0] or not self.is_equal_stack(first[2], second[2], step):
+        if first.kind != second.kind or not self.is_equal("stack", first.stack, second.stack, step):
             return False
-        if first[0] == "enter":
-            return self._is_equal_region(first[1], second[1], step)
-        if first[0] == "exit":
-            return self.is_equal_exit(first[1], second[1], step)
+        if first.kind != "free" and not self.is_equal(first.kind, first.item, second.item, step):
+            return False
+        if first.kind in ("enter", "exit"):
+            return True
         periods = self.period_of_event(first), self.period_of_event(second)
-        return (first[0] == "free" or self.is_equal_call(first[1], second[1], step)) and (
-            periods[1] is None or (periods[0] is not None and periods[1] == periods[0] + step)
-        )
+        return periods[1] is None or (periods[0] is not None and periods[1] == periods[0] + step)
 
     def follows_storage(
         self, first: int, second: int, repetition: Repetition, unplaced: list[tuple[int, int]] | None = None
@@ -169,7 +197,7 @@ class RecordedRows:
             return places[0] is None and first not in self.vectors
         if places[0] is not None and places[1] is not None:
             return places[0][:2] == places[1][:2] and places[1].period - places[0].period == repetition.step
-        if self._rename(self.storages[first], repetition.step) != self.storages[second]:
+        if self.rename(self.storages[first], repetition.step) != self.storages[second]:
             return False
         if places == (None, None) and unplaced is not None and not self.storages[first].name:
             unplaced.append((first, second))
@@ -183,51 +211,30 @@ class RecordedRows:
             and self.named_periods[second] in (None, own_second + repetition.step)
         )
 
-    def is_equal_stack(self, first: int, second: int, step: int) -> bool:
-        """Return whether a stack is equal to another but for the layer, which is `step` periods further."""
-        if first == second:
-            return self.stack_periods[first] is None
-        key = first, second, step
-        known = self._equal_stacks.get(key)
-        if known is None:
-            pairs = self.trace.stacks[first], self.trace.stacks[second]
-            known = len(pairs[0]) == len(pairs[1]) and all(
-                self._is_equal_region(*pair, step) for pair in zip(*pairs, strict=True)
-            )
-            self._equal_stacks[key] = known
-        return known
-
-    def is_equal_call(self, first: int, second: int, step: int) -> bool:
-        """Return whether an op call's signature is equal to another but for the layer that it names."""
-        signatures = self.trace.signatures
-        if first == second:
-            return self.signature_periods[first] is None
-        if self.signature_periods[first] is None:
-            return False
-        return rename_signature(signatures[first], self.run, step) == signatures[second]
-
-    def is_equal_exit(self, first: int, second: int, step: int) -> bool:
-        """Return whether a region's signature is equal to another but for the layer."""
-        key = first, second, step
-        known = self._equal_exits.get(key)
-        if known is None:
-            one, other = self.region_signatures[first], self.region_signatures[second]
-            known = (
-                self._is_equal_region(one.region, other.region, step)
-                and one.inputs == other.inputs
-                and one.outputs == other.outputs
-            )
-            self._equal_exits[key] = known
-        return known
-
-    def _is_equal_region(self, first: int, second: int, step: int) -> bool:
-        one, other = self.regions[first], self.regions[second]
-        if self.region_periods[first] is None:
-            return one == other
-        return one.kind == other.kind and self.run.rename(one.name, step) == other.name
-
-    def _rename(self, storage: Storage, periods: int) -> Storage:
+    def rename(self, storage: Storage, periods: int) -> Storage:
+        """Return a storage with the layer moved that its name contains."""
         return storage._replace(name=self.run.rename(storage.name, periods)) if storage.name else storage
+
+    def _is_equal(self, table: str, first: int, second: int, step: int) -> bool:
+        # An item is only once in its table.
+        if first == second or self.periods[table][first] is None:
+            return first == second and self.periods[table][first] is None
+        return bool(self.moved(table, first, step) == self.moved(table, second, 0))
+
+    def _move(self, table: str, index: int, periods: int) -> Any:
+        trace, run = self.trace, self.run
+        if table == "stack":
+            return tuple([self.moved("enter", region, periods) for region in trace.stacks[index]])
+        if table == "exit":
+            signature = trace.region_signatures[index]
+            return (self.moved("enter", signature.region, periods), signature.inputs, signature.outputs)
+        item = read_item(trace, table, index)
+        if not periods or self.periods[table][index] is None:
+            return item
+        if table == "enter":
+            return item._replace(name=run.rename(item.name, periods))
+        inputs = [run.rename_in(value, periods) if isinstance(value, str) else value for value in item.inputs]
+        return replace(item, inputs=tuple(inputs))
 
     def _count_storages(self) -> list[int]:
         """Return the number of storages that exist before each event, and after the last one.
@@ -236,16 +243,10 @@ class RecordedRows:
         event has named yet counts as created later, in each period alike.
         """
         counts = [count_registered(self.storages)]
-        for row in self.events:
-            counts.append(max(counts[-1], 1 + max(storages_of(row), default=-1)))
+        for event in self.events:
+            counts.append(max(counts[-1], 1 + max(storages_of(event), default=-1)))
         counts[-1] = len(self.storages)
         return counts
-
-
-def rename_signature(signature: Signature, run: LayerRun, periods: int) -> Signature:
-    """Return a signature with the layers moved that its texts name."""
-    inputs = [run.rename_in(value, periods) if isinstance(value, str) else value for value in signature.inputs]
-    return replace(signature, inputs=tuple(inputs))
 
 
 def periods_in(signature: Signature, run: LayerRun) -> set[int | None]:
@@ -263,15 +264,9 @@ def count_registered(storages: Iterable[Storage]) -> int:
     return count
 
 
-def storages_of(row: Row) -> tuple[int, ...]:
+def storages_of(event: Event) -> tuple[int, ...]:
     """Return the storages that an event reads, writes or frees."""
-    return (row[1],) if row[0] == "free" else (*row[5], *row[6])
-
-
-def _read_row(event: Event) -> Row:
-    if event[8:] != _UNMEASURED:
-        raise UnequalLayersError("events with times, memory or source lines cannot be repeated")
-    return event[:8]
+    return (event.item,) if event.kind == "free" else (*event.reads, *event.writes)
 
 
 def _only(periods: set[int | None]) -> int | None:

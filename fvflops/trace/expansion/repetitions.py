@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 
-from fvflops.trace.expansion.growth import replace_shape
 from fvflops.trace.expansion.layer_run import FIRST, KEPT, SECOND, UnequalLayersError
-from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, Row, count_registered
-from fvflops.trace.spec import tensors_in
+from fvflops.trace.expansion.recorded_rows import RecordedRows, Repetition, count_registered
+from fvflops.trace.records import Event
+from fvflops.trace.spec import TensorSpec, tensors_in
 
 
 def find_repetitions(rows: RecordedRows) -> tuple[list[Repetition], dict[int, ListCall]]:
@@ -29,21 +30,26 @@ class ListCall:
     """
 
     def __init__(self, rows: RecordedRows, position: int) -> None:
-        row = rows.events[position]
-        signature = rows.trace.signatures[row[1]]
+        event = rows.events[position]
+        signature = rows.trace.signatures[event.item]
         lists = [value for value in signature.inputs if isinstance(value, tuple) and value]
         self.length = len(lists[0]) if lists else 0
-        self.reads = repetitions_in(rows, row[5])
+        self.reads = repetitions_in(rows, event.reads)
         self.elements = [item for item in self.reads if item.end <= self.length]
         outputs = signature.outputs
-        is_stack = signature.op == "aten::stack" and outputs == (replace_shape(lists[0][0], (self.length,)),)
+        spec = lists[0][0] if lists else None
+        is_stack = (
+            signature.op == "aten::stack"
+            and isinstance(spec, TensorSpec)
+            and outputs == (replace(spec, shape=(self.length,)),)
+        )
         if is_stack:
             outputs = ()
             copied = sum(item.length for item in self.elements)
-            rows.vectors[row[6][0]] = self.length, self.length + rows.run.added * copied
+            rows.vectors[event.writes[0]] = (self.length, self.length + rows.run.added * copied)
         is_list_call = (
             self.length > 1
-            and len(row[5]) >= self.length
+            and len(event.reads) >= self.length
             and all(isinstance(value, tuple) and len(value) == self.length for value in (*lists, *outputs))
         )
         if not is_list_call or not self.elements:
@@ -54,25 +60,25 @@ class ListCall:
                 raise UnequalLayersError(f"{signature.op} has lists whose elements differ between equal layers")
         begin, end = rows.storages_before[position], rows.storages_before[position + 1]
         if end > begin and not is_stack:
-            if list(row[6]) != list(range(begin, begin + self.length)) or end != begin + self.length:
+            if list(event.writes) != list(range(begin, begin + self.length)) or end != begin + self.length:
                 raise UnequalLayersError(f"{signature.op} does not return one tensor for each element of its lists")
             for item in self.elements:
                 created = Repetition(begin + item.first, begin + item.second, begin + item.end, item.step)
                 if not rows.are_equal_storages(created):
                     raise UnequalLayersError(f"{signature.op} returns tensors that differ between equal layers")
                 rows.add_repetition(created)
-        self.writes = repetitions_in(rows, row[6])
+        self.writes = repetitions_in(rows, event.writes)
 
 
-def grow_results(rows: RecordedRows, row: Row) -> None:
+def grow_results(rows: RecordedRows, event: Event) -> None:
     """Add the results of a call on a vector with an element for each layer that grow with it."""
-    signature = rows.trace.signatures[row[1]]
-    lengths = {rows.vectors[index] for index in row[5] if index in rows.vectors}
+    signature = rows.trace.signatures[event.item]
+    lengths = {rows.vectors[index] for index in event.reads if index in rows.vectors}
     shapes = {spec.shape for spec in tensors_in((*signature.inputs, *signature.outputs))}
     if len(lengths) > 1 or not shapes <= {(), *((length,) for length, _ in lengths)}:
         raise UnequalLayersError(f"{signature.op} combines a tensor with an element for each layer with others")
     if any(spec.shape for spec in tensors_in(signature.outputs)):
-        rows.vectors.update(dict.fromkeys(row[6], lengths.pop()))
+        rows.vectors.update(dict.fromkeys(event.writes, lengths.pop()))
 
 
 def repetitions_in(rows: RecordedRows, storages: Sequence[int]) -> list[Repetition]:
@@ -155,14 +161,13 @@ class _Finder:
     def __init__(self, rows: RecordedRows) -> None:
         self._rows = rows
         self._events = rows.events
-        self._periods = [rows.period_of_event(row) for row in self._events]
+        self._periods = list(map(rows.period_of_event, self._events))
         # Events whose period depends on storages.
         self._by_storage = [
             position
-            for position, row in enumerate(self._events)
-            if row[0] == "free" or (row[0] == "op" and rows.stack_periods[row[2]] is None)
+            for position, event in enumerate(self._events)
+            if event.kind == "free" or (event.kind == "op" and rows.periods["stack"][event.stack] is None)
         ]
-        self._frees = {row[1]: position for position, row in enumerate(self._events) if row[0] == "free"}
         self._index_periods(0)
 
     def find(self) -> tuple[list[Repetition], dict[int, ListCall]]:
@@ -171,25 +176,25 @@ class _Finder:
         lists: dict[int, ListCall] = {}
         position = 0
         while position < len(events):
-            row = events[position]
-            if row[0] == "op" and self._periods[position] is None and self._reads_both(row):
+            event = events[position]
+            if event.kind == "op" and self._periods[position] is None and self._reads_both(event):
                 lists[position] = ListCall(rows, position)
                 self._index_periods(position)
-            elif row[0] == "op" and not rows.vectors.keys().isdisjoint(row[5]):
-                grow_results(rows, row)
+            elif event.kind == "op" and not rows.vectors.keys().isdisjoint(event.reads):
+                grow_results(rows, event)
             repetition = None
             if self._periods[position] in (FIRST, SECOND):
-                repetition = self._frees_at(position) if row[0] == "free" else self._calls_at(position)
+                repetition = self._frees_at(position) if event.kind == "free" else self._calls_at(position)
             if repetition is None:
                 position += 1
                 continue
             found.append(repetition)
-            position = repetition.end if row[0] == "free" else self._end_of(repetition)
+            position = repetition.end if event.kind == "free" else self._end_of(repetition)
             self._index_periods(position)
         return found, lists
 
-    def _reads_both(self, row: Row) -> bool:
-        return {FIRST, SECOND} <= {self._rows.period_of_storage(index) for index in (*row[5], *row[6])}
+    def _reads_both(self, event: Event) -> bool:
+        return {FIRST, SECOND} <= {self._rows.period_of_storage(index) for index in (*event.reads, *event.writes)}
 
     def _index_periods(self, begin: int) -> None:
         """Update the periods of events from `begin` on, and their positions by period."""
@@ -252,7 +257,7 @@ class _Finder:
         end = first
         while end < len(self._events) and self._events[end][0] == "free":
             end += 1
-        freed = [row[1] for row in self._events[first:end]]
+        freed = [event.item for event in self._events[first:end]]
         positions = {index: position for position, index in enumerate(freed)}
         found = _repetition_at(self._rows, freed, positions, 0)
         if found is None:

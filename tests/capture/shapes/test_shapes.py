@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fvflops.analysis import FlopCountAnalysis
+from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.capture.recorder.tensor_specs import tensors_of
 from fvflops.capture.run import ExecutionError, record_call
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules

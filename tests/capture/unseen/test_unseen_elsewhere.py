@@ -12,7 +12,7 @@ import torch
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, record
 from fvflops.cli import main
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import find_unsupported_locations
 from tests.support.models import unseen_elsewhere
 from tests.support.models.unseen_elsewhere import ENDLESS, KINDS, LAYER, RELEASED, RESULTS, SHAPE, Net, start_server
 

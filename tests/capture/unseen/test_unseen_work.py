@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, Trace, record
-from fvflops.analysis import summarise
+from fvflops.analysis.fvcore_text import summarise
 from fvflops.cli import main
-from fvflops.counting.unsupported_locations import find_unsupported_locations
+from fvflops.counting.uncounted_work import find_unsupported_locations
 from fvflops.reports import REPORTS
 from tests.support.models.unseen_work import KINDS, Net, NumpyFunction, PointerFunction
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fvflops.reports.html import minify
+from fvflops.reports.html import script
 from tests.support.reports.page_scripts import NAMES, SCRIPTS
 
 TRICKY = {
@@ -26,19 +26,19 @@ TRICKY = {
 
 @pytest.mark.parametrize(("text", "short"), TRICKY.values(), ids=TRICKY)
 def test_a_script_is_as_short_as_its_tokens(text, short):
-    assert minify.minify_script(text) == short
-    assert minify.minify_script(short) == short
+    assert script.minify_script(text) == short
+    assert script.minify_script(short) == short
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_s_modules_keep_their_tokens(name):
     def tokens_of(text):
         return [
-            token for token in minify._tokens(text) if token.strip() and not token.lstrip().startswith(("//", "/*"))
+            token for token in script._tokens(text) if token.strip() and not token.lstrip().startswith(("//", "/*"))
         ]
 
     text = (SCRIPTS / name).read_text()
-    before, after = tokens_of(text), iter(tokens_of(minify.minify_script(text)))
+    before, after = tokens_of(text), iter(tokens_of(script.minify_script(text)))
     kept = next(after)
     for token in before:
         if token == kept:
@@ -54,8 +54,8 @@ def test_a_style_keeps_its_selectors_and_values():
     .a:hover > .b, .c :is(p, q) { content: "a ; b"; font: 14px/1.5 var(--sans) }
     @media (max-width: 600px) and (hover: none) { .a { width: calc(100% - (2 * 4px)); } }
     """
-    assert minify.minify_style(style) == (
+    assert script.minify_style(style) == (
         '.a:hover > .b,.c :is(p,q){content:"a ; b";font:14px/1.5 var(--sans)}'
         "@media (max-width:600px) and (hover:none){.a{width:calc(100% - (2 * 4px))}}"
     )
-    assert re.search(r"\S", minify.minify_style(" /* a */ ")) is None
+    assert re.search(r"\S", script.minify_style(" /* a */ ")) is None

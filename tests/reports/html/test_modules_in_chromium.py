@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fvflops.reports.html.packed import pack, unpack
+from fvflops.reports.html.run_data import pack
 from fvflops.reports.html.script import join_scripts
+from tests.support.reports.breakdowns import unpack
 
 # With all that it imports: no module but the start of the page does anything before it is called.
 ENTRY = "page/comparison.js"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fvflops.reports.html import render_comparison
-from fvflops.views.run_views import Peaks
+from fvflops.views.breakdown import Peaks
 from tests.support.reports.breakdowns import break_run_down, break_stack_down
 
 

@@ -11,11 +11,9 @@ from fvflops import FlopCountAnalysis
 from fvflops.sources import SourceOptions, load_model, load_source
 from fvflops.sources.json_settings import read_settings
 from fvflops.sources.loaded_model import LoadedModel
-from fvflops.sources.transformers.config_json import merge_settings
-from fvflops.sources.transformers.configurations import make_config, own_config
-from fvflops.sources.transformers.default_settings import ADJUSTMENTS
+from fvflops.sources.transformers.configurations import make_config, merge_settings, own_config, read_tables
 from fvflops.sources.transformers.shrink_config import shrink
-from fvflops.sources.transformers.special_inputs import BATCH_AXES, FIXED_SHAPES, OMITTED, SPECIAL
+from fvflops.sources.transformers.special_inputs import FUNCTIONS
 from fvflops.sources.transformers.transformers_inputs import make_inputs
 from tests.support.library_versions import is_older, pinned_version
 
@@ -95,15 +93,14 @@ def build_base(model_type: str) -> Any:
         return model_class._from_config(own_config(model_class, config)).eval()
 
 
-@pytest.mark.parametrize(
-    "table",
-    [SPECIAL, FIXED_SHAPES, OMITTED, BATCH_AXES, ADJUSTMENTS],
-    ids=["special", "fixed", "omitted", "axes", "defaults"],
-)
-def test_model_types_in_tables_exist(table):
+def test_model_types_in_tables_exist():
     if is_older("transformers", pinned := pinned_version("transformers")):
         pytest.skip(f"the tables have the model types of transformers {pinned}")
-    assert not table.keys() - auto.CONFIG_MAPPING_NAMES.keys()
+    tables = read_tables()
+    special = {name for entry in tables["special"] for name in entry["models"]}
+    assert not special & FUNCTIONS.keys()
+    names = special.union(FUNCTIONS, *(tables[key] for key in ("fixed", "omitted", "batch_axes", "defaults")))
+    assert not names - auto.CONFIG_MAPPING_NAMES.keys()
 
 
 @pytest.mark.parametrize("model_type", SPECIAL_TYPES)

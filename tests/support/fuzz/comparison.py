@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from fvflops import ActivationCountAnalysis, ByteCountAnalysis, FlopCountAnalysis, Trace, TrainingStepAnalysis, record
-from fvflops.analysis import ModelAnalysis
+from fvflops.analysis.model_analysis import ModelAnalysis
 from fvflops.capture.run import record_call
 from fvflops.trace import Status
 from tests.support.fuzz.network import Network, Plan

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from fvflops.reports.html.packed import unpack
 from fvflops.trace import ModuleInfo, ModuleTree
 from fvflops.trace.timeline import Callee, Frame, Span, Timeline
-from fvflops.views.breakdown import Breakdown, Cell, Measure
-from fvflops.views.run_views import Peaks
+from fvflops.views.breakdown import Breakdown, Cell, Measure, Peaks
 
 # What a model may be called by somebody who means ill, or well; a module's name holds no dot.
 HOSTILE = (
@@ -160,3 +159,15 @@ def unpack_columns(data: dict[str, Any]) -> dict[str, Any]:
     for columns in (data["modules"], data["rows"], *data["measures"]):
         columns.update({key: unpack(value) for key, value in columns.items() if isinstance(value, dict)})
     return data
+
+
+def unpack(column: Sequence[Any] | dict[str, Any]) -> list[Any]:
+    """Return the values of a column."""
+    if not isinstance(column, dict):
+        return list(column)
+    values: list[Any] = []
+    for times, pattern, *steps in column["runs"]:
+        for repetition in range(times):
+            for index, value in enumerate(pattern):
+                values.append(value + repetition * steps[0][index] if steps and steps[0][index] else value)
+    return values

@@ -6,14 +6,21 @@ import csv
 import io
 import json
 import re
+import unicodedata
 from html.parser import HTMLParser
 from typing import Any
 
+from fvflops.reports.display_width import display_width
 from fvflops.reports.formats.json import SCHEMA
-from fvflops.reports.text.display_width import display_width
 
 WIDTH = 80  # cells of a line where the output is no terminal
 _VOID = {"meta", "input"}
+
+
+def take_cells(text: str) -> int:
+    """Return how many cells a terminal gives a text: wide letters two, marks on letters none."""
+    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in text)
+    return len(text) + wide - sum(unicodedata.category(mark) in ("Mn", "Me") for mark in text)
 
 
 class _Tags(HTMLParser):

@@ -22,6 +22,7 @@ from fvflops.torch_internals import (
     DispatchKeySet,
     ExcludeDispatchKeys,
     amp_availability,
+    has_kernel_for_key,
     ops_of_dispatch_key,
     pytree,
     scoped_library,
@@ -169,8 +170,11 @@ def _run(function: Any, converted: Any, is_on_cuda: bool, *args: Any, **kwargs: 
 
     Ops of torchvision, in float32 too, return the dtype that they were given.
     """
+    passes = torch.is_autocast_enabled("cuda") is not is_on_cuda
+    if passes and has_kernel_for_key(function.name(), DispatchKey.CompositeImplicitAutograd):
+        return function.decompose(*args, **kwargs)  # autocast converts the arguments of the ops inside
     with ExcludeDispatchKeys(DispatchKeySet(DispatchKey.AutocastCPU)):
-        if torch.is_autocast_enabled("cuda") is not is_on_cuda:
+        if passes:
             return function(*args, **kwargs)
         name = function.overloadpacket.__name__
         if name not in _RESULT_IN_FLOAT32 and converted is function:

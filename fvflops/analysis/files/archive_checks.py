@@ -1,0 +1,102 @@
+"""Entries of archives of torch, ops that do input or output, and the check of TorchScript before it is loaded."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Entries of an archive: their names without its folder, as torch's reader finds them."""
+
+    names: tuple[str, ...]
+    reader: Any
+
+    def data(self, name: str) -> bytes:
+        """Return the contents of an entry."""
+        return bytes(self.reader.get_record(name))
+
+
+def read_records(path: str) -> Records:
+    """Return the entries of an archive; a damaged or ambiguous one raises ValueError that names it."""
+    from fvflops.torch_internals import ArchiveReader
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            listed = archive.namelist()
+        reader = ArchiveReader(path)
+        names = tuple(reader.get_all_records())
+    except (RuntimeError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "").strip()
+        raise ValueError(f"{path} is a damaged archive: {reason[:200]}") from error
+    folders = {name.partition("/")[0] for name in listed}
+    if len(set(listed)) != len(listed) or len(folders) != 1 or len(names) != len(listed):
+        raise ValueError(f"{path} is an archive with several entries of one name, or outside of its folder: refused")
+    return Records(names, reader)
+
+
+# Those whose schema does not say it.
+_NAMED = frozenset(
+    ("aten::_print", "debugprims::load_tensor", "prim::Print", "prim::rpc_async", "prim::rpc_remote", "prim::rpc_sync")
+)
+_PATHS = ("filename", "file_name", "file", "path", "file_path", "filepath", "uri", "url", "src_path", "dst_path")
+
+
+def is_io_op(schema: Any) -> bool:
+    """Return whether the op of a schema takes a path, or is known to do input or output.
+
+    >>> import torch
+    >>> is_io_op(torch.ops.aten.from_file.default._schema), is_io_op(torch.ops.aten.mm.default._schema)
+    (True, False)
+    """
+    takes_path = any(item.name in _PATHS and str(item.type) in ("str", "Optional[str]") for item in schema.arguments)
+    return takes_path or schema.name in _NAMED
+
+
+@cache
+def io_words() -> frozenset[str]:
+    """Return the names, without namespaces, by which TorchScript calls the registered ops that do input or output."""
+    from fvflops.torch_internals import all_schemas
+
+    names = {schema.name for schema in all_schemas() if is_io_op(schema)} | _NAMED
+    return frozenset({name.partition("::")[2] for name in names} | {"print"})
+
+
+# Namespaces of the native classes that torch itself saves: packed weights.
+_CLASSES = ("quantized", "sparse", "xnnpack", "mkldnn", "mkldnn_prepacked", "rnn")
+_CLASS = re.compile(rb"torch\.classes\.(\w+)")
+_WORD = re.compile(r"\w+")
+# A name that `getattr` is given with escapes could be any.
+_ESCAPED = re.compile(r"\\[^nt\"'\\]")
+_LEGACY = "model.json"
+
+
+def check_script(path: str) -> None:
+    """Raise ValueError for TorchScript that could do input or output; its code is not run."""
+    read = read_records(path)
+    if _LEGACY in read.names:
+        raise ValueError(f"{path} is TorchScript of a version before 1.4: save it again by torch.jit.save")
+    for name in read.names:
+        if not name.endswith((".py", ".pkl")):
+            continue
+        data = read.data(name)
+        for found in _CLASS.findall(data):
+            if found.decode() not in _CLASSES:
+                raise ValueError(f"{path} contains an object of torch.classes.{found.decode()}, which is refused")
+        if name.endswith(".py"):
+            _check_code(path, data.decode("utf-8", errors="backslashreplace"))
+
+
+def _check_code(path: str, text: str) -> None:
+    words = set(_WORD.findall(text))
+    if called := sorted(words & io_words()):
+        raise ValueError(
+            f"{path} is TorchScript that names {called[0]!r}, an op that reads or writes files, prints or uses a "
+            "network: it is refused, whether the file is trusted or not"
+        )
+    if "getattr" in words and _ESCAPED.search(text):
+        raise ValueError(f"{path} is TorchScript that writes names with escapes: it is refused")

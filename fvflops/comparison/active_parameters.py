@@ -1,0 +1,377 @@
+"""Compute the share of each parameter that is active for an average token, from a recorded run's matrix products."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fvflops.comparison.token_routing import ALL, ExpertStack, ModuleCall, TokenSelection, floats_in, is_batch, is_float
+from fvflops.formulas import load_table
+from fvflops.trace import Event, ModuleTree, Signature, TensorSpec, Trace, TraceError, tensors_in
+from fvflops.trace.module_tree import modules_above
+
+
+def find_expert_groups(tree: ModuleTree) -> Iterator[list[str]]:
+    """Yield the names of sibling modules of one class with equal parameter shapes.
+
+    >>> from fvflops.trace import ModuleInfo, ParameterInfo, TensorSpec
+    >>> def linear(number: int, name: str, rows: int) -> ModuleInfo:
+    ...     weight = ParameterInfo(f"{name}.weight", TensorSpec((rows, 3)), number, True)
+    ...     return ModuleInfo(name, name, "Linear", parameters=(weight,))
+    >>> root = ModuleInfo("", "", "Net", children=(("a", "a"), ("b", "b"), ("c", "c")))
+    >>> tree = ModuleTree({"": root, "a": linear(0, "a", 2), "b": linear(1, "b", 2), "c": linear(2, "c", 4)})
+    >>> list(find_expert_groups(tree))
+    [['a', 'b']]
+    """
+    shapes: defaultdict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
+    for parameter in tree.parameters():
+        for owner in modules_above(parameter.name)[1:]:
+            shapes[owner].append((parameter.name[len(owner) :], parameter.spec.shape))
+    for module in tree.modules():
+        candidates: defaultdict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], list[str]] = defaultdict(list)
+        for _, path in module.children:
+            child = tree.by_name.get(path) if path is not None else None
+            if child is not None and child.name == child.canonical and child.name in shapes:
+                candidates[child.class_name, tuple(shapes[child.name])].append(child.name)
+        yield from (names for names in candidates.values() if len(names) > 1)
+
+
+_GROUPED = frozenset({"aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2"})
+_PRODUCTS = _GROUPED | {
+    *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear", "aten::einsum"),
+    *("aten::mv", "aten::addmv", "aten::_scaled_mm"),
+}
+# Their results depend on values, and select rows.
+_SELECTOR_OPS = frozenset(
+    {
+        *("aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin", "aten::multinomial"),
+        *("aten::max.dim", "aten::min.dim"),
+    }
+)
+# Their second argument is indexes of rows of the first.
+_GATHERS = frozenset(
+    {"aten::index", "aten::index_select", "aten::gather", "aten::take_along_dim", "aten::masked_select"}
+)
+# These write rows into a preallocated tensor.
+_SCATTERS = frozenset({"aten::index_put", "aten::index_put_", "aten::scatter", "aten::scatter_", "aten::copy_"})
+_LOOKUPS = frozenset({"aten::embedding", "aten::embedding_bag", "aten::_embedding_bag"})
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The use of each parameter in a run, by its canonical name.
+
+    `shares` are the active shares for an average token: 1 for a dense weight, 2/8 for experts of which a token is
+    routed to 2 of 8, 0 for a parameter that no op read. `looked_up` are embedding tables, which multiply nothing.
+    """
+
+    shares: Mapping[str, Fraction]
+    looked_up: frozenset[str]
+    unused: frozenset[str]
+
+
+def read_routing(trace: Trace) -> Routing:
+    """Return the share of each parameter that is active for an average token of a trace's forward passes.
+
+    A share is the MACs of a weight divided by its elements and by the rows that enter the module whose call selects;
+    for experts that are modules, the elements that enter an expert divided by those that enter that module. So experts
+    that are computed for all tokens and then multiplied by zero are fully active, and so are experts whose rows were
+    not selected by value, or whose op has no formula. A parameter that shares its storage (a wrapper, weights packed
+    into one buffer) counts as used where its module runs. A trace without ordered events raises TraceError.
+    """
+    if trace.events is None:
+        raise TraceError("this Trace has no ordered events; active parameters need them: record the model again")
+    walk = _RoutingWalk(trace)
+    for position, event in enumerate(trace.events):
+        walk.add_event(position, event)
+    return walk.routing()
+
+
+class _RoutingWalk:
+    """Walk the events of a trace, tracking which storages hold weights, selectors and selected rows."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._table = load_table("default")
+        self._parameters = {parameter.name: parameter for parameter in trace.modules.parameters()}
+        # Storage → the parameters that it contains, or a copy of them.
+        self._weights: dict[int, tuple[str, ...]] = {
+            index: (storage.name,)
+            for index, storage in enumerate(trace.storages)
+            if storage.origin == "parameter" or storage.name in self._parameters  # packed weights may be buffers
+        }
+        self._with_storage = {name for names in self._weights.values() for name in names}
+        self._selectors: set[int] = set()
+        # Storage → the selection that it derives from, and whether no parameter has been applied to it since.
+        self._selected: dict[int, tuple[TokenSelection, bool]] = {}
+        self._created_at: dict[int, int] = {}
+        self._calls: dict[tuple[int, ...], ModuleCall] = {(): ModuleCall(())}
+        self._used: set[str] = set()
+        self._looked_up: set[str] = set()
+        self._computed_with: set[str] = set()
+        self._multiplied: set[str] = set()
+        self._dense: set[str] = set()
+        self._stacks: defaultdict[str, ExpertStack] = defaultdict(ExpertStack)
+        self._groups = list(find_expert_groups(trace.modules))
+        self._grouped = {name for group in self._groups for name in group}
+        # Module → its calls that selected rows entered → storage → the selection.
+        self._arrivals: defaultdict[str, dict[ModuleCall, dict[int, TokenSelection]]] = defaultdict(dict)
+
+    def add_event(self, position: int, event: Event) -> None:
+        """Process the next event."""
+        if event.phase != "forward":
+            return
+        trace = self._trace
+        if event.kind == "op":
+            self._add_op(position, event, trace.signatures[event.item])
+        elif event.kind == "enter" and trace.regions[event.item].kind == "module":
+            path = (*trace.stacks[event.stack], event.item)
+            self._calls[path] = ModuleCall(path, position)
+        elif event.kind == "exit":
+            signature = trace.region_signatures[event.item]
+            call = self._calls.get((*trace.stacks[event.stack], signature.region))
+            if call is not None:
+                call.inputs = signature.inputs
+
+    def _add_op(self, position: int, event: Event, signature: Signature) -> None:
+        op = signature.packet
+        specs = _specs_of_reads(signature, event)
+        weights = {index: self._weights[index] for index in event.reads if index in self._weights}
+        copied = self._copied_weights(op, event, specs, weights)
+        for index, names in weights.items():
+            if index not in event.writes:
+                self._used.update(names)
+                if op in _LOOKUPS:
+                    self._looked_up.update(names)
+                elif not copied:
+                    self._computed_with.update(names)
+        self._record_arrivals(event)
+        if op in _PRODUCTS and weights and len(weights) < len(event.reads):
+            self._add_product(event, signature, specs, weights)
+        self._propagate(op, event, signature, bool(weights))
+        for index in event.writes:
+            if index not in event.reads:
+                self._created_at[index] = position
+                if copied:
+                    self._weights[index] = copied
+
+    def _copied_weights(
+        self,
+        op: str,
+        event: Event,
+        specs: Mapping[int, TensorSpec],
+        weights: Mapping[int, tuple[str, ...]],
+    ) -> tuple[str, ...]:
+        """Return the parameters that an op casts, concatenates, stacks, or gathers from a stack of experts."""
+        others = [index for index in event.reads if index not in weights]
+        if not weights or op in _PRODUCTS or op in _LOOKUPS:
+            return ()
+        if any(index not in specs or is_float(specs[index]) for index in others):
+            return ()
+        names = tuple(dict.fromkeys(name for names in weights.values() for name in names))
+        # Rows gathered from a matrix may be an embedding lookup, whose result is not a weight.
+        return () if op in _GATHERS and not any(self._is_stack(name) for name in names) else names
+
+    def _is_stack(self, name: str) -> bool:
+        return name in self._parameters and is_batch(self._parameters[name].spec)
+
+    def _add_product(
+        self,
+        event: Event,
+        signature: Signature,
+        specs: Mapping[int, TensorSpec],
+        weights: Mapping[int, tuple[str, ...]],
+    ) -> None:
+        """Record a matrix product: of selected rows with a stack of experts, or of any rows with a dense weight."""
+        for index, names in weights.items():
+            spec = specs.get(index)
+            if spec is not None and spec.ndim < 2:
+                continue  # a bias
+            self._multiplied.update(names)
+            others = [other for other in event.reads if other not in weights]
+            selection = self._find_selection([*others, index], event)
+            grouped = signature.packet in _GROUPED
+            batched = grouped or (spec is not None and is_batch(spec))
+            if selection is None and not grouped:
+                self._dense.update(names)
+                continue
+            call = self._enclosing_call(self._trace.stacks[event.stack]) if selection is None else selection.call
+            elements = sum(self._elements(name) for name in names)
+            for name in names:
+                if batched or self._is_stack(name):
+                    macs = self._table.price(signature).macs
+                    self._stacks[name].macs += Fraction(macs * self._elements(name), elements or 1)
+                    self._stacks[name].selections.setdefault(call, selection)
+                else:
+                    self._dense.add(name)
+
+    def _elements(self, name: str) -> int:
+        return self._parameters[name].spec.numel if name in self._parameters else 0
+
+    def _find_selection(self, storages: Iterable[int], event: Event) -> TokenSelection | None:
+        """Return the selection that one of some storages derives from, if its module is still running."""
+        stack = self._trace.stacks[event.stack]
+        for index in storages:
+            if index in self._selected:
+                selection, _ = self._selected[index]
+                path = selection.caller.path
+                if stack[: len(path)] == path and self._calls.get(path) is selection.caller:
+                    return selection
+        return None
+
+    def _enclosing_call(self, path: tuple[int, ...]) -> ModuleCall:
+        """Return the innermost module call on a stack."""
+        while path not in self._calls:
+            path = path[:-1]
+        return self._calls[path]
+
+    def _record_arrivals(self, event: Event) -> None:
+        """Record which of the running modules received selected rows as inputs."""
+        selections = {index: self._selected[index][0] for index in event.reads if self._is_unprocessed(index)}
+        if not selections:
+            return
+        stack = self._trace.stacks[event.stack]
+        for length, region in enumerate(stack, 1):
+            name = self._trace.regions[region].name
+            call = self._calls.get(stack[:length])
+            if call is None or name not in self._grouped:
+                continue
+            for index, selection in selections.items():
+                if self._created_at.get(index, -1) < call.start:
+                    self._arrivals[name].setdefault(call, {})[index] = selection
+
+    def _propagate(self, op: str, event: Event, signature: Signature, with_weights: bool) -> None:
+        """Propagate selectors and selections from an op's reads to its writes."""
+        reads, writes = event.reads, event.writes
+        selection = self._new_selection(op, event, signature, with_weights)
+        # Attention weighs values by a softmax, which does not select rows.
+        mixes = with_weights or "softmax" in op or "scaled_dot_product" in op
+        if op in _SELECTOR_OPS or signature.op in _SELECTOR_OPS or not (mixes or self._selectors.isdisjoint(reads)):
+            self._selectors.update(writes)
+        if selection is not None:
+            self._selected.update(dict.fromkeys(writes, (selection, True)))
+            return
+        selections = [self._selected[index] for index in reads if index in self._selected]
+        if selections:
+            others = [
+                index for index in reads if index not in self._selected and not (op in _SCATTERS and index in writes)
+            ]
+            specs = _specs_of_reads(signature, event) if others else {}
+            only_selected = not any(index not in specs or is_float(specs[index]) for index in others)
+            unprocessed = only_selected and not with_weights and all(unprocessed for _, unprocessed in selections)
+            self._selected.update(dict.fromkeys(writes, (selections[0][0], unprocessed)))
+
+    def _new_selection(self, op: str, event: Event, signature: Signature, with_weights: bool) -> TokenSelection | None:
+        """Return the selection that an op makes; rows selected from selected rows belong to the first selection."""
+        reads = event.reads
+        selectors = [index for index in reads if index in self._selectors]
+        if op in _GATHERS:
+            source = reads[0] if self._selectors.intersection(reads[1:]) else None
+        elif op in _PRODUCTS and not with_weights and selectors:
+            source = next((index for index in reads if index not in self._selectors), None)
+        else:
+            return None
+        if source is None:
+            return None
+        if self._is_unprocessed(source):
+            return self._selected[source][0]
+        spec = _specs_of_reads(signature, event).get(source)
+        if spec is None or not is_float(spec):
+            return None
+        call = self._enclosing_call(self._trace.stacks[event.stack])
+        caller = self._enclosing_call(call.path[:-1])
+        return TokenSelection(source, spec, call, caller, source in self._weights)
+
+    def _is_unprocessed(self, index: int) -> bool:
+        return index in self._selected and self._selected[index][1]
+
+    # --- results ---
+
+    def routing(self) -> Routing:
+        """Return the routing of the events so far."""
+        running = {scope[-1] for stack in self._trace.active if (scope := self._trace.scopes()[stack])}
+        used = self._used | {
+            name for name in self._parameters if name not in self._with_storage and self._forward_owner(name) in running
+        }
+        stacks = {
+            name: stack.share(self._elements(name)) for name, stack in self._stacks.items() if name not in self._dense
+        }
+        # (module, number of experts) → share: for parameters that are added along an axis of experts, such as biases.
+        leading = {self._leading_size(name): share for name, share in stacks.items() if self._is_stack(name)}
+        experts = self._expert_shares()
+        shares = {}
+        for name in self._parameters:
+            if name not in used:
+                share = Fraction(0)
+            elif name in stacks:
+                share = stacks[name]
+            elif (
+                expert := next((path for path in reversed(modules_above(name)) if path in experts), None)
+            ) is not None:
+                share = experts[expert]
+            elif name in self._multiplied or self._parameters[name].spec.ndim < 2:
+                share = ALL
+            else:
+                share = leading.get(self._leading_size(name), ALL)
+            shares[name] = share
+        return Routing(
+            shares,
+            frozenset(self._looked_up - self._computed_with),
+            frozenset(self._parameters) - used,
+        )
+
+    def _forward_owner(self, name: str) -> str | None:
+        """Return the nearest module above a parameter that has a forward: a container of packed weights has none."""
+        by_name = self._trace.modules.by_name
+        owners = reversed(modules_above(name))
+        return next((owner for owner in owners if owner in by_name and by_name[owner].has_forward), None)
+
+    def _leading_size(self, name: str) -> tuple[str, int]:
+        return name.rpartition(".")[0], self._parameters[name].spec.shape[0]
+
+    def _expert_shares(self) -> dict[str, Fraction]:
+        """Return the share of each module that is an expert."""
+        shares: dict[str, Fraction] = {}
+        for group in self._groups:
+            arrivals = {name: self._arrivals[name] for name in group if name in self._arrivals}
+            if not self._is_partitioned(arrivals):
+                continue
+            selections = {selection.call: selection for calls in arrivals.values() for _, selection in _pairs(calls)}
+            elements = sum(selection.tokens() * selection.width for selection in selections.values())
+            for name, calls in arrivals.items():
+                if elements:
+                    shares[name] = min(
+                        ALL, Fraction(sum(_selected_input(call, calls[call]).numel for call in calls), elements)
+                    )
+        return shares
+
+    def _is_partitioned(self, arrivals: Mapping[str, Mapping[ModuleCall, Mapping[int, TokenSelection]]]) -> bool:
+        """Return whether modules split a selection of one tensor, instead of each processing all of it or its own."""
+        names: defaultdict[int, set[str]] = defaultdict(set)
+        for name, calls in arrivals.items():
+            for _, selection in _pairs(calls):
+                names[selection.source].add(name)
+        storages = {index for calls in arrivals.values() for index, _ in _pairs(calls)}
+        available = sum(self._trace.storages[index].nbytes for index in storages)
+        consumed = sum(_selected_input(call, calls[call]).nbytes for calls in arrivals.values() for call in calls)
+        return any(len(sharing) > 1 for sharing in names.values()) and consumed <= available
+
+
+def _pairs(calls: Mapping[ModuleCall, Mapping[int, TokenSelection]]) -> Iterator[tuple[int, TokenSelection]]:
+    return (pair for selections in calls.values() for pair in selections.items())
+
+
+def _selected_input(call: ModuleCall, selections: Mapping[int, TokenSelection]) -> TensorSpec:
+    """Return the tensor of selected rows that entered a call, an empty one where none is found."""
+    widths = {selection.width for selection in selections.values()}
+    specs = floats_in(call.inputs)
+    first = specs[0] if specs else TensorSpec((0,))
+    return next((spec for spec in specs if spec.shape[-1] in widths), first)
+
+
+def _specs_of_reads(signature: Signature, event: Event) -> dict[int, TensorSpec]:
+    """Return the spec of each storage that a call reads, {} where they cannot be matched."""
+    specs = list(tensors_in(signature.inputs))
+    return dict(zip(event.reads, specs, strict=True)) if len(specs) == len(event.reads) else {}

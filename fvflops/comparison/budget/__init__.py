@@ -1,1 +1,0 @@
-"""Check a model against its budget file."""

@@ -1,0 +1,356 @@
+"""Read a YAML file of budgets, and update it without changing its comments.
+
+tolerance: 1%                    # for all models; 0 if omitted
+models:
+  resnet50:
+    table: exact                 # the convention; default if omitted
+    flops: 8.2G                  # at most this: an integer, or K, M, G, T, P, Ki, Mi ... as suffix
+    parameters: {exact: 25557032}
+    memory: {max: 180MiB, tolerance: 5%}
+    unsupported: 0               # ops without a formula
+    modules: {layer1: 1.3G}      # not limits: recorded by --update, to find what grew
+    operators: {conv: 8.1G}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple, TypeVar
+
+from fvflops.counting.metrics import METRICS
+from fvflops.formulas.loading import require_table_name
+from fvflops.formulas.yaml_document import Node, parse_document, read_document
+from fvflops.text import record_repr, suggest, truncate
+from fvflops.units import parse_share, parse_size
+
+# Keys besides the metrics: the predicted peak memory in bytes, and the number of unsupported ops.
+OTHER_KEYS = ("memory", "unsupported")
+OLD_KEYS = {"unknown": "unsupported"}  # of older files
+
+
+def budget_keys() -> tuple[str, ...]:
+    """Return the keys that a budget may limit."""
+    return (*METRICS, *OTHER_KEYS)
+
+
+class Limit(NamedTuple):
+    """The limit of one metric: at most `value`, or exactly `value`, with a relative tolerance.
+
+    >>> Limit("flops", 100, tolerance=Fraction(1, 100)).allows(101), Limit("flops", 100, exact=True).allows(99)
+    (True, False)
+    """
+
+    metric: str
+    value: int
+    exact: bool = False
+    tolerance: Fraction = Fraction(0)
+
+    def allows(self, value: int) -> bool:
+        """Return whether a value is within the limit."""
+        over = value - self.value
+        return (abs(over) if self.exact else over) <= self.value * self.tolerance
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Budget:
+    """The limits of one model by metric, and the FLOPs by module and operator that --update recorded."""
+
+    name: str
+    limits: Mapping[str, Limit]
+    table: str | None = None
+    modules: Mapping[str, int] = field(default_factory=dict)
+    operators: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+
+_FILE_KEYS = ("description", "tolerance", "table", "models")
+_RECORDED_KEYS = ("modules", "operators")  # FLOPs of parts, without limits
+_SETTINGS = ("tolerance", "table", *_RECORDED_KEYS)
+_LIMIT_KEYS = ("max", "exact", "tolerance")
+_UNQUOTED_NAME = re.compile(r"[A-Za-z_][\w./:@-]*[\w]|[A-Za-z_]", re.ASCII)
+_YAML_CONSTANTS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+_NEW_FILE = (
+    "# What each model may cost at most; `fvflops check MODEL --budget FILE` compares, --update rewrites.\nmodels:\n"
+)
+
+Returned = TypeVar("Returned")
+
+
+class Update(NamedTuple):
+    """The new text of a budget file, with its changes: (entry, old text or None, new text)."""
+
+    text: str
+    changes: tuple[tuple[str, str | None, str], ...]
+
+
+def load_budgets(path: str) -> dict[str, Budget]:
+    """Return name → budget of a file; a mistake in it raises TableError, whose message starts with file and line."""
+    return _read_budgets(read_document(path))
+
+
+def parse_budgets(text: str, file: str) -> dict[str, Budget]:
+    """Return name → budget of a text; errors are those of `load_budgets`.
+
+    >>> parse_budgets("models: {net: {flops: 1.2K}}", "budget.yaml")["net"].limits["flops"].value
+    1200
+    >>> parse_budgets("models: {net: {flosp: 1.2K}}", "budget.yaml")
+    Traceback (most recent call last):
+    fvflops.formulas.yaml_document.TableError: budget.yaml:1: unknown key 'flosp': did you mean 'flops'?
+    """
+    return _read_budgets(parse_document(text, file))
+
+
+def find_budget(budgets: Mapping[str, Budget], name: str, path: str) -> Budget:
+    """Return the budget of a name; an unknown one raises ValueError naming the nearest."""
+    if name not in budgets:
+        hint = suggest(name, budgets) or f": it has {', '.join(map(truncate, budgets)) or 'none'}"
+        remedy = "--name or name= chooses one; updating the file adds this one"
+        raise ValueError(f"{path} has no model {truncate(name)!r}{hint} ({remedy})")
+    return budgets[name]
+
+
+def make_limit(metric: str, value: object, tolerance: Fraction = Fraction(0)) -> Limit:
+    """Return a limit from an integer, a string such as "1.2G", or {"max": value} or {"exact": value}.
+
+    >>> make_limit("flops", {"exact": "1.2G"})
+    Limit(metric='flops', value=1200000000, exact=True, tolerance=Fraction(0, 1))
+    """
+    metric = OLD_KEYS.get(metric, metric)
+    if metric not in budget_keys():
+        hint = suggest(metric, budget_keys()) or f": there are {', '.join(budget_keys())}"
+        raise ValueError(f"unknown metric {truncate(metric)!r}{hint}")
+    exact = False
+    if isinstance(value, Mapping):
+        unknown = value.keys() - set(_LIMIT_KEYS)
+        if unknown or ("max" in value) == ("exact" in value):
+            raise ValueError(f"{metric} is {truncate(repr(value))}: pass {{'max': 1200}} or {{'exact': 1200}}")
+        if "tolerance" in value:
+            tolerance = parse_share(str(value["tolerance"]))
+        exact = "exact" in value
+        value = value["exact" if exact else "max"]
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"{metric} is {truncate(repr(value))}: pass an integer, or a string such as '1.2G'")
+    return Limit(metric, parse_size(str(value)), exact, tolerance)
+
+
+def update_text(
+    text: str | None,
+    file: str,
+    name: str,
+    values: Mapping[str, int],
+    *,
+    recorded: Mapping[str, Mapping[str, int]] | None = None,
+    table: str | None = None,
+) -> Update:
+    """Return the text of a budget file with the values of one model; comments and other lines are unchanged.
+
+    The limits of a model in the file are rewritten; a new model is added with all values and the table. `recorded` maps
+    "modules" and "operators" to name → FLOPs. A line that cannot be rewritten raises TableError.
+    """
+    text = _NEW_FILE if text is None or not text.strip() else text
+    if text != _NEW_FILE and name in parse_budgets(text, file):
+        update = _rewrite(text, file, name, values, recorded or {})
+    else:
+        update = _append(text, file, name, values, recorded or {}, table)
+    limits = parse_budgets(update.text, file)[name].limits  # checks the result
+    unwritten = [metric for metric in limits if metric in values and limits[metric].value != values[metric]]
+    if unwritten:
+        raise ValueError(
+            f"{file}: {', '.join(unwritten)} of {name} cannot be rewritten: write each on a line of its own"
+        )
+    return update
+
+
+def _read_budgets(document: Node) -> dict[str, Budget]:
+    fields = document.fields("a budget file", _FILE_KEYS)
+    if "models" not in fields:
+        raise document.error("there are no models: write models: {NAME: {flops: 1.2G}}")
+    tolerance = _read(fields["tolerance"], "tolerance", parse_share) if "tolerance" in fields else Fraction(0)
+    table = _read_table(fields)
+    models = fields["models"].fields("models")
+    return {name: _read_budget(name, node, tolerance, table) for name, node in models.items()}
+
+
+def _read_table(fields: dict[str, Node]) -> str | None:
+    if "table" not in fields:
+        return None
+    table = fields["table"].text("table")
+    require_table_name(table, fields["table"], "table")
+    return table
+
+
+def _read_budget(name: str, node: Node, tolerance: Fraction, table: str | None) -> Budget:
+    fields = _fields_of_budget(name, node)
+    if "tolerance" in fields:
+        tolerance = _read(fields["tolerance"], "tolerance", parse_share)
+    table = _read_table(fields) or table
+    limits = {metric: _read_limit(metric, fields[metric], tolerance) for metric in budget_keys() if metric in fields}
+    if not limits:
+        raise node.error(f"{truncate(name)} has no limit: write one of {', '.join(budget_keys())}, such as flops: 1.2G")
+    recorded = [
+        {key: _read(item, f"{kind}, {truncate(key)}", parse_size) for key, item in fields[kind].fields(kind).items()}
+        if kind in fields
+        else {}
+        for kind in _RECORDED_KEYS
+    ]
+    return Budget(name, limits, table, *recorded)
+
+
+def _fields_of_budget(name: str, node: Node) -> dict[str, Node]:
+    """Return the fields of a model's budget; a key of an older file has its present name."""
+    fields = node.fields(f"the budget of {truncate(name)}", (*budget_keys(), *_SETTINGS, *OLD_KEYS))
+    for old, new in OLD_KEYS.items():
+        if old in fields and new in fields:
+            raise fields[old].error(
+                f"{old} is an older name of {new}, which {truncate(name)} has too: write {new} alone"
+            )
+    return {OLD_KEYS.get(key, key): value for key, value in fields.items()}
+
+
+def _read_limit(metric: str, node: Node, tolerance: Fraction) -> Limit:
+    if isinstance(node.value, str):
+        return Limit(metric, _read(node, metric, parse_size), False, tolerance)
+    fields = node.fields(metric, _LIMIT_KEYS)
+    if ("max" in fields) == ("exact" in fields):
+        raise node.error(f"{metric} is either max or exact: write {metric}: {{max: 1.2G}}")
+    if "tolerance" in fields:
+        tolerance = _read(fields["tolerance"], f"tolerance of {metric}", parse_share)
+    key = "exact" if "exact" in fields else "max"
+    return Limit(metric, _read(fields[key], f"{key} of {metric}", parse_size), key == "exact", tolerance)
+
+
+def _read(node: Node, label: str, parse: Callable[[str], Returned]) -> Returned:
+    text = node.text(label)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise node.error(f"{label}: {error}") from None
+
+
+def _rewrite(
+    text: str, file: str, name: str, values: Mapping[str, int], recorded: Mapping[str, Mapping[str, int]]
+) -> Update:
+    lines = text.split("\n")
+    models = parse_document(text, file).fields("a budget file")["models"].fields("models")
+    fields = _fields_of_budget(name, models[name])
+    changes: list[tuple[str, str | None, str]] = []
+    for metric in (metric for metric in values if metric in fields):
+        changes += _rewrite_limit(lines, fields[metric], name, metric, values[metric])
+    # From the bottom, so that the lines above keep their numbers.
+    blocks = [(fields[kind].line, kind) for kind in _RECORDED_KEYS if kind in fields and kind in recorded]
+    for first_line, kind in sorted(blocks, reverse=True):
+        changes += _replace_block(lines, fields[kind], first_line, kind, recorded[kind])
+    added = [kind for kind in _RECORDED_KEYS if kind in recorded and kind not in fields]
+    if added:
+        first = next(iter(fields.values()))
+        indent = _indent(lines[first.line - 1])
+        # The blocks above were rewritten, so they may have got longer or shorter.
+        end = _last_line(Node(file, first.line, fields)) + sum(
+            len(recorded[kind]) - (_last_line(fields[kind]) - line) for line, kind in blocks
+        )
+        if not lines[first.line - 1].strip().startswith((*fields, *OLD_KEYS)):
+            raise first.error(f"{', '.join(added)} cannot be added here: write each metric of {name} on its own line")
+        lines[end:end] = [line for kind in added for line in _write_block(kind, recorded[kind], indent)]
+        changes += [(kind, None, f"{len(recorded[kind])} recorded") for kind in added]
+    return Update("\n".join(lines), tuple(changes))
+
+
+def _rewrite_limit(
+    lines: list[str], node: Node, name: str, metric: str, value: int
+) -> list[tuple[str, str | None, str]]:
+    """Write a value into the line of its limit; return the change, [] if the limit has that value."""
+    named = "|".join([metric, *(old for old, new in OLD_KEYS.items() if new == metric)])
+    key = f"(?:{named})"
+    if not isinstance(node.value, str):
+        key = "exact" if "exact" in node.fields(metric) else "max"
+        node = node.fields(metric)[key]
+    old, new = node.text(metric), f"{value:_}"
+    if parse_size(old) == value:
+        return []
+    line = lines[node.line - 1]
+    # Several metrics on one line may each have a max or exact: search from this metric's name.
+    metric_at = re.search(rf"\b(?:{named})[\"']?\s*:", line) if key in _LIMIT_KEYS else None
+    start = metric_at.start() if metric_at else 0
+    rest, count = re.subn(rf"(\b{key}[\"']?\s*:\s*[\"']?){re.escape(old)}", rf"\g<1>{new}", line[start:], count=1)
+    if not count:
+        raise node.error(f"{metric} of {name} cannot be rewritten here: write {metric}: {old} on one line")
+    lines[node.line - 1] = line[:start] + rest
+    return [(metric, old, new)]
+
+
+def _replace_block(
+    lines: list[str], node: Node, first_line: int, kind: str, values: Mapping[str, int]
+) -> list[tuple[str, str | None, str]]:
+    line = lines[first_line - 1]
+    if not line.strip().startswith(kind):
+        raise node.error(f"{kind} cannot be rewritten here: write it on lines of its own")
+    old = {key: parse_size(item.text(key)) for key, item in node.fields(kind).items()}
+    if old == dict(values):
+        return []
+    lines[first_line - 1 : _last_line(node)] = _write_block(kind, values, _indent(line))
+    return [
+        (f"{kind}, {key}", _format_flops(old.get(key)), _format_flops(values.get(key)))
+        for key in [*(key for key in old if key not in values), *values]
+        if old.get(key) != values.get(key)
+    ]
+
+
+def _format_flops(value: int | None) -> str:
+    return "none" if value is None else f"{value:_}"
+
+
+def _append(
+    text: str,
+    file: str,
+    name: str,
+    values: Mapping[str, int],
+    recorded: Mapping[str, Mapping[str, int]],
+    table: str | None,
+) -> Update:
+    lines = text.rstrip("\n").split("\n")
+    indent, end = "  ", len(lines)
+    if text != _NEW_FILE:
+        models = parse_document(text, file).fields("a budget file")["models"]
+        entries = models.fields("models")
+        if entries:
+            first = next(iter(entries.values()))
+            indent, end = _indent(lines[first.line - 1]), _last_line(models)
+            if first.line == models.line:
+                raise models.error("a model cannot be added here: write each model on lines of its own")
+    new = [f"{indent}{_quote(name)}:"]
+    new += [f"{indent}  table: {_quote(table)}"] if table else []
+    new += [f"{indent}  {metric}: {value:_}" for metric, value in values.items()]
+    new += [line for kind in recorded for line in _write_block(kind, recorded[kind], indent + "  ")]
+    lines[end:end] = new
+    changes = [(metric, None, f"{value:_}") for metric, value in values.items()]
+    changes += [(kind, None, f"{len(recorded[kind])} recorded") for kind in recorded]
+    return Update("\n".join(lines) + "\n", tuple(changes))
+
+
+def _write_block(kind: str, values: Mapping[str, int], indent: str) -> list[str]:
+    if not values:
+        return [f"{indent}{kind}: {{}}"]
+    return [f"{indent}{kind}:", *(f"{indent}  {_quote(key)}: {value:_}" for key, value in values.items())]
+
+
+def _quote(name: str) -> str:
+    if _UNQUOTED_NAME.fullmatch(name) and name.lower() not in _YAML_CONSTANTS:
+        return name
+    # YAML reads a JSON string, except for escapes of characters beyond 16 bits.
+    quoted = json.dumps(name, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _last_line(node: Node) -> int:
+    nested = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    return max([node.line, *map(_last_line, nested)])

@@ -1,0 +1,307 @@
+"""Report of the differences in cost between two models, largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fvflops.comparison.differences import (
+    MEASURES,
+    Change,
+    Changed,
+    Costs,
+    ModelDifference,
+    ModuleChange,
+    OperatorChange,
+    Side,
+    sum_costs,
+)
+from fvflops.counting.metrics import METRICS
+from fvflops.reports import document as doc
+from fvflops.reports.document import Column, Document, Items, Part, Table, Value, data_only, text_column
+from fvflops.reports.escaping import list_ops, plain_name, printable_short
+from fvflops.reports.terminal.layer_ranges import find_pattern, format_range
+from fvflops.units import format_change, format_quantity, format_ratio, format_short, format_signed, format_thousands
+
+TOP = 20  # rows of a table
+_MAX_NAMES = 6  # in one sentence
+_ARROW = " → "
+_HEADINGS = {**{measure: METRICS[measure].short for measure in MEASURES}, "calls": "Calls"}
+# Value of a Status → its text in reports.
+_STATUSES = {"zero_flop": "zero-FLOP", "ignored": "ignored", "unsupported": "unsupported"}
+_USUAL_STATUSES = ("counted", "zero-FLOP")  # the column of statuses is hidden if there are no others
+
+
+@dataclass(frozen=True, slots=True)
+class _Row(Changed):
+    """The sum of modules with equal changes, such as those of repeated layers."""
+
+    name: str
+    modules: tuple[ModuleChange, ...]
+    before: Costs
+    after: Costs
+
+
+def shortened_report(difference: ModelDifference) -> Document:
+    """Return the report as `print` shows it."""
+    return difference_report(difference).ranked(top=TOP)
+
+
+def difference_report(difference: ModelDifference, *, measure: str = "flops") -> Document:
+    """Return the totals, and the modules and operators that differ, those of which `measure` changed most first.
+
+    Equal changes of modules whose names differ in numbers only are one row. An unknown measure raises ValueError.
+    """
+    if measure not in MEASURES:
+        raise ValueError(f"measure must be one of {', '.join(MEASURES)}; got {measure!r}")
+    total, title = difference.total(measure), METRICS[measure].title
+    relative = "from 0" if total.ratio is None else format_change(total.difference / total.before)
+    verdict = f"{title} {format_signed(total.difference)} ({relative})" if total.difference else f"{title} unchanged"
+    parts: list[Part] = [
+        Items("", _describe_sides(difference)),
+        _list_totals(difference),
+        _list_modules(difference, measure),
+        _list_operators(difference, measure),
+        Items("", _write_sentences(difference)) if difference else _describe_equality(difference),
+    ]
+    return Document(
+        "difference",
+        f"Cost of the model: {verdict}",
+        parts,
+        main="modules",
+        also=("operators",),
+        data=_encode_difference(difference),
+    )
+
+
+def _describe_sides(difference: ModelDifference) -> list[str]:
+    lines = []
+    for label, side in (("before", difference.before), ("after", difference.after)):
+        name = "" if side.name == label else f" {plain_name(side.name)}"
+        lines.append(f"{label}:{name}{f' on {plain_name(side.inputs)}' if side.inputs else ''}")
+    return [
+        *lines,
+        f"convention: {plain_name(difference.table)} (a MAC is {format_quantity(difference.multiply_add, 'FLOP')})",
+    ]
+
+
+def _describe_equality(difference: ModelDifference) -> str:
+    modules, operators = len(difference.modules), len(difference.operators)
+    return f"No difference in {format_quantity(modules, 'module')} and {format_quantity(operators, 'operator')}."
+
+
+def _list_totals(difference: ModelDifference) -> Table:
+    rows = [(METRICS[measure].title, *_list_numbers(difference.total(measure))) for measure in MEASURES]
+    return Table("totals", (text_column("metric"), *_number_columns()), rows, noun="metric")
+
+
+def _list_modules(difference: ModelDifference, measure: str) -> Table:
+    """Return the modules with a difference in any measure."""
+    rows = [row for row in _group(difference.by_module(measure), measure) if _has_difference(row)]
+    columns = (
+        text_column("module", form=lambda name: printable_short(name) or "model", shorten_last=True),
+        text_column("change"),
+        text_column("class", form=printable_short),
+    )
+    cells = [(row.name, row.modules[0].kind, _class_of(row.modules[0])) for row in rows]
+    hidden = [] if {row.modules[0].kind for row in rows} - {"changed"} else ["change"]
+    table = _tabulate_changes(columns, cells, rows, measure, MEASURES, hidden)
+    title = f"Modules without their submodules, by {METRICS[measure].title}"
+    return replace(table, name="modules", title=title)
+
+
+def _list_operators(difference: ModelDifference, measure: str) -> Table:
+    operators = difference.by_operator(measure)
+    statuses = [_STATUSES.get(operator.status, operator.status) for operator in operators]
+    columns = text_column("operator", form=printable_short), text_column("status")
+    cells = [(operator.label, status) for operator, status in zip(operators, statuses, strict=True)]
+    hidden = [] if set(statuses) - set(_USUAL_STATUSES) else ["status"]
+    table = _tabulate_changes(columns, cells, operators, measure, (*MEASURES[:3], "calls"), hidden)
+    return replace(table, name="operators", title=f"Operators, by {METRICS[measure].title}")
+
+
+def _tabulate_changes(
+    columns: Sequence[Column],
+    cells: Sequence[tuple[Value, ...]],
+    items: Sequence[Changed],
+    measure: str,
+    measures: Sequence[str],
+    hidden: Sequence[str],
+) -> Table:
+    """Return rows of cells, each followed by an item's change of a measure and its differences in the others."""
+    # FLOPs and MACs last, since they largely repeat each other.
+    others = sorted((other for other in measures if other != measure), key=lambda other: other in ("flops", "macs"))
+    rows = [
+        (*first, *_list_numbers(item.change(measure)), *(item.change(other).difference for other in others))
+        for first, item in zip(cells, items, strict=True)
+    ]
+    all_columns = (*columns, *_number_columns(), *map(_difference_column, others))
+    redundant = [*_find_redundant(items, measure, others), *hidden]
+    return Table("changes", data_only(all_columns, redundant), rows, summed="difference")
+
+
+def _number_columns() -> tuple[Column, ...]:
+    ratio = doc.number_column("ratio", form=lambda ratio: f"×{format_ratio(ratio)}" if ratio else "")
+    return doc.number_column("before"), doc.number_column("after"), doc.difference_column("difference"), ratio
+
+
+def _difference_column(measure: str) -> Column:
+    return doc.difference_column(measure, f"Δ {_HEADINGS[measure]}")
+
+
+def _list_numbers(change: Change) -> tuple[Value, ...]:
+    return change.before, change.after, change.difference, change.ratio
+
+
+def _find_redundant(rows: Sequence[Changed], measure: str, others: Sequence[str]) -> list[str]:
+    """Return the measures without a difference, and FLOPs or MACs if equal to the column of the other."""
+    main = [row.change(measure).difference for row in rows]
+    redundant = []
+    for other in others:
+        column = [row.change(other).difference for row in rows]
+        if not any(column) or (column == main and {other, measure} == {"flops", "macs"}):
+            redundant.append(other)
+    return redundant
+
+
+def _has_difference(row: _Row) -> bool:
+    return any(row.change(measure).difference for measure in MEASURES)
+
+
+def _group(modules: Sequence[ModuleChange], measure: str) -> list[_Row]:
+    """Return the modules in rows; equal changes share a row if their names differ in digits only."""
+    groups: dict[tuple[Any, ...], list[ModuleChange]] = {}
+    for module in modules:
+        key = (
+            find_pattern(module.before_name), find_pattern(module.after_name), module.before_class, module.after_class,
+            module.before, module.after, module.operators, module.kind, module.parent_renamed,
+        )  # fmt: skip
+        groups.setdefault(key, []).append(module)
+    rows = [
+        _Row(
+            _name_row(group),
+            tuple(group),
+            sum_costs(module.before for module in group),
+            sum_costs(module.after for module in group),
+        )
+        for group in groups.values()
+    ]
+    return sorted(rows, key=lambda row: -abs(row.change(measure).difference))
+
+
+def _name_row(group: Sequence[ModuleChange]) -> str:
+    before = format_range([module.before_name for module in group if module.before_name is not None])
+    after = format_range([module.after_name for module in group if module.after_name is not None])
+    name = after if before in ("", after) else before if not after else f"{before or 'model'}{_ARROW}{after}"
+    if group[0].before_name == "" and after:
+        name = f"model{_ARROW}{after}"
+    if group[0].after_name == "" and before:
+        name = f"{before}{_ARROW}model"
+    return name + (f" × {len(group)}" if len(group) > 1 else "")
+
+
+def _class_of(module: ModuleChange) -> str:
+    before, after = module.before_class, module.after_class
+    return before + _ARROW + after if before and after and before != after else after or before
+
+
+def _write_sentences(difference: ModelDifference) -> list[str]:
+    modules = difference.by_module()
+    equal_cost = [row for row in _group(modules, "flops") if not _has_difference(row)]
+    sentences = []
+    for kind, text in (
+        ("changed", "Changed at the same cost"),
+        ("added", "Added without cost or parameters"),
+        ("removed", "Removed without cost or parameters"),
+        ("renamed", "Renamed only"),
+    ):
+        rows = [row for row in equal_cost if row.modules[0].kind == kind]
+        if kind == "renamed":
+            rows = [row for row in rows if not row.modules[0].parent_renamed]
+        if rows:
+            sentences.append(f"{text}: {_list_names(rows)}.")
+    with_parent = sum(module.parent_renamed for module in modules if module.kind == "renamed")
+    if with_parent:
+        sentences.append(f"Renamed with their parents: {format_quantity(with_parent, 'module')}.")
+    if any(operator.status == "ignored" for operator in difference.by_operator()):
+        sentences.append(
+            f"Ignored: arithmetic that the convention {plain_name(difference.table)} does not count; exact does."
+        )
+    sentences.append(_describe_unchanged(difference))
+    for label, side in (("before", difference.before), ("after", difference.after)):
+        if side.unsupported:
+            sentences.append(f"Unsupported {label}, so not counted: {list_ops(side.unsupported)}.")
+        sentences += [f"{label.capitalize()}: {note}." for note in side.notes]
+    return sentences
+
+
+def _describe_unchanged(difference: ModelDifference) -> str:
+    same = [module for module in difference.modules if module.kind in ("unchanged", "renamed")]
+    flops = sum(module.after.flops for module in same)
+    operators = len(difference.operators) - len(difference.by_operator())
+    return (
+        f"Unchanged: {format_thousands(len(same))} of {format_quantity(len(difference.modules), 'module')} "
+        f"({format_short(flops)} of {format_short(difference.total().after)} FLOPs), "
+        f"{format_thousands(operators)} of {format_quantity(len(difference.operators), 'operator')}."
+    )
+
+
+def _list_names(rows: Sequence[_Row]) -> str:
+    names = []
+    for row in rows[:_MAX_NAMES]:
+        module = row.modules[0]
+        details = [plain_name(_class_of(module))] if module.kind != "renamed" else []
+        removed = [operator.label for operator in module.operators if not operator.after.calls]
+        added = [operator.label for operator in module.operators if not operator.before.calls]
+        if module.kind == "changed":
+            details += [f"without {plain_name(label)}" for label in removed] + [
+                f"with {plain_name(label)}" for label in added
+            ]
+        names.append(plain_name(row.name or "model") + (f" ({', '.join(details)})" if details else ""))
+    rest = sum(len(row.modules) for row in rows[_MAX_NAMES:])
+    return ", ".join(names) + (f" and {format_quantity(rest, 'more module')}" if rest else "")
+
+
+def _encode_difference(difference: ModelDifference) -> dict[str, Any]:
+    return {
+        "table": difference.table,
+        "multiply_add": difference.multiply_add,
+        "before": _encode_side(difference.before),
+        "after": _encode_side(difference.after),
+        "total": {name: _encode_change(difference.total(name)) for name in (*MEASURES, "calls")},
+        "modules": [_encode_module(module) for module in difference.by_module()],
+        "operators": [_encode_operator(operator) for operator in difference.by_operator()],
+        "unchanged": {
+            "modules": len(difference.modules) - len(difference.by_module()),
+            "operators": len(difference.operators) - len(difference.by_operator()),
+        },
+    }
+
+
+def _encode_change(change: Change) -> dict[str, Any]:
+    return {**change._asdict(), "difference": change.difference, "ratio": change.ratio}
+
+
+def _encode_side(side: Side) -> dict[str, Any]:
+    return {"name": side.name, "inputs": side.inputs, "unsupported": dict(side.unsupported), "notes": list(side.notes)}
+
+
+def _encode_operator(operator: OperatorChange) -> dict[str, Any]:
+    return {
+        "operator": operator.label,
+        "status": operator.status,
+        **{name: _encode_change(operator.change(name)) for name in (*MEASURES[:3], "calls")},
+    }
+
+
+def _encode_module(module: ModuleChange) -> dict[str, Any]:
+    return {
+        "change": module.kind,
+        "before_name": module.before_name,
+        "after_name": module.after_name,
+        "before_class": module.before_class,
+        "after_class": module.after_class,
+        **{name: _encode_change(module.change(name)) for name in (*MEASURES, "calls")},
+        "operators": [_encode_operator(operator) for operator in module.operators],
+    }

@@ -1,0 +1,222 @@
+"""Find the polynomial of a count in its sizes by exact interpolation, and verify it at other sizes.
+
+A polynomial whose exponents form a lower set (with each, all that are less) is determined by its values on a grid of
+the same form, by Newton's divided differences along one size after the other (Werner 1980; Sauer 2004).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+from fvflops.comparison.cost_functions import Axis, Sizes
+from fvflops.comparison.polynomial import Exponents, Number, Polynomial
+
+# The highest power of one size that is tried.
+HIGHEST = 4
+# Steps whose multiples are tried where a count is no polynomial: typical strides, patches and blocks.
+PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 3, 6, 12, 24, 48, 96, 7, 14, 28, 56, 112, 5, 10, 20, 40, 80)
+# Indices of sizes in a long range: at its low end, where a run is cheapest, unevenly spaced.
+_NODE_INDICES = (0, 1, 3, 7, 12, 20)
+# Fractions of a range at which the fit is verified; those of the golden ratio rarely hit multiples.
+_FRACTIONS = (1.0, 0.5, 0.618034, 0.236068, 0.854102)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A polynomial's domain and exponents, and the sizes at which it was fitted and verified (held out).
+
+    `exponents` is None where there is no polynomial; `without` names the sizes in which there is none, or all of them
+    where there is one in each size alone but none in all together.
+    """
+
+    axes: tuple[Axis, ...]
+    exponents: tuple[Exponents, ...] | None
+    fitted: tuple[Sizes, ...] = ()
+    held_out: tuple[Sizes, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+def find_fit(axes: Sequence[Axis], count: Callable[[Sizes], int], counted: Mapping[Sizes, int]) -> Fit:
+    """Return the fit of a count for all sizes of the axes, those above a minimum, or the multiples of a step.
+
+    `count` is called with sizes in the order of the axes, and `counted` has its results so far: those that are not
+    fitted verify the fit. The degree is raised, up to the fourth in each size, until all counts agree.
+
+    >>> counted = {}
+    >>> def count(sizes):
+    ...     return counted.setdefault(sizes, sizes[0] * sizes[1] ** 2 + 3)
+    >>> fit = find_fit((Axis("batch", 1, 9), Axis("seq", 1, 99)), count, counted)
+    >>> print(interpolate(fit, counted), len(fit.fitted), len(fit.held_out))
+    batch·seq² + 3 6 15
+    """
+    domains = [_search_axis(axis_index, axes, count) for axis_index in range(len(axes))]
+    without = tuple(axis.name for axis, domain in zip(axes, domains, strict=True) if domain is None)
+    if without:
+        return Fit(tuple(axes), None, without=without)
+    domain = tuple(axis for axis in domains if axis is not None)
+    # Searched again inside the common domain: sizes outside, such as those below a stride, may hide a term.
+    found = [_find_degree(axis, _along(index, domain, count)) for index, axis in enumerate(domain)]
+    degrees = [degree for degree in found if degree is not None]
+    if len(degrees) < len(domain):
+        return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
+    for sizes in _spread(domain):
+        count(sizes)
+    for total in range(max(degrees), sum(degrees) + 1):
+        exponents = _lower_set(degrees, total)
+        fitted = {_grid_point(domain, key): key for key in exponents}
+        for sizes in fitted:
+            count(sizes)
+        inside = [sizes for sizes in counted if all(size in axis for size, axis in zip(sizes, domain, strict=True))]
+        fit = Fit(domain, exponents, tuple(fitted), tuple(sizes for sizes in inside if sizes not in fitted))
+        if fit.held_out and agrees(fit, interpolate(fit, counted), counted):
+            return fit
+    return Fit(tuple(axes), None, without=tuple(axis.name for axis in axes))
+
+
+def interpolate(fit: Fit, counted: Mapping[Sizes, int]) -> Polynomial:
+    """Return the polynomial with the exponents of a fit through the counts at its sizes."""
+    if fit.exponents is None:
+        raise ValueError(f"there is no polynomial in {', '.join(fit.without)}")
+    table: dict[Exponents, Number] = {key: counted[sizes] for key, sizes in zip(fit.exponents, fit.fitted, strict=True)}
+    for axis_index, axis in enumerate(fit.axes):
+        nodes = _nodes(axis)
+        for line in _lines(fit.exponents, axis_index):
+            column = _to_powers(_divide_differences([table[key] for key in line], nodes), nodes)
+            table.update(zip(line, column, strict=True))
+    return Polynomial.of((axis.name for axis in fit.axes), table)
+
+
+def agrees(fit: Fit, polynomial: Polynomial, counted: Mapping[Sizes, int]) -> bool:
+    """Return whether a polynomial gives the counts at all sizes that a fit held out."""
+    return all(polynomial.at(sizes) == counted[sizes] for sizes in fit.held_out)
+
+
+def _search_axis(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Axis | None:
+    """Return the sizes of one axis in which a count is a polynomial, the others being fixed."""
+    count_at = _along(axis_index, axes, count)
+    varied = axes[axis_index]
+    if _find_degree(varied, count_at) is not None:
+        return varied
+    tail = _find_tail(varied, count_at)
+    if tail is not None and 4 * len(tail) >= len(varied):
+        return tail
+    return next((axis for axis in _multiples(varied) if _find_degree(axis, count_at) is not None), tail)
+
+
+def _along(axis_index: int, axes: Sequence[Axis], count: Callable[[Sizes], int]) -> Callable[[int], int]:
+    """Return a count as a function of one size, the others fixed at their third value: the first may be special."""
+    others = tuple(_nodes(axis)[min(2, len(axis) - 1)] for axis in axes)
+    return lambda size: count((*others[:axis_index], size, *others[axis_index + 1 :]))
+
+
+def _find_degree(axis: Axis, count_at: Callable[[int], int]) -> int | None:
+    nodes = _nodes(axis)
+    for degree in range(min(HIGHEST, len(nodes) - 2) + 1):
+        factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
+        others = (nodes[degree + 1], *_verification_sizes(axis))
+        if all(_evaluate(factors, nodes, size) == count_at(size) for size in others):
+            return degree
+    return None
+
+
+def _find_tail(axis: Axis, count_at: Callable[[int], int]) -> Axis | None:
+    """Return the axis of the sizes above a minimum if a count is a polynomial only there, as with a sliding window."""
+    low, high = 0, max(len(axis) - max(len(axis) // 8, 8), 1)
+    if len(axis) - high < 4:
+        return None
+    tail = Axis(axis.name, axis[high], axis.last, axis.step)
+    degree = _find_degree(tail, count_at)
+    if degree is None:
+        return None
+    nodes = _nodes(tail)
+    factors = _divide_differences([count_at(size) for size in nodes[: degree + 1]], nodes)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _evaluate(factors, nodes, axis[middle]) == count_at(axis[middle]):
+            high = middle
+        else:
+            low = middle
+    longer = Axis(axis.name, axis[high], axis.last, axis.step)
+    return longer if _find_degree(longer, count_at) is not None else tail
+
+
+def _multiples(axis: Axis) -> Iterable[Axis]:
+    """Yield the axes of multiples of a step that have enough sizes for a fit."""
+    if axis.first % axis.step:
+        return
+    for period in PERIODS:
+        step = math.lcm(axis.step, period)
+        first = -(-axis.first // step) * step
+        if step > axis.step and (axis.last - first) // step >= 3:
+            yield Axis(axis.name, first, axis.last, step)
+
+
+def _nodes(axis: Axis) -> list[int]:
+    """Return the sizes for fitting a polynomial of the highest degree."""
+    if len(axis) > 2 * _NODE_INDICES[-1]:
+        return [axis[index] for index in _NODE_INDICES]
+    return [axis[index] for index in range(min(len(axis), HIGHEST + 2))]
+
+
+def _verification_sizes(axis: Axis) -> list[int]:
+    """Return at most three sizes across an axis, the last one first."""
+    return list(dict.fromkeys(axis[int((len(axis) - 1) * fraction)] for fraction in _FRACTIONS[:3]))
+
+
+def _spread(axes: Sequence[Axis]) -> list[Sizes]:
+    """Return some sizes across the axes: all at their last, all at their first, and mixed."""
+    mixed = [
+        tuple(
+            axis[int((len(axis) - 1) * _FRACTIONS[(turn * (number + 1) + number) % len(_FRACTIONS)])]
+            for number, axis in enumerate(axes)
+        )
+        for turn in range(len(_FRACTIONS))
+    ]
+    return list(dict.fromkeys([tuple(axis.last for axis in axes), tuple(axis.first for axis in axes), *mixed]))
+
+
+def _lower_set(degrees: Sequence[int], total: int) -> tuple[Exponents, ...]:
+    return tuple(key for key in product(*(range(degree + 1) for degree in degrees)) if sum(key) <= total)
+
+
+def _grid_point(axes: Sequence[Axis], key: Exponents) -> Sizes:
+    return tuple(_nodes(axis)[power] for axis, power in zip(axes, key, strict=True))
+
+
+def _lines(exponents: Iterable[Exponents], axis_index: int) -> Iterable[list[Exponents]]:
+    """Return the exponents in groups that differ along one axis, in ascending order."""
+    lines: dict[Exponents, list[Exponents]] = {}
+    for key in sorted(exponents):
+        lines.setdefault((*key[:axis_index], *key[axis_index + 1 :]), []).append(key)
+    return lines.values()
+
+
+def _divide_differences(values: Sequence[Number], nodes: Sequence[int]) -> list[Number]:
+    """Return the factors of Newton's form: of 1, (x - x0), (x - x0)(x - x1) ..."""
+    factors = list(values)
+    for order in range(1, len(factors)):
+        for index in range(len(factors) - 1, order - 1, -1):
+            factors[index] = Fraction(factors[index] - factors[index - 1], nodes[index] - nodes[index - order])
+    return factors
+
+
+def _to_powers(factors: Sequence[Number], nodes: Sequence[int]) -> list[Number]:
+    """Return the coefficients of 1, x, x² ... of a polynomial in Newton's form."""
+    powers: list[Number] = []
+    for index in range(len(factors) - 1, -1, -1):
+        # powers * (x - node) + factor
+        shifted, same = [Fraction(0), *powers], [*powers, Fraction(0)]
+        powers = [higher - nodes[index] * lower for higher, lower in zip(shifted, same, strict=True)]
+        powers[0] += factors[index]
+    return powers
+
+
+def _evaluate(factors: Sequence[Number], nodes: Sequence[int], size: int) -> Number:
+    value: Number = 0
+    for index in range(len(factors) - 1, -1, -1):
+        value = value * (size - nodes[index]) + factors[index]
+    return value

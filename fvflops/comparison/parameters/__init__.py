@@ -1,1 +1,0 @@
-"""Count parameters: trainable, frozen, and active for a token."""

@@ -1,1 +1,0 @@
-"""Cost as an exact polynomial of sizes."""

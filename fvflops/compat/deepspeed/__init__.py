@@ -1,1 +1,0 @@
-"""DeepSpeed's flops profiler: its calls, arguments and results."""

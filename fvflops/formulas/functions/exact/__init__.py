@@ -1,1 +1,0 @@
-"""Formulas of the `exact` convention: every floating-point operation."""

@@ -1,1 +1,0 @@
-"""Formulas that reproduce other tools' conventions."""

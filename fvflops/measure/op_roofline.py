@@ -1,0 +1,284 @@
+"""A roofline: from a trace, a table and a device, what bounds each op call, and its least time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fvflops.capture.errors.model_check import Recorded, trace_of
+from fvflops.counting.cost_models import TableCostModel
+from fvflops.counting.count_trace import CostModel, RegionCost, count
+from fvflops.counting.traffic.byte_costs import TrafficCostModel, split_by_aliasing
+from fvflops.counting.traffic.traffic_rules import bytes_in
+from fvflops.devices.devices import Device, resolve_device, short_dtype
+from fvflops.devices.utilisation import check_float32_matmul, product_dtype
+from fvflops.formulas import FormulaTable, OpCost, resolve_table
+from fvflops.reports.display import Displayed
+from fvflops.text import record_repr, short_repr
+from fvflops.trace import Entry, ModuleInfo, ModuleTree, Region, RegionSignature, Signature, Status, StopsAt, Trace
+from fvflops.trace.counts import Counts
+from fvflops.units import format_seconds
+
+
+class Load(NamedTuple):
+    """Work of some op calls, and the least seconds they take on a device, one after the other.
+
+    `flops` are floating-point operations, a multiply-add being 2; `bytes` are read and written. `compute_bound` is the
+    part of `seconds` spent in compute-bound calls; the others are memory-bound.
+    """
+
+    calls: int = 0
+    flops: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    compute_bound: float = 0.0
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+    @property
+    def intensity(self) -> float:
+        """The arithmetic intensity, FLOP/byte; infinite without memory traffic, 0 without FLOPs."""
+        return self.flops / self.bytes if self.bytes else math.inf if self.flops else 0.0
+
+    @property
+    def bound(self) -> str:
+        """What bounds most of the time: "compute" or "memory", "" if there is none."""
+        if not self.seconds:
+            return ""
+        return "compute" if 2 * self.compute_bound > self.seconds else "memory"
+
+
+def sum_loads(loads: Iterable[Load]) -> Load:
+    """Return the sum of loads."""
+    columns = list(zip(*loads, strict=True))
+    if not columns:
+        return Load()
+    return Load(*map(sum, columns[:3]), *map(math.fsum, columns[3:]))
+
+
+class Bounded(NamedTuple):
+    """The load of all calls of one signature in one scope and phase.
+
+    `scope` has the names of the modules that the calls ran under, root first; `dtype` is the short name of the dtype
+    whose peak applies to its matrix products.
+    """
+
+    scope: tuple[str, ...]
+    phase: str
+    op: str
+    label: str
+    dtype: str
+    load: Load
+
+    def __repr__(self) -> str:
+        return record_repr(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Roofline(Displayed):
+    """What bounds each op call of a trace on a device, and the least time that it takes.
+
+    `device` is its name, `bandwidth` in bytes/s, `peaks` in FLOP/s by dtype; `table` is the convention, which counts
+    `convention_flops` with `multiply_add` for a MAC; all other FLOPs here have 2, as peaks do.
+    `unsupported` is op → calls, `unknown_traffic` op of unknown memory traffic → calls, `without_peak` dtype without a
+    peak on the device → FLOPs. The times do not include these.
+    """
+
+    _report = "fvflops.measure.roofline_report:roofline_report"
+
+    device: str
+    bandwidth: int
+    peaks: Mapping[str, int]
+    table: str
+    modules: ModuleTree
+    entries: tuple[Bounded, ...]
+    unsupported: Mapping[str, int] = field(default_factory=Counter)
+    unknown_traffic: Mapping[str, int] = field(default_factory=Counter)
+    without_peak: Mapping[str, int] = field(default_factory=Counter)
+    multiply_add: int = 2
+    convention_flops: int = 0
+
+    def __repr__(self) -> str:
+        seconds = format_seconds(self.total().seconds)
+        return short_repr(self, self.modules.root.class_name, f"at least {seconds} on {self.device}")
+
+    def ridge(self, dtype: str) -> float:
+        """Return the ridge point of a dtype, FLOP/byte: the intensity above which work is compute-bound."""
+        return self.peaks[dtype] / self.bandwidth
+
+    def total(self) -> Load:
+        """Return the load of the whole run."""
+        return sum_loads(entry.load for entry in self.entries)
+
+    def by_module(self, ancestors: str = "owner") -> dict[str, Load]:
+        """Return module name → load, for every module in which an op ran; `ancestors` is that of `Counts`."""
+        counts = Counts("bytes", self.modules, ())
+        loads = sum_by((name, one.load) for one in self.entries for name in counts.of_scope(one.scope, ancestors))
+        return {name: loads[name] for name in self.modules.by_name if name in loads}
+
+    def by_operator(self) -> dict[str, Load]:
+        """Return operator label → load, the longest time first."""
+        return _by_time((entry.label, entry.load) for entry in self.entries)
+
+    def by_phase(self) -> dict[str, Load]:
+        """Return phase → load."""
+        return _by_time((entry.phase, entry.load) for entry in self.entries)
+
+
+def sum_by(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+    """Return name → the sum of its loads."""
+    loads: dict[str, list[Load]] = {}
+    for name, load in items:
+        loads.setdefault(name, []).append(load)
+    return {name: sum_loads(parts) for name, parts in loads.items()}
+
+
+def _by_time(items: Iterable[tuple[str, Load]]) -> dict[str, Load]:
+    return dict(sorted(sum_by(items).items(), key=lambda item: (-item[1].seconds, item[0])))
+
+
+def roofline(
+    recorded: Trace | Recorded,
+    *,
+    device: str | Device,
+    table: str | FormulaTable = "exact",
+    dtype: object = None,
+    float32_matmul: str | None = None,
+) -> Roofline:
+    """Return what bounds each op call of a run on a device, and the least time that the device needs for it.
+
+    The least time of a call is the longer of FLOPs/peak and bytes/bandwidth; that of a module, an operator or the model
+    is the sum over its calls, which run one after the other. A run is faster only where caches and fusion save memory
+    traffic (see `fvflops.counting.traffic.traffic`), or where a kernel skips work, such as the masked half of causal
+    attention. Kernel launch overhead is excluded.
+
+    `recorded` is a Trace, or an analysis that has one; `table` counts its FLOPs as 2 * macs + flops, and only `exact`
+    counts those of all ops. The highest peak for a dtype applies to both `macs` and `flops`: compute-bound work outside
+    the matrix units takes longer. `device` is that of `mfu`: a name, a file or a Device; one without a bandwidth raises
+    ValueError. With `dtype`, its peak applies to all FLOPs, else that of each op's dtype; bytes are always those of the
+    recorded dtypes. `float32_matmul` is that of `mfu`. A device without a peak for any of the dtypes raises ValueError.
+
+    Source: Williams, Waterman, Patterson 2009, Roofline: An Insightful Visual Performance Model.
+
+    >>> import torch
+    >>> from fvflops import FlopCountAnalysis
+    >>> layer = FlopCountAnalysis(torch.nn.Linear(1000, 1000, dtype=torch.bfloat16), torch.ones(8, 1000).bfloat16())
+    >>> bound = roofline(layer, device="H100").total()
+    >>> bound.flops, bound.bytes, bound.bound, round(bound.intensity, 1)
+    (16008000, 2034000, 'memory', 7.9)
+    """
+    check_float32_matmul(float32_matmul)
+    device = resolve_device(device)
+    if device.bandwidth is None:
+        raise ValueError(f"{device.name} has no bandwidth, which a roofline needs: add one in bytes/s")
+    trace = trace_of(recorded)
+    formula_table = resolve_table(table)
+    trace, traffic_model = split_by_aliasing(trace)
+    cost_model = _WorkCostModel(TableCostModel(formula_table, "flops"), traffic_model, trace.modules)
+    timer = _CallTimer(device, None if dtype is None else short_dtype(dtype), float32_matmul)
+    counts = count(trace, cost_model, "bytes")
+    entries = tuple(timer.time(entry) for entry in counts.entries if entry.macs or entry.flops or entry.value)
+    if timer.without_peak and not timer.peaks:
+        device.peak(next(iter(timer.without_peak)))  # raises, with the dtypes that the device has
+    return Roofline(
+        device.name,
+        int(device.bandwidth),
+        timer.peaks,
+        formula_table.name,
+        trace.modules,
+        entries,
+        unsupported=counts.ledger()[Status.UNSUPPORTED],
+        unknown_traffic=count(trace, traffic_model, "bytes").ledger()[Status.UNSUPPORTED],
+        without_peak=timer.without_peak,
+        multiply_add=formula_table.multiply_add,
+        convention_flops=sum(formula_table.multiply_add * entry.macs + entry.flops for entry in counts.entries),
+    )
+
+
+class _WorkCostModel:
+    """Cost model of FLOPs and bytes at once: the value of a cost is its bytes, its status that of its FLOPs.
+
+    The memory traffic of a region that the formula table counts as one unit is its inputs, outputs and parameters.
+    """
+
+    def __init__(self, flops: CostModel, moved: TrafficCostModel, modules: ModuleTree) -> None:
+        self._flops = flops
+        self._moved = moved
+        self._modules = modules
+
+    @property
+    def stops_at(self) -> StopsAt:
+        return self._flops.stops_at
+
+    @property
+    def counts_modules(self) -> bool:
+        return self._flops.counts_modules
+
+    def op_cost(self, signature: Signature) -> tuple[OpCost, ...]:
+        traffic = self._moved.op_traffic(signature)
+        return _with_bytes(self._flops.op_cost(signature), 0 if traffic is None else sum(traffic))
+
+    def region_cost(self, region: Region, module: ModuleInfo | None, signature: RegionSignature) -> RegionCost | None:
+        cost = self._flops.region_cost(region, module, signature)
+        if cost is None:
+            return None
+        moved = bytes_in((*signature.inputs, *signature.outputs)) if cost.exclusive else 0
+        if module is not None and cost.exclusive:
+            inside = f"{module.name}." if module.name else ""
+            moved += sum(
+                bytes_in((item.spec,)) if item.stored is None else item.stored
+                for item in self._modules.parameters()
+                if item.name.startswith(inside)
+            )
+        return RegionCost(_with_bytes(cost.costs, moved), cost.exclusive)
+
+
+def _with_bytes(costs: tuple[OpCost, ...], moved: int) -> tuple[OpCost, ...]:
+    """Return the costs with bytes as values: all on the first, 0 on the others."""
+    return tuple(cost._replace(value=0 if index else moved) for index, cost in enumerate(costs))
+
+
+class _CallTimer:
+    """Computes least times on a device; `peaks` are those used, `without_peak` is dtype → FLOPs for the others."""
+
+    def __init__(self, device: Device, dtype: str | None, float32_matmul: str | None) -> None:
+        self._device = device
+        self._bandwidth = int(device.bandwidth or 0)
+        self._dtype = dtype
+        self._float32_matmul = float32_matmul
+        self.peaks: dict[str, int] = {}
+        self.without_peak: Counter[str] = Counter()
+
+    def time(self, entry: Entry) -> Bounded:
+        """Return an entry of bytes, macs and flops with its least time."""
+        dtype = self._dtype or _short(entry.dtype)
+        products = product_dtype(entry.op, dtype, self._device, self._float32_matmul)
+        compute = self._compute(2 * entry.macs, products) + self._compute(entry.flops, dtype)
+        memory = entry.value / self._bandwidth
+        seconds = max(compute, memory)
+        load = Load(
+            entry.calls, 2 * entry.macs + entry.flops, entry.value, seconds, seconds if compute > memory else 0.0
+        )
+        return Bounded(entry.scope, entry.phase, entry.op, entry.label, products if entry.macs else dtype, load)
+
+    def _compute(self, flops: int, dtype: str) -> float:
+        if not flops:
+            return 0.0
+        if dtype not in self.peaks:
+            if dtype not in self._device.dtypes():
+                self.without_peak[dtype] += flops
+                return 0.0
+            self.peaks[dtype] = self._device.peak(dtype)
+        return flops / self.peaks[dtype]
+
+
+def _short(dtype: str) -> str:
+    """Return the short name of a dtype, or torch's where no device has a peak for it."""
+    try:
+        return short_dtype(dtype)
+    except ValueError:
+        return dtype

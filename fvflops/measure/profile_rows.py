@@ -1,0 +1,244 @@
+"""Compute the rows of a profile from a measured Trace and its counts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fvflops.counting.count_trace import CostModel, RegionCost, find_covered, name_region, region_costs
+from fvflops.counting.timing import BY_OWNER, sum_times
+from fvflops.counting.traffic.byte_costs import split_by_aliasing
+from fvflops.measure.op_roofline import Roofline
+from fvflops.measure.profile_records import Profile, ProfileRow
+from fvflops.trace import Counts, Event, Status, Trace, TraceError
+from fvflops.trace.event_walk import RegionCall, walk_events
+from fvflops.trace.module_tree import innermost, modules_above
+
+
+def measure_rows(trace: Trace, counts: Counts, cost_model: CostModel, roofline: Roofline | None = None) -> Profile:
+    """Return the time and memory of the modules and operators of a measured Trace, with their FLOPs and bytes.
+
+    A module's row has all ops that ran during its calls, whichever module owns them, as its time does. In the backward
+    pass and the optimizer's step, where no module is called, it has the ops of the module and its submodules by name. A
+    module that is never called, such as a ModuleList, has the sums of its submodules. Ops outside all module calls are
+    in the root's row. Where the cost model counts a module as a whole, its ops are one operator, named by its class. A
+    Trace without measured columns raises TraceError.
+    """
+    columns = tuple(name for name in ("time", "memory") if name in trace.info.measured)
+    if not columns or trace.events is None:
+        raise TraceError('this trace has no measured times or memory: record it with measure={"time", "memory"}')
+    rows = _Rows(trace, cost_model)
+    rows.walk()
+    for entry in counts.entries:
+        unsupported = entry.calls if entry.status is Status.UNSUPPORTED else 0
+        hardware_flops = 2 * entry.macs + entry.flops
+        sums = {"flops": entry.value, "hardware_flops": hardware_flops, "unsupported": unsupported}
+        rows.add(entry.scope, entry.phase, entry.op, sums)
+    unknown_traffic = _add_bytes(trace, rows)
+    if roofline is not None:
+        for bounded in roofline.entries:
+            rows.add(bounded.scope, bounded.phase, bounded.op, {"least_seconds": bounded.load.seconds})
+    by_module, by_operator = (
+        {phase: {name: ProfileRow(**row) for name, row in table.items()} for phase, table in tables.items()}
+        for tables in (rows.modules, rows.operators)
+    )
+    return Profile(
+        trace.modules,
+        by_module,
+        by_operator,
+        columns,
+        outside_ns=rows.outside_ns,
+        peaks="" if roofline is None else roofline.device,
+        unsupported=dict(counts.ledger()[Status.UNSUPPORTED]),
+        unknown_traffic=dict(unknown_traffic),
+        without_peak={} if roofline is None else dict(roofline.without_peak),
+        about=trace.about,
+    )
+
+
+def _add_bytes(trace: Trace, rows: _Rows) -> Counter[str]:
+    """Add the memory traffic of ops, and return op → calls of those whose traffic is unknown."""
+    moved, cost_model = split_by_aliasing(trace)
+    scopes = moved.scopes()
+    unknown_traffic: Counter[str] = Counter()
+    for (index, stack, phase), calls in moved.calls.items():
+        op = moved.signatures[index].packet
+        traffic = cost_model.op_traffic(moved.signatures[index])
+        if traffic is None:
+            unknown_traffic[op] += calls
+            sums = {"unknown_traffic": calls}
+        else:
+            sums = {"read": traffic[0] * calls, "written": traffic[1] * calls}
+        rows.add(scopes[stack], phase, rows.covering.get((stack, phase), op), sums)
+    return unknown_traffic
+
+
+class _Row(Counter[str]):
+    """The fields of a ProfileRow so far."""
+
+    def add_memory(self, before: int, after: int, peak: int | None) -> None:
+        """Add the allocated bytes before, after and during a call."""
+        self.setdefault("before", before)
+        self["after"] = after
+        self["retained"] += after - before
+        if peak is not None:
+            self["peak"] = max(peak, self.get("peak", peak))
+
+
+class _Rows:
+    """Rows by phase and name of a module or an operator, from a walk over the events.
+
+    `covering` maps a stack and a phase to the operator that includes all ops there.
+    """
+
+    def __init__(self, trace: Trace, cost_model: CostModel) -> None:
+        self._trace = trace
+        self._region_costs = region_costs(trace, cost_model)
+        self.covering = _find_covering(trace, self._region_costs)
+        self._scopes = trace.scopes()
+        self._modules_by_scope: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
+        # Open region → the peak memory of ops in it so far.
+        self._peaks: dict[RegionCall | None, int] = {}
+        self.modules: dict[str, dict[str, _Row]] = defaultdict(lambda: defaultdict(_Row))
+        self.operators: dict[str, dict[str, _Row]] = defaultdict(lambda: defaultdict(_Row))
+        self.outside_ns = 0
+        # Thread → the rows of the modules of its last op in a backward pass or optimizer step, and the bytes
+        # allocated after that op.
+        self._last_backward_op: dict[int, tuple[list[_Row], int]] = {}
+        for phase, timings in sum_times(trace).modules.items():
+            for name, timing in timings.items():
+                # Where no module is called, the timings count the calls of ops.
+                calls = 0 if phase in BY_OWNER else timing.calls
+                self.modules[phase][name].update(calls=calls, total_ns=timing.total, self_ns=timing.own)
+        self._called_modules = {phase: frozenset(rows) for phase, rows in self.modules.items()}
+
+    def walk(self) -> None:
+        """Add the times of operators and of uncalled modules, and the memory of both."""
+        for kind, event, call, _ in walk_events(self._trace):
+            if kind == "op":
+                self._add_op(event, call)
+            elif kind == "exit" and call is not None:
+                self._exit_region(event, call)
+            elif kind == "unfinished" and call is not None:
+                self._record_peak(call.parent, self._peaks.pop(call, None))
+
+    def add(self, scope: tuple[str, ...], phase: str, op: str, sums: Mapping[str, Any]) -> None:
+        """Add op calls of a scope to all modules that include it, and to their operator."""
+        for name in self._modules_of(scope, phase):
+            self.modules[phase][name].update(sums)
+        self.operators[phase][op].update(sums)
+
+    def _modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
+        """Return the modules that include the ops of a scope, the root first."""
+        names = self._modules_by_scope.get((scope, phase))
+        if names is None:
+            if phase in BY_OWNER:
+                owner = innermost(scope)
+                including = [*modules_above(owner), owner]
+            else:
+                including = ["", *(name for inner in scope for name in (*self._uncalled_above(inner, phase), inner))]
+            names = self._modules_by_scope[scope, phase] = tuple(dict.fromkeys(including))
+        return names
+
+    def _uncalled_above(self, name: str, phase: str) -> Iterator[str]:
+        called = self._called_modules.get(phase, frozenset())
+        return (above for above in modules_above(name) if above not in called)
+
+    def _record_peak(self, call: RegionCall | None, peak: int | None) -> None:
+        if peak is not None:
+            self._peaks[call] = max(peak, self._peaks.get(call, peak))
+
+    def _add_op(self, event: Event, region_call: RegionCall | None) -> None:
+        scope, phase, duration = self._scopes[event.stack], event.phase, event.duration_ns or 0
+        covering = self.covering.get((event.stack, phase))
+        operator = self.operators[phase][self._trace.signatures[event.item].packet if covering is None else covering]
+        operator["calls"] += covering is None
+        operator["total_ns"] += duration
+        operator["self_ns"] += duration
+        is_outside = not scope and phase not in BY_OWNER
+        if is_outside:
+            # Outside all module calls, such as a loss: in the root's row, though not in the time of its calls.
+            self.modules[phase][""].update(total_ns=duration, self_ns=duration)
+            self.outside_ns += duration
+        if event.memory_before is None or event.memory_after is None:
+            return
+        memory = event.memory_before, event.memory_after, event.memory_peak
+        operator.add_memory(*memory)
+        # Memory that autograd frees after an op is freed before the next one.
+        previous, allocated = self._last_backward_op.pop(event.thread, ([], 0))
+        for row in previous:
+            row["retained"] += event.memory_before - allocated
+        if phase in BY_OWNER:
+            rows = [self.modules[phase][name] for name in self._modules_of(scope, phase)]
+            for row in rows:
+                row.add_memory(*memory)
+            self._last_backward_op[event.thread] = rows, event.memory_after
+            return
+        if is_outside:
+            self.modules[phase][""].add_memory(*memory)
+        self._record_peak(region_call, event.memory_peak)
+
+    def _exit_region(self, event: Event, call: RegionCall) -> None:
+        region = self._trace.regions[call.region]
+        self._record_peak(call, event.memory_peak)
+        peak = self._peaks.pop(call, None)
+        self._record_peak(call.parent, peak)
+        if event.item in self._region_costs and (event.stack, event.phase) not in self.covering and not event.raised:
+            self.operators[event.phase][name_region(self._trace, region)]["calls"] += 1
+        if region.kind != "module" or event.phase in BY_OWNER:
+            return
+        rows = [self.modules[event.phase][region.name]]
+        regions = [self._trace.regions[outer.region] for outer in call.enclosing()]
+        enclosing = [outer.name for outer in regions if outer.kind == "module"]
+        for name in self._uncalled_above(region.name, event.phase):
+            if not any(_is_in(inner, name) for inner in enclosing):
+                rows.append(self.modules[event.phase][name])
+                rows[-1]["total_ns"] += event.duration_ns or 0
+        if event.memory_before is not None and event.memory_after is not None:
+            for row in rows:
+                row.add_memory(event.memory_before, event.memory_after, peak)
+
+
+def _find_covering(trace: Trace, costs: Mapping[int, RegionCost]) -> dict[tuple[int, str], str]:
+    """Return (stack, phase) → the operator that covers its ops."""
+    regions = {trace.region_signatures[index].region for index, cost in costs.items() if cost.exclusive}
+    return {
+        (stack, phase): name_region(trace, trace.regions[next(item for item in trace.stacks[stack] if item in regions)])
+        for stack, phase in find_covered(trace, costs)
+    }
+
+
+def _is_in(name: str, above: str) -> bool:
+    return not above or name == above or name.startswith(f"{above}.")
+
+
+def fit_ops(trace: Trace) -> Trace:
+    """Return a Trace in which the ops of each forward module call take no longer than the call without its children."""
+    own: Counter[RegionCall] = Counter()
+    ops: dict[RegionCall, list[int]] = defaultdict(list)
+    for kind, event, region_call, index in walk_events(trace):
+        call = _innermost_module(trace, region_call)
+        if call is None or event.phase != "forward":
+            continue
+        if kind == "op":
+            ops[call].append(index)
+        elif kind == "exit" and call is region_call:
+            own[call] += event.duration_ns or 0
+            caller = _innermost_module(trace, call.parent)
+            if caller is not None:
+                own[caller] -= event.duration_ns or 0
+    events = list(trace.events or ())
+    for call, indexes in ops.items():
+        taken, available = sum(events[index].duration_ns or 0 for index in indexes), max(own[call], 0)
+        for index in indexes if taken > available else ():
+            events[index] = events[index]._replace(duration_ns=(events[index].duration_ns or 0) * available // taken)
+    return replace(trace, events=tuple(events))
+
+
+def _innermost_module(trace: Trace, call: RegionCall | None) -> RegionCall | None:
+    """Return a region call if it is of a module, else the innermost module call around it."""
+    while call is not None and trace.regions[call.region].kind != "module":
+        call = call.parent
+    return call

@@ -1,1 +1,0 @@
-"""Profile: measured times and memory with the counts."""

@@ -1,1 +1,0 @@
-"""Tables of op calls, module calls and source lines."""

@@ -1,0 +1,259 @@
+"""The tables of `count` for text, Markdown and CSV: modules, operators, or the operators of each module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from fvflops.reports.document import Column, Document, Items, Table, Value, number_column, text_column
+from fvflops.reports.formats import markdown, text, write_document
+from fvflops.reports.terminal.collapse import collapse, collapse_note
+from fvflops.reports.terminal.op_coverage import list_notes
+from fvflops.trace import Summary
+from fvflops.units import format_parameters, format_percent, format_short
+from fvflops.views.analysed_run import name_heading
+from fvflops.views.ranking import choose_measure, truncation_note
+from fvflops.views.summary_rows import (
+    ITSELF,
+    Line,
+    check_view,
+    count_itself,
+    count_line,
+    depth_of,
+    drop_zeros,
+    group_by_name,
+    limit_depth,
+    list_lines,
+    list_operator_headings,
+    rank_modules,
+    rank_operators,
+)
+
+_LONG = 40  # rows of a table from which on equal layers are better collapsed
+_NAMED = 3  # modules that a sentence on blank cells names
+_UNCALLED = "not called"
+_INDENT = "  "
+
+
+def write_text(
+    summary: Summary,
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    width: int | None = None,
+    colour: bool = False,
+    encoding: str = "utf-8",
+) -> str:
+    """Return the summary as a table of at most `width` cells (4 or more; None is no limit), with the coverage below.
+
+    The rows are those of `fvcore_table`, without parameter shapes; names are relative to the parent row. Shares and
+    bars are of the FLOPs, or of the column of `sort`.
+    """
+    check_view(by, report="the table")
+    list_rows = _list_modules if by == "module" else _list_operators
+    coverage = list_notes(summary)
+    below = Items("", [note.text for note in coverage], [note.tone for note in coverage])
+    document = Document("count", parts=[list_rows(summary, by, depth, sort, top), below])
+    return text.write(document, width=width, colour=colour, encoding=encoding)
+
+
+def write_markdown(
+    summary: Summary, *, by: str = "module", depth: int | None = None, sort: str | None = None, top: int | None = None
+) -> str:
+    """Return the summary as Markdown, by module, by operator or by="both", ending with the coverage.
+
+    Modules without any count are dropped. `depth`, `sort` and `top` are those of `exact_table`; a note has the number
+    of the rows that are not shown.
+    """
+    check_view(by, report="the Markdown report")
+    list_rows = _list_whole_names if by == "module" else partial(_list_operators, in_markdown=True)
+    table = list_rows(summary, by, depth, sort, top)
+    notes = [*table.notes, *(note.text for note in list_notes(summary))]
+    return markdown.write(Document("count", parts=[replace(table, notes=()), Items("", notes)]))
+
+
+def write_exact(
+    summary: Summary,
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    format: str = "csv",
+) -> str:
+    """Return the rows of `exact_table` in a format of documents; the root module is named ""."""
+    report = f"the {format.upper()} report"
+    table = exact_table(summary, by=by, depth=depth, sort=sort, top=top, report=report)
+    return write_document(Document("count", parts=[table]), format)
+
+
+def exact_table(
+    summary: Summary,
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    report: str = "a list",
+) -> Table:
+    """Return the exact numbers of a summary, by module, by operator or by="both", with 0 for what a column lacks.
+
+    Counts of a module include its submodules. `depth` is the number of levels below the root, None for all; by operator
+    it is ignored. The rows are in the order of `fvflops.views.ranking.rank`, limited to `top`. `report` is the subject
+    of the message on an unknown `by`.
+    """
+    check_view(by, report=report)
+    if by == "module":
+        uncalled = frozenset().union(*summary.uncalled.values())
+        modules = rank_modules(summary, depth=depth, sort=sort, top=top)[:top]
+        columns = [*map(text_column, ("module", "class")), *map(number_column, summary.columns), text_column("called")]
+        listed: list[list[Value]] = [
+            [
+                summary.label(module.name),
+                module.class_name,
+                *(column.get(module.name, 0) for column in summary.columns.values()),
+                module.name not in uncalled,
+            ]
+            for module in modules
+        ]
+        return Table("modules", columns, listed)
+    ranked = rank_operators(summary, by, depth=depth, sort=sort, top=top)[:top]
+    names = ("module", "operator") if by == "both" else ("operator",)
+    rows: list[list[Value]] = [
+        [*([summary.label(row.module)] * (by == "both")), row.operator, *row.counts] for row in ranked
+    ]
+    columns = [*map(text_column, names), *map(number_column, list_operator_headings(summary))]
+    return Table("operators", columns, rows)
+
+
+# ---- modules
+
+
+def _count_column(heading: str, *, hide_order: int = 0) -> Column:
+    """Return the column of a metric, or of a phase; a cell may be a text in place of a number."""
+    form = format_parameters if heading == "parameters" else format_short
+    column = number_column(
+        heading, name_heading(heading), form=lambda value: value if isinstance(value, str) else form(value)
+    )
+    return replace(column, hide_order=hide_order)
+
+
+def _list_share_columns(headings: Sequence[str], measure: str, total: float) -> list[Column]:
+    """Return columns of numbers, then the share of one in its total and a bar; the others are hidden first."""
+    share = number_column("share", f"% {name_heading(measure)}", form=lambda value: format_percent(value, total))
+    return [
+        *(_count_column(heading, hide_order=2 * (heading != measure)) for heading in headings),
+        replace(share, hide_order=1),
+        Column("bar", "bars", bar_total=total),
+    ]
+
+
+def _list_modules(summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None) -> Table:
+    headings = list(summary.columns)
+    measure = choose_measure(headings, sort)
+    lines = list_lines(summary, depth=depth, show_param_shapes=False, sort=sort, top=top)
+    itself = count_itself(summary, dict.fromkeys(line.above for line in lines if line.level), measure)
+    rows: list[list[Value]] = []
+    strong = []
+    for line in lines[:top]:
+        counts = [count_line(summary, line, heading) if line.cells.get(heading) else None for heading in headings]
+        value = count_line(summary, line, measure)
+        strong += [len(rows)] * (line.chain[0] == "")
+        rows.append([_INDENT * line.level + (_name(summary, line) or "model"), *counts, value, value])
+        if line.name in itself:
+            counted = itself[line.name]
+            value = counted[measure]
+            rows.append([_INDENT * (line.level + 1) + ITSELF, *map(counted.__getitem__, headings), value, value])
+    shown = [line.name for line in lines[:top]]
+    notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, shown), *_explain_blanks(summary, shown)]
+    if len(rows) > _LONG and not summary.labels and collapse(summary).labels:
+        notes.append("--collapse shows consecutive equal layers as one row.")
+    columns = _list_share_columns(headings, measure, summary.columns[measure].get("", 0))
+    return Table("modules", [text_column("module"), *columns], rows, notes=notes, strong=strong)
+
+
+def _explain_blanks(summary: Summary, shown: Sequence[str]) -> list[str]:
+    """Return sentences on blank cells: of modules whose parameters are another's, and of modules that never ran."""
+    owners = {parameter.identity: parameter.name.rpartition(".")[0] for parameter in summary.modules.parameters()}
+    notes = []
+    modules = [name for name in shown if name in summary.modules.by_name and "parameters" in summary.columns]
+    for name in modules:
+        shared = {owners[parameter.identity] for parameter in summary.modules.by_name[name].parameters} - {name}
+        if shared and not summary.columns["parameters"].get(name):
+            notes.append(f"{name} has the parameters of {', '.join(sorted(shared))}, counted there.")
+    uncalled = frozenset().union(*summary.uncalled.values())
+    never = [name for name in modules if name in uncalled and summary.columns["parameters"].get(name)]
+    more = f", and {len(never) - _NAMED} more" if len(never) > _NAMED else ""
+    return [*notes[:_NAMED], *([f"Not called: {', '.join(never[:_NAMED])}{more}."] if never else [])]
+
+
+def _name(summary: Summary, line: Line) -> str:
+    """Return a row's name relative to its parent row; below repeated layers, relative to the parent of the layers."""
+    parent = line.above.rpartition(".")[0] if line.above in summary.labels else line.above
+    return summary.label(line.name).removeprefix(f"{parent}." if parent else "")
+
+
+def _list_whole_names(summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None) -> Table:
+    headings = list(summary.columns)
+    counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
+    ranked = [module for module in rank_modules(summary, depth=depth, sort=sort, top=top) if module.name in counts]
+    modules = ranked[:top]
+    above = {module.name.rpartition(".")[0] for module in modules if module.name} if sort is top is None else ()
+    itself = count_itself(summary, above, choose_measure(headings, None))
+    rows: list[list[Value]] = []
+    strong = []
+    for module in modules:
+        label = summary.label(module.name)
+        cells: list[Value] = [
+            _UNCALLED if module.name in summary.uncalled.get(heading, ()) else counts[module.name].get(heading)
+            for heading in headings
+        ]
+        strong += [len(rows)] * (not label)
+        rows.append([label or "model", module.class_name, *cells])
+        if module.name in itself:
+            rows.append([f"{label} {ITSELF}".strip(), "", *itself[module.name].values()])
+    notes = [*truncation_note(ranked, top, "module"), *collapse_note(summary, (module.name for module in modules))]
+    columns = [*map(text_column, ("module", "class")), *map(_count_column, headings)]
+    return Table("modules", columns, rows, notes=notes, strong=strong)
+
+
+# ---- operators
+
+
+def _list_operators(
+    summary: Summary, by: str, depth: int | None, sort: str | None, top: int | None, *, in_markdown: bool = False
+) -> Table:
+    headings = list_operator_headings(summary)
+    index = 0 if in_markdown else headings.index(choose_measure(headings, sort))
+    totals = [sum(summary.operators[heading].values()) for heading in headings]
+    flat = in_markdown or sort is not None or top is not None
+    ranked = rank_operators(summary, by, depth=depth if flat else limit_depth(depth), sort=sort, top=top)
+    rows: list[list[Value]] = []
+    previous: str | None = None
+    for row in ranked[:top]:
+        module = summary.label(row.module) or "model"
+        if not flat:
+            module = "" if row.module == previous else _INDENT * depth_of(row.module) + module
+        previous = row.module
+        rows.append([*([module] * (by == "both")), row.operator, *_add_share(row.counts, index, in_markdown)])
+    columns = _list_share_columns(headings, headings[index], totals[index])
+    if in_markdown:
+        columns = [columns[0], replace(columns[-2], heading="share"), *columns[1:-2]]
+    names = ("module", "operator") if by == "both" else ("operator",)
+    notes = truncation_note(ranked, top, "row" if by == "both" else "operator")
+    return Table(
+        "operators",
+        [*map(text_column, names), *columns],
+        rows,
+        total=None if by == "both" else ["total", *_add_share(totals, index, in_markdown)],
+        notes=[*notes, *(collapse_note(summary, (row.module for row in ranked[:top])) if by == "both" else ())],
+        strong=[number for number, row in enumerate(ranked[:top]) if in_markdown and by == "both" and not row.module],
+    )
+
+
+def _add_share(counts: Sequence[int], index: int, in_markdown: bool) -> list[Value]:
+    """Return the counts with the one of a share and a bar after them, in Markdown with that of a share after it."""
+    return [counts[0], *counts] if in_markdown else [*counts, counts[index], counts[index]]

@@ -1,1 +1,0 @@
-"""Tables and trees exactly as fvcore prints them."""

@@ -1,0 +1,159 @@
+"""Pipe tables in fvcore's formats: modules, operators, and parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec, module_from_spec
+from typing import Any
+
+import tabulate
+
+from fvflops.reports.escaping import printable_short
+from fvflops.reports.terminal import op_coverage
+from fvflops.reports.terminal.collapse import collapse_note
+from fvflops.trace import ModuleTree, Summary
+from fvflops.units import format_elements, format_percent, format_shape, format_size
+from fvflops.views.ranking import truncation_note
+from fvflops.views.summary_rows import (
+    Line,
+    OperatorRow,
+    check_view,
+    depth_of,
+    index_children,
+    limit_depth,
+    list_lines,
+    list_operator_headings,
+    rank_operators,
+)
+
+
+def pipe_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table aligned by tabulate: left, or in columns of numbers at the decimal point."""
+    if "preserve_whitespace" in inspect.signature(tabulate.tabulate).parameters:
+        return tabulate.tabulate(rows, headers, tablefmt="pipe", preserve_whitespace=True)
+    return str(_load_private_tabulate().tabulate(rows, headers, tablefmt="pipe"))
+
+
+@cache
+def _load_private_tabulate() -> Any:
+    # A second copy of the module, so that the global variable affects no other user of tabulate.
+    spec = find_spec("tabulate")
+    if spec is None or spec.loader is None:
+        raise ImportError("the source of tabulate was not found: install tabulate 0.10 or newer")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.PRESERVE_WHITESPACE = True  # type: ignore[attr-defined]
+    return module
+
+
+def write_table(
+    summary: Summary,
+    *,
+    by: str = "module",
+    depth: int | None = None,
+    show_param_shapes: bool = True,
+    sort: str | None = None,
+    top: int | None = None,
+) -> str:
+    """Return the summary as a pipe table; by module it equals that of fvcore's `flop_count_table` byte for byte,
+    except that unprintable names are escaped.
+
+    `depth` is the number of levels shown below the root, 3 if None; by operator it is ignored. `show_param_shapes` adds
+    a row with the shape of each parameter. With `sort` or `top` the rows of all levels are one list, without shapes.
+    """
+    check_view(by, report="the table")
+    ranked = sort is not None or top is not None
+    if by == "module":
+        lines = list_lines(summary, depth=depth, show_param_shapes=show_param_shapes, sort=sort, top=top)
+        table = _draw_modules(summary, lines[:top], show_param_shapes and not ranked)
+        notes = [*truncation_note(lines, top, "module"), *collapse_note(summary, (line.name for line in lines[:top]))]
+    else:
+        rows = rank_operators(summary, by, depth=depth if ranked else limit_depth(depth), sort=sort, top=top)
+        table = _draw_operators(summary, rows[:top], by, ranked)
+        notes = truncation_note(rows, top, "row" if by == "both" else "operator")
+        notes += collapse_note(summary, (row.module for row in rows[:top]))
+    return "\n\n".join([table, "\n".join(notes)] if notes else [table])
+
+
+def write_covered_table(summary: Summary, **options: Any) -> str:
+    """Return the table of `write_table` with the coverage of the count below."""
+    return f"{write_table(summary, **options)}\n\n{op_coverage.render(summary)}"
+
+
+def _label(heading: str, show_param_shapes: bool = False) -> str:
+    return f"#{heading} or shape" if heading == "parameters" and show_param_shapes else f"#{heading}"
+
+
+def _draw_modules(summary: Summary, lines: Sequence[Line], show_param_shapes: bool) -> str:
+    headings = list(summary.columns)
+    # In a tree, the prefix common to all names is dropped.
+    prefix = f"{lines[0].name}."
+    rows = [
+        _indent(
+            line.level,
+            printable_short(summary.label(line.name).removeprefix(prefix if line.level else "")) or "model",
+            line.cells,
+            headings,
+        )
+        for line in lines
+    ]
+    return pipe_table(["module", *(_label(heading, show_param_shapes) for heading in headings)], rows)
+
+
+def _indent(level: int, name: str, row: Mapping[str, str], headings: Sequence[str]) -> tuple[str, ...]:
+    blanks = " " * level
+    return (blanks + name, *(blanks + row[heading] if heading in row else "" for heading in headings))
+
+
+def _draw_operators(summary: Summary, ranked: Sequence[OperatorRow], by: str, flat: bool) -> str:
+    headings = list_operator_headings(summary)
+    totals = [sum(summary.operators[heading].values()) for heading in headings]
+    rows: list[tuple[str, ...]] = []
+    previous: str | None = None
+    for row in ranked:
+        # In a tree only the first row of a module has its name.
+        name = printable_short(summary.label(row.module)) or "model"
+        module = name if flat else "" if row.module == previous else " " * depth_of(row.module) + name
+        cells = printable_short(row.operator), *_format_with_share(row.counts, totals)
+        rows.append((module, *cells) if by == "both" else cells)
+        previous = row.module
+    if by == "both":
+        return pipe_table(["module", "operator", *_labels_with_share(headings)], rows)
+    rows.append(("total", *_format_with_share(totals, totals)))
+    return pipe_table(["operator", *_labels_with_share(headings)], rows)
+
+
+def _labels_with_share(headings: Sequence[str]) -> list[str]:
+    first, *others = (_label(heading) for heading in headings)
+    return [first, "share", *others]
+
+
+def _format_with_share(counts: Sequence[int], totals: Sequence[int]) -> list[str]:
+    first, *others = (format_size(count) for count in counts)
+    return [first, format_percent(counts[0], totals[0]), *others]
+
+
+def write_parameter_table(modules: ModuleTree, *, depth: int = 3) -> str:
+    """Return the elements of each module and the shape of each parameter, `depth` levels of names below the root.
+
+    A tied parameter is counted once, under its first name. A model without parameters, on which fvcore fails, has one
+    row, "model" with 0.
+    """
+    shapes = {parameter.name: parameter.spec.shape for parameter in modules.parameters()}
+    counts = modules.count_parameters()
+    children = index_children(counts)
+    rows = [("model", format_elements(counts[""]))]
+    pending = [(child, 1) for child in reversed(children.get("", ()))]
+    while pending:
+        name, level = pending.pop()
+        if level > depth:
+            continue
+        blanks = " " * level
+        if name in shapes:
+            rows.append((blanks + printable_short(name), blanks + format_shape(shapes[name])))
+        else:
+            rows.append((blanks + printable_short(name), blanks + format_elements(counts[name])))
+            pending += [(child, level + 1) for child in reversed(children.get(name, ()))]
+    return pipe_table(["name", "#elements or shape"], rows)

@@ -1,1 +1,0 @@
-"""Text tables for terminals and Markdown."""

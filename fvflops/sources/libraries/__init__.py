@@ -1,1 +1,0 @@
-"""Models by their names in libraries: zoo, timm, torchvision, open_clip and torch.hub folders."""

@@ -1,0 +1,80 @@
+"""What the zoo's decoders share: the KV cache, the cross entropy of a divided vocabulary, and the initialisation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class KVCache:
+    """Keys and values of earlier tokens for each attention, each (b, kv_heads, n, head_size), as in transformers."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def length(self) -> int:
+        """The number of tokens, n."""
+        return next((keys.shape[2] for keys, _ in self._pairs.values()), 0)
+
+    def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the keys and values of new tokens; return those of all."""
+        if attention in self._pairs:
+            before = self._pairs[attention]
+            keys, values = torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
+        self._pairs[attention] = keys, values
+        return keys, values
+
+
+class Decoded(NamedTuple):
+    """What a decoder returns with `use_cache`."""
+
+    logits: Tensor
+    past_key_values: KVCache
+
+
+class VocabularyCrossEntropy(torch.autograd.Function):
+    """Cross entropy in float32 of logits (..., rows) that a process group shares by the vocabulary, as Megatron's.
+
+    `first` is the vocabulary's index of the first row here, and the labels (...) are within the vocabulary. The losses
+    (...) need three all-reduces of their shape, and the backward pass none; without a group all rows are here.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, labels: Tensor, first: int, group) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.dtype = logits.dtype
+        logits = logits.to(torch.float32, copy=True)
+        largest = logits.amax(-1)
+        _all_reduce(largest, "MAX", group)
+        logits -= largest.unsqueeze(-1)
+        elsewhere = (labels < first) | (labels >= first + logits.shape[-1])
+        rows = (labels - first).masked_fill_(elsewhere, 0).unsqueeze(-1)
+        predicted = logits.gather(-1, rows).squeeze(-1).masked_fill_(elsewhere, 0)
+        _all_reduce(predicted, "SUM", group)
+        total = logits.exp_().sum(-1)
+        _all_reduce(total, "SUM", group)
+        ctx.save_for_backward(logits.div_(total.unsqueeze(-1)), rows, elsewhere)
+        return total.log() - predicted
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[no-untyped-def]
+        probabilities, rows, elsewhere = ctx.saved_tensors
+        found = elsewhere.logical_not().to(probabilities.dtype).neg_().unsqueeze(-1)
+        result = probabilities.scatter_add_(-1, rows, found).mul_(gradient.unsqueeze(-1))
+        return result.to(ctx.dtype), None, None, None
+
+
+def _all_reduce(tensor: Tensor, op: str, group: dist.ProcessGroup | None) -> None:
+    if group is not None:
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
+
+
+def initialise(module: nn.Module) -> None:
+    """Initialise a layer as published: normal weights with standard deviation 0.02, biases zero."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
