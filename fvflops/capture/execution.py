@@ -13,7 +13,7 @@ from fvflops.capture.errors.shape_failures import find_reason
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.real.real_mode import SubclassAwareMode
 from fvflops.capture.restore.torch_state import function_mode_removed
-from fvflops.capture.shapes.cuda.cuda_kernels import cuda_choices
+from fvflops.capture.shapes.cuda_kernels import cuda_choices
 from fvflops.capture.shapes.device_emulation import MissingDeviceMode
 from fvflops.capture.shapes.metadata import is_available
 from fvflops.capture.shapes.shape_mode import ShapeMode
@@ -83,8 +83,3 @@ def before_autocast(action: Callable[[], None]) -> Wrapper:
         return enter
 
     return _AUTOCAST, around
-
-
-def in_shape_run() -> bool:
-    """Return whether this thread is in shape execution."""
-    return any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack())

@@ -25,7 +25,6 @@ from fvflops.capture.execution import (
     before_autocast,
     choose_device,
     emulate_device,
-    in_shape_run,
     needs_real_execution,
     suspend_outer_recordings,
 )
@@ -51,11 +50,11 @@ from fvflops.capture.restore.torch_state import (
     model_runs,
     restore_modes,
 )
-from fvflops.capture.shapes.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.data_parallel import reducers_restored
+from fvflops.capture.shapes.rules.assumptions import can_be_assumed, how_to_assume
 from fvflops.capture.shapes.rules.shape_rules import ShapeRules
 from fvflops.capture.shapes.shape_cache import trim_cache
-from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_mode import ShapeMode, in_shape_run
 from fvflops.capture.shapes.shape_parameters import ShapeParameters
 from fvflops.capture.shapes.survivors import describe_survivors, release
 from fvflops.capture.unseen.data_exports import saved_exports

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
-from fvflops.capture.shapes.assumptions import check_assumptions
+from fvflops.capture.shapes.rules.assumptions import check_assumptions
 from fvflops.units import parse_size
 
 

@@ -12,7 +12,9 @@ from fvflops.cli.terminal_detection import find_width
 from fvflops.reports.document import Document
 from fvflops.reports.formats import write_document
 
-_OPTIONS = ("output", "summary", "plot", "trace", "speedscope", "flamegraph", "html", "save_trace")
+# Option → the format of its file, for other programs.
+_EXPORTS = {"trace": "chrome-trace", "speedscope": "speedscope", "flamegraph": "flame-graph"}
+_OPTIONS = ("output", "summary", "plot", *_EXPORTS, "html", "save_trace")
 # The path of `--output` for standard output.
 STANDARD = "-"
 # Suffix of `--output` → its format; no command writes the last ones.
@@ -102,6 +104,20 @@ def check_file(option: str, path: str) -> None:
     if "://" not in path and folder and not os.path.lexists(folder):
         raise ValueError(f"{option} {path}: there is no folder {folder!r}: create it, or choose another path")
     paths.check_writable(path)
+
+
+def check_exports(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return path → format of the requested files; raise ValueError or OSError before anything is written."""
+    from fvflops.analysis.exporting import prepare_export  # imports torch, which the help does not need
+
+    files: dict[str, str] = {}
+    for option, format in _EXPORTS.items():
+        path = getattr(arguments, option)
+        if path is not None:
+            files[path] = prepare_export(path, format, arguments.weight)
+    if arguments.weight is not None and not files:
+        raise ValueError("--weight sets what widths show in a file: add --trace, --speedscope or --flamegraph")
+    return files
 
 
 def _find_inputs(arguments: argparse.Namespace) -> set[str]:

@@ -126,9 +126,10 @@ class _Rows:
 
     def add(self, scope: tuple[str, ...], phase: str, op: str, sums: Mapping[str, Any]) -> None:
         """Add op calls of a scope to all modules that include it, and to their operator."""
-        for name in self._modules_of(scope, phase):
-            self.modules[phase][name].update(sums)
-        self.operators[phase][op].update(sums)
+        modules = self.modules[phase]
+        for row in (*[modules[name] for name in self._modules_of(scope, phase)], self.operators[phase][op]):
+            for field, value in sums.items():
+                row[field] += value
 
     def _modules_of(self, scope: tuple[str, ...], phase: str) -> tuple[str, ...]:
         """Return the modules that include the ops of a scope, the root first."""

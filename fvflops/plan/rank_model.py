@@ -15,7 +15,7 @@ from torch import nn
 from fvflops.capture.model.meta_copy import cast_floats, copy_to_meta
 from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.run import Loss
-from fvflops.capture.shapes.cuda.cuda_autocast import autocast_emulated
+from fvflops.capture.shapes.cuda_autocast import autocast_emulated
 from fvflops.capture.shortening.shorten import find_layer_kinds, shorten
 from fvflops.capture.training_step import checkpointed_modules
 from fvflops.plan.action_recording import Recipe, StageModule

@@ -12,10 +12,8 @@ from fvflops.views.summary_rows import (
     check_not_collapsed,
     check_view,
     drop_zeros,
-    fill_missing,
-    format_cells,
     group_by_name,
-    mark_uncalled,
+    write_cells,
 )
 
 _LABELS = {"parameters": "#params", "activations": "#acts"}
@@ -80,15 +78,10 @@ def draw_tree(
 
 
 def _prepare(summary: Summary) -> dict[str, dict[str, str]]:
-    names = [module.name for module in summary.modules.modules()]
-    uncalled = {heading: summary.uncalled[heading] for heading in summary.columns if heading in summary.uncalled}
-    counts = drop_zeros(
-        group_by_name(fill_missing(summary.columns, names)), except_for=frozenset().union(*uncalled.values())
-    )
-    cells = format_cells(counts, digits=2)
-    for heading, modules in uncalled.items():
-        cells = mark_uncalled(cells, heading, modules, "N/A")
-    return cells
+    zeros = dict.fromkeys((module.name for module in summary.modules.modules()), 0)
+    columns = {heading: {**zeros, **column} for heading, column in summary.columns.items()}
+    uncalled = frozenset().union(*(summary.uncalled.get(heading, ()) for heading in summary.columns))
+    return write_cells(summary, drop_zeros(group_by_name(columns), except_for=uncalled), digits=2, mark="N/A")
 
 
 def _list_details(module: ModuleInfo, cells: Mapping[str, Mapping[str, str]]) -> list[str]:

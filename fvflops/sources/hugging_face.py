@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from fvflops.capture.model.input_specs import InputSpec
-from fvflops.sources.adapters import ADAPTER_CONFIG
 from fvflops.sources.call_arguments import call_library, parse_arguments
 from fvflops.sources.diffusers.diffusers_pipeline import INDEX, build_pipeline, refuse_pipeline_options
 from fvflops.sources.imports import import_library, offline
@@ -28,6 +27,7 @@ from fvflops.sources.transformers.configurations import (
     merge_settings,
     read_changes,
 )
+from fvflops.sources.weights.adapters import ADAPTER_CONFIG
 from fvflops.text import list_nearest, truncate
 
 CONFIG = "config.json"

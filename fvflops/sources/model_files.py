@@ -125,7 +125,7 @@ def _build_onnx(path: str, options: SourceOptions) -> BuiltModel:
 
 
 def _build_pickled(path: str, options: SourceOptions) -> BuiltModel:
-    from fvflops.sources.pickled import build
+    from fvflops.sources.weights.pickled import build
 
     return build(path, options)
 

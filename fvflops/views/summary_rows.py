@@ -61,12 +61,6 @@ def group_by_name(columns: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
     return counts
 
 
-def fill_missing(columns: Mapping[str, Mapping[str, int]], names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return the columns with 0 for each of `names` that a column lacks."""
-    zeros = dict.fromkeys(names, 0)
-    return {heading: {**zeros, **column} for heading, column in columns.items()}
-
-
 def index_children(names: Iterable[str]) -> dict[str, list[str]]:
     """Return name → the names one level below it, in order."""
     children: dict[str, list[str]] = {}
@@ -118,22 +112,18 @@ def drop_zeros(
     return {name: row for name, row in counts.items() if name in retained}
 
 
-def format_cells(counts: Mapping[str, Mapping[str, int]], *, digits: int) -> dict[str, dict[str, str]]:
-    """Return name → heading → formatted count."""
-    return {
+def write_cells(
+    summary: Summary, counts: Mapping[str, Mapping[str, int]], *, digits: int, mark: str
+) -> dict[str, dict[str, str]]:
+    """Return name → heading → formatted count, with `mark` for a metric of which no op ran in the module."""
+    cells = {
         name: {heading: format_size(count, digits=digits) for heading, count in row.items()}
         for name, row in counts.items()
     }
-
-
-def mark_uncalled(
-    cells: Mapping[str, Mapping[str, str]], heading: str, uncalled: Iterable[str], mark: str
-) -> dict[str, dict[str, str]]:
-    """Return the cells with `mark` under a heading for each uncalled module, which gets a row if it has none."""
-    marked = {name: dict(row) for name, row in cells.items()}
-    for name in uncalled:
-        marked.setdefault(name, {})[heading] = mark
-    return marked
+    for heading in summary.uncalled.keys() & summary.columns.keys():
+        for name in summary.uncalled[heading] & cells.keys():
+            cells[name][heading] = mark
+    return cells
 
 
 def list_operator_headings(summary: Summary) -> list[str]:
@@ -255,10 +245,7 @@ def count_line(summary: Summary, line: Line, heading: str) -> int:
 
 def _prepare(summary: Summary, show_param_shapes: bool) -> dict[str, dict[str, str]]:
     counts = drop_zeros(group_by_name(summary.columns), keep_parents=True)
-    cells = format_cells(counts, digits=3)
-    for heading, names in summary.uncalled.items():
-        if heading in summary.columns:
-            cells = mark_uncalled(cells, heading, names & cells.keys(), "")
+    cells = write_cells(summary, counts, digits=3, mark="")
     for parameter in summary.modules.parameters():
         if parameter.name in cells and "parameters" in summary.columns:
             if show_param_shapes:
@@ -270,10 +257,8 @@ def _prepare(summary: Summary, show_param_shapes: bool) -> dict[str, dict[str, s
 
 def _walk_lines(summary: Summary, cells: Cells, depth: int | None) -> list[Line]:
     children = index_children(cells)
-    chain, row = _skip_single_children("", cells, children, summary.labels)
-    root = chain[-1]
-    lines = [Line(0, root, "", row, chain)]
-    pending = [(child, 1, root) for child in reversed(children.get(root, ()))]
+    lines: list[Line] = []
+    pending = [("", 0, "")]
     while pending:
         name, level, above = pending.pop()
         if depth is not None and level > depth:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fvflops.capture.shapes.cuda.cuda_kernels import choose_attention_kernel
+from fvflops.capture.shapes.cuda_kernels import choose_attention_kernel
 from tests.support.checkout import DATA
 from tests.support.cuda_cases import list_cases
 from tests.support.cuda_cases.runs import run_all_ways
@@ -26,7 +26,8 @@ HERE = torch.cuda.is_available()
         ("flash_first", (8, 0), True),
     ],
 )
-def test_attention_kernel_is_the_one_that_an_h100_chose(column, capability, prefers_cudnn):
+def test_attention_kernel_is_the_one_that_an_h100_chose(column, capability, prefers_cudnn, monkeypatch):
+    monkeypatch.setattr("fvflops.capture.shapes.cuda_kernels._TORCH_PREFERS_CUDNN", prefers_cudnn)
     wrong = Counter()
     with gzip.open(DATA / "attention_kernels_h100.csv.gz", "rt") as file:
         for row in csv.DictReader(file):
@@ -43,7 +44,6 @@ def test_attention_kernel_is_the_one_that_an_h100_chose(column, capability, pref
                 *(q, k, v, mask, float(row["dropout"]), row["mask"] == "causal"),
                 grouped=grouped,
                 capability=capability,
-                prefers_cudnn=prefers_cudnn,
             )
             wrong[chosen, row[column]] += chosen != row[column]
     assert sum(wrong.values()) == 0 and wrong.keys() >= {(kernel, kernel) for kernel in ("flash", "efficient", "math")}

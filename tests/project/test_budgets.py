@@ -14,7 +14,7 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (78930, 485),
+    "fvflops": (78915, 486),
     "fvflops/analysis": (3120, 20),
     "fvflops/capture": (20365, 134),
     "fvflops/cli": (5913, 37),
@@ -24,13 +24,13 @@ LIMITS = {
     "fvflops/devices": (905, 4),
     "fvflops/formulas": (4216, 27),
     "fvflops/integrations": (789, 7),
-    "fvflops/measure": (5940, 26),
+    "fvflops/measure": (5946, 26),
     "fvflops/plan": (11265, 68),
-    "fvflops/reports": (5265, 39),
-    "fvflops/sources": (4728, 31),
+    "fvflops/reports": (5258, 39),
+    "fvflops/sources": (4729, 32),
     "fvflops/sweep": (2159, 11),
     "fvflops/trace": (3566, 23),
-    "fvflops/views": (741, 5),
+    "fvflops/views": (726, 5),
     "fvflops/zoo": (1391, 10),
     "tests": (72276, 387),
     "tools": (10708, 84),

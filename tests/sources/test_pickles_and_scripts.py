@@ -13,7 +13,7 @@ from fvflops import FlopCountAnalysis
 from fvflops.analysis.files.file_kinds import recognise
 from fvflops.cli import main
 from fvflops.sources import SourceOptions, load_model
-from fvflops.sources.pickled import read_globals
+from fvflops.sources.weights.pickled import read_globals
 
 MODEL = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
 X = torch.randn(2, 4)

@@ -11,8 +11,8 @@ from fvflops.cli import main
 from fvflops.counting.compute_dtype import find_dtype
 from fvflops.sources.load import load_model
 from fvflops.sources.options import SourceOptions
-from fvflops.sources.packed_weight import PackedWeight, bits_of
-from fvflops.sources.quantise import Scheme, read_scheme
+from fvflops.sources.weights.packed_weight import PackedWeight, bits_of
+from fvflops.sources.weights.quantise import Scheme, read_scheme
 from fvflops.trace import Status, Symbol
 
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ import importlib.util
 
 import torch
 
-from fvflops.sources.packed_weight import define_ops
+from fvflops.sources.weights.packed_weight import define_ops
 
 # torch's own, which it registers when something imports them.
 _LATE = (

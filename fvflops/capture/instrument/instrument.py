@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils import checkpoint
 
-from fvflops.capture.attention.decomposed import attention_pairs
+from fvflops.capture.attention import attention_pairs
 from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_constants
 from fvflops.capture.instrument.autograd_functions import function_regions
 from fvflops.capture.instrument.backward import backward_hooks
@@ -29,7 +29,7 @@ from fvflops.capture.real.real_mode import RecordingMode
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.run_position import BEFORE
 from fvflops.capture.restore.torch_state import dispatch_mode_active, dispatch_mode_in_thread
-from fvflops.capture.shapes.offloading import offloaded_activations
+from fvflops.capture.shapes.device_emulation import offloaded_activations
 from fvflops.capture.shapes.shape_mode import ShapeMode
 from fvflops.capture.unseen.data_exports import data_exports
 from fvflops.capture.unseen.other_processes import other_processes
@@ -161,7 +161,7 @@ def instrument(
     wrappers = [
         *wrappers,
         *function_regions(recorder),
-        *attention_pairs(recorder, mode.has_values),
+        attention_pairs(recorder, mode.has_values),
         *run_control_flow(recorder, mode),
         *data_exports(recorder),
         *other_processes(recorder),

@@ -21,10 +21,9 @@ from fvflops.capture.model.leaf_kinds import LeafKind
 from fvflops.capture.model.model_index import ModelIndex
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.thread_state import append_row
-from fvflops.capture.shapes.graph_tracing import graph_tracer
 from fvflops.capture.shapes.metadata import Metadata
 from fvflops.capture.shapes.shape_cache import LeafCall, leaf_calls_of
-from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_mode import ShapeMode, graph_tracer
 from fvflops.capture.shapes.shape_tensor import OwnedStorage, ShapeTensor, make_shape_tensor
 from fvflops.torch_internals import (
     dispatch_stack_length,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fvflops.capture.lazy_values.lazy_expressions import Elementwise, Expression, Indices
+from fvflops.capture.lazy_values.lazy_expressions import Elementwise, Expression
 from fvflops.capture.restore import interrupts
 from fvflops.torch_internals import disable_dispatch_modes
 
@@ -56,88 +56,69 @@ def count_boxes(expression: Expression, kept: Sequence[int]) -> torch.Tensor | N
     shape = expression.shape
     with interrupts.deferred(), disable_dispatch_modes(), torch.no_grad():
         sizes = [shape[dim] for dim in kept]
-        boxes = math.prod(sizes)
-        flat, low, high = torch.arange(boxes), [], []
-        for dim, size in enumerate(shape):
-            if dim in kept:
-                inner = math.prod(sizes[list(kept).index(dim) + 1 :])
-                index = flat // inner % size
-                low.append(index)
-                high.append(index)
-            else:
-                low.append(torch.zeros(boxes, dtype=torch.int64))
-                high.append(torch.full((boxes,), size - 1))
-        counts = torch.zeros(boxes, dtype=torch.int64)
-        return counts.view(sizes) if _count(expression, counts, flat, low, high) else None
+        owners = torch.arange(math.prod(sizes))
+        # The first and the last index of each box in each dimension: [dimensions, boxes].
+        low = torch.zeros((len(shape), len(owners)), dtype=torch.int64)
+        high = low + torch.tensor(shape, dtype=torch.int64).unsqueeze(1) - 1
+        for position, dim in enumerate(kept):  # torch.unravel_index would import sympy
+            low[dim] = high[dim] = owners // math.prod(sizes[position + 1 :]) % sizes[position]
+        counts = torch.zeros_like(owners)
+        return counts.view(sizes) if _count(expression, counts, owners, low, high) else None
 
 
 def _count(
-    expression: Expression,
-    counts: torch.Tensor,
-    owners: torch.Tensor,
-    low: list[torch.Tensor],
-    high: list[torch.Tensor],
+    expression: Expression, counts: torch.Tensor, owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> bool:
     """Add the true elements of boxes to the counts of their owners; return whether all could be counted."""
     evaluated = 0
     while owners.numel():
-        volumes = _volumes(low, high)
+        volumes = (high - low + 1).prod(0)
         bounds = expression.bounds(low, high)
         if bounds is not None:
             surely, possibly = (torch.as_tensor(bound).expand(owners.shape) for bound in bounds)
             counts.index_add_(0, owners[surely], volumes[surely])
             open_ = possibly & ~surely
-            owners, volumes, low, high = owners[open_], volumes[open_], _select(low, open_), _select(high, open_)
+            owners, volumes, low, high = owners[open_], volumes[open_], low[:, open_], high[:, open_]
         small = volumes <= _SMALLEST
         evaluated += int(volumes[small].sum())
         if evaluated > _MAX_EVALUATED or int((~small).sum()) > _MAX_BOXES:
             return False
-        _evaluate(expression, counts, owners[small], _select(low, small), _select(high, small))
-        owners, low, high = _divide(owners[~small], _select(low, ~small), _select(high, ~small))
+        if bool(small.any()):
+            _evaluate(expression, counts, owners[small], low[:, small], high[:, small])
+        owners, low, high = _divide(owners[~small], low[:, ~small], high[:, ~small])
     return True
 
 
-def _volumes(low: Indices, high: Indices) -> torch.Tensor:
-    return torch.stack([last - first + 1 for first, last in zip(low, high, strict=True)]).prod(0)
-
-
-def _select(indices: Indices, chosen: torch.Tensor) -> list[torch.Tensor]:
-    return [index[chosen] for index in indices]
+def _lengths(low: torch.Tensor, high: torch.Tensor) -> list[int]:
+    """Return the longest box's length in each dimension."""
+    return [int(length) + 1 for length in (high - low).amax(1)]
 
 
 def _divide(
-    owners: torch.Tensor, low: list[torch.Tensor], high: list[torch.Tensor]
-) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Divide boxes along their two longest dimensions."""
     if not owners.numel():
         return owners, low, high
-    lengths = [int((last - first).max()) + 1 for first, last in zip(low, high, strict=True)]
+    lengths = _lengths(low, high)
     for dim in sorted(range(len(lengths)), key=lambda dim: -lengths[dim])[:2]:
         step = -(-lengths[dim] // _DIVISIONS)
         parts = torch.arange(0, lengths[dim], step)
         first = (low[dim].unsqueeze(1) + parts).flatten()
-        owners = owners.repeat_interleave(len(parts))
-        low, high = ([index.repeat_interleave(len(parts)) for index in indices] for indices in (low, high))
+        owners, low, high = (item.repeat_interleave(len(parts), -1) for item in (owners, low, high))
         low[dim], high[dim] = first, torch.minimum(first + step - 1, high[dim])
         exists = low[dim] <= high[dim]
-        owners, low, high = owners[exists], _select(low, exists), _select(high, exists)
+        owners, low, high = owners[exists], low[:, exists], high[:, exists]
     return owners, low, high
 
 
 def _evaluate(
-    expression: Expression,
-    counts: torch.Tensor,
-    owners: torch.Tensor,
-    low: list[torch.Tensor],
-    high: list[torch.Tensor],
+    expression: Expression, counts: torch.Tensor, owners: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> None:
     """Add the true elements of boxes by evaluating all elements."""
-    if not owners.numel():
-        return
-    rank = len(low)
-    lengths = [int((last - first).max()) + 1 for first, last in zip(low, high, strict=True)]
-    size = math.prod(lengths)
-    boxes = max(1, _CHUNK // size)
+    lengths = _lengths(low, high)
+    rank = len(lengths)
+    boxes = max(1, _CHUNK // math.prod(lengths))
     for start in range(0, owners.numel(), boxes):
         chunk = slice(start, start + boxes)
         indices, inside = [], torch.ones((), dtype=torch.bool)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.lazy_values.value_bounds import BOUND_RULES, Bounds, widened
+from fvflops.capture.lazy_values.value_bounds import Bounds, bounds_of, widened
 
-# One index tensor for each dimension, all of one rank; together they broadcast to [boxes, *size of a box].
-Indices = Sequence[torch.Tensor]
+# An index tensor for each dimension, or a tensor of these, of one rank; they broadcast to [boxes, *size of a box].
+Indices = Sequence[torch.Tensor] | torch.Tensor
 # An expression with more operands, each counted as often as it is used, is not kept.
 MAX_OPERANDS = 256
 
@@ -127,19 +127,13 @@ class Elementwise(Expression):
 
     def bounds(self, low: Indices, high: Indices) -> Bounds | None:
         """Return the bounds by the op's rule, from its operands' bounds."""
-        rule = BOUND_RULES.get(self._name)
-        if rule is None:
-            return None
 
         def operand(arg: Any) -> Any:
             if not isinstance(arg, Expression):
                 return None if arg is None else (arg, arg)
             return arg.bounds(_broadcast(low, arg.shape), _broadcast(high, arg.shape))
 
-        if any(arg is None for arg in self._args):
-            return None
-        result = rule(self._function, [operand(arg) for arg in self._args], self._kwargs)
-        return None if result is None else widened(*result)
+        return bounds_of(self._name, self._function, [operand(arg) for arg in self._args], self._kwargs)
 
 
 def _broadcast(indices: Indices, shape: Sequence[int]) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ _ALIASES = {
     "negative": "neg",
 }
 
-# An op's arguments as expressions, the shape and dtype of its result.
+# Ops that convert values, and the position of these among their arguments.
+_CONVERSIONS = {"_to_copy": 0, "copy": 1, "to": 0, "type_as": 0}
+# An op's arguments as expressions (the first one surely), the shape and dtype of its result.
 _Builder = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int], torch.dtype], "Expression | None"]
 
 
@@ -62,7 +65,7 @@ def is_supported(func: Any, op: str) -> bool:
     name, tags = base_name(op), getattr(func, "tags", ())
     if not name or op.endswith("out") or torch.Tag.nondeterministic_seeded in tags:
         return False
-    if name in _FILLED or name in _COPIES or name in _BUILDERS or name in _ALIASES.values() or name == "where":
+    if any(name in names for names in (_FILLED, _COPIES, _CONVERSIONS, _BUILDERS, _ALIASES.values(), ("where", "cat"))):
         return True
     # Not all in-place overloads have the tag.
     return torch.Tag.pointwise in tags or torch.Tag.pointwise in getattr(_out_of_place(op), "tags", ())
@@ -90,20 +93,22 @@ def result_of(
         if isinstance(value, Expression):
             return _converted(value, shape, dtype)
         return None if value is None else filled(value, shape, dtype)
-    if name in _COPIES:
-        return args[0] if isinstance(args[0], Expression) else None
-    builder = _BUILDERS.get(name)
-    if builder is not None:
-        return builder(args, kwargs, shape, dtype)
+    if name == "cat":
+        return _concatenate(args, kwargs, shape, dtype)
+    if name in _COPIES or name in _CONVERSIONS or name in _BUILDERS:
+        values = args[_CONVERSIONS.get(name, 0)]
+        if not isinstance(values, Expression):
+            return None
+        if name in _COPIES:
+            return values
+        return _converted(values, shape, dtype) if name in _CONVERSIONS else _BUILDERS[name](args, kwargs, shape, dtype)
     if any(isinstance(value, (list, tuple)) for value in (*args, *kwargs.values())):
         return None
-    function = func
-    if op.partition(".")[0].endswith("_") and not op.partition(".")[0].endswith("__"):
-        function = _out_of_place(op)
-        if function is None:
-            return None
-        return _converted(Elementwise(name, function, args, kwargs, shape), shape, dtype)
-    return Elementwise(name, function, args, kwargs, shape)
+    packet = op.partition(".")[0]
+    if not packet.endswith("_") or packet.endswith("__"):
+        return Elementwise(name, func, args, kwargs, shape)
+    function = _out_of_place(op)
+    return None if function is None else _converted(Elementwise(name, function, args, kwargs, shape), shape, dtype)
 
 
 def filled(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Expression:
@@ -116,36 +121,22 @@ def _converted(value: Expression, shape: Sequence[int], dtype: torch.dtype) -> E
     return Elementwise("to", torch.Tensor.to, (value,), {"dtype": dtype}, shape)
 
 
-def _copy(args: Sequence[Any], _: Mapping[str, Any], shape: Sequence[int], dtype: torch.dtype) -> Expression | None:
-    return _converted(args[1], shape, dtype) if isinstance(args[1], Expression) else None
-
-
-def _to_copy(args: Sequence[Any], _: Mapping[str, Any], shape: Sequence[int], dtype: torch.dtype) -> Expression | None:
-    return _converted(args[0], shape, dtype) if isinstance(args[0], Expression) else None
-
-
 def _triangle(
     is_kept: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     shape: Sequence[int],
     dtype: torch.dtype,
-) -> Expression | None:
-    if not isinstance(args[0], Expression):
-        return None
+) -> Expression:
     diagonal = args[1] if len(args) > 1 else kwargs.get("diagonal", 0)
     rows = Constant(torch.arange(shape[-2]).unsqueeze(1) + diagonal)
     columns = Constant(torch.arange(shape[-1]))
-    name = is_kept.__name__
-    kept = Elementwise(name, is_kept, (columns, rows), {}, shape[-2:])
+    kept = Elementwise(is_kept.__name__, is_kept, (columns, rows), {}, shape[-2:])
     return Elementwise("where", torch.where, (kept, args[0], filled(0, shape, dtype)), {}, shape)
 
 
 def _reshape(args: Sequence[Any], _: Mapping[str, Any], shape: Sequence[int], __: torch.dtype) -> Expression | None:
-    base = args[0]
-    return (
-        view_of(base, _contiguous(base.shape), shape, _contiguous(shape), 0) if isinstance(base, Expression) else None
-    )
+    return view_of(args[0], _contiguous(args[0].shape), shape, _contiguous(shape), 0)
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:
@@ -154,10 +145,8 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
 
 def _pad(args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int], dtype: torch.dtype) -> Expression | None:
     values, pad = args[0], args[1]
-    if not isinstance(values, Expression) or min(pad) < 0:
-        return None
     mode = args[2] if len(args) > 2 and isinstance(args[2], str) else kwargs.get("mode", "constant")
-    if mode != "constant":
+    if min(pad) < 0 or mode != "constant":
         return None
     value = args[-1] if len(args) > 2 and not isinstance(args[-1], str) else kwargs.get("value")
     value = 0 if value is None else value
@@ -179,26 +168,13 @@ def _concatenate(
     return result
 
 
-def _lower(args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int], dtype: torch.dtype) -> Any:
-    return _triangle(torch.le, args, kwargs, shape, dtype)
-
-
-def _upper(args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int], dtype: torch.dtype) -> Any:
-    return _triangle(torch.ge, args, kwargs, shape, dtype)
-
-
 _BUILDERS: dict[str, _Builder] = {
-    "_to_copy": _to_copy,
     "_unsafe_view": _reshape,
-    "cat": _concatenate,
     "constant_pad_nd": _pad,
     "pad": _pad,
-    "copy": _copy,
-    "to": _to_copy,
-    "type_as": _to_copy,
     "reshape": _reshape,
-    "tril": _lower,
-    "triu": _upper,
+    "tril": partial(_triangle, torch.le),
+    "triu": partial(_triangle, torch.ge),
 }
 
 
@@ -219,14 +195,15 @@ def overwritten(
             for dim in dims
             if size > 1 and target_strides[dim] % stride == 0 and 0 < target_strides[dim] // stride < size
         ]
-        dim = max(found, key=lambda dim: -target_strides[dim], default=None) if len(found) < 2 else None
         if len(found) > 1:
             return None
-        step = 1 if dim is None else target_strides[dim] // stride
-        if dim is not None:
-            if start + (shape[dim] - 1) * step >= size:
-                return None
-            dims.discard(dim)
+        if not found:
+            region.append((start, 1, None))
+            continue
+        dim, step = found[0], target_strides[found[0]] // stride
+        if start + (shape[dim] - 1) * step >= size:
+            return None
+        dims.discard(dim)
         region.append((start, step, dim))
     return None if dims else Overwritten(memory, values, region)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,28 +73,24 @@ class LazyValues:
     ) -> Expression | None:
         """Return the result of an op, None if it is unknown; real tensors among the arguments have known values."""
         try:
-            args, kwargs = (
-                [self._operand(arg) for arg in args],
-                {name: self._operand(arg) for name, arg in kwargs.items()},
-            )
+            args, kwargs = self._operand(args), {name: self._operand(arg) for name, arg in kwargs.items()}
         except _Unknown:
             return None
         key = (op, *map(_key, args), *((name, _key(arg)) for name, arg in kwargs.items()), tuple(shape), dtype)
-        known = self._interned.get(key)
-        if known is None:
+        if key not in self._interned:
             with disable_dispatch_modes():
                 expression = result_of(func, op, args, kwargs, shape, dtype)
             if expression is None or expression.operands > MAX_OPERANDS:
                 return None
-            known = self._intern(key, (args, kwargs), expression)
-        return known[1]
+            self._intern(key, (args, kwargs), expression)
+        return self._interned[key][1]
 
-    def _intern(self, key: tuple[Any, ...], alive: Any, expression: Expression) -> tuple[Any, Expression]:
+    def _intern(self, key: tuple[Any, ...], alive: Any, expression: Expression) -> Expression:
         if len(self._interned) >= _MAX_INTERNED:
             self._interned.clear()
         # The operands, whose ids are in the key, stay alive with it.
         self._interned[key] = alive, expression
-        return alive, expression
+        return expression
 
     def _operand(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -113,20 +110,16 @@ class LazyValues:
             for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
                 if size > 1 and stride == 0:
                     stored = stored.narrow(dim, 0, 1)
-            if stored.numel() > _MAX_COPIED:  # existed before the run, which does not write to it
-                identity = id(tensor.untyped_storage()), tensor.storage_offset(), tensor.stride()
-                constant = self._interned.get((tuple(tensor.shape), tensor.dtype, identity))
-                if constant is None:
-                    expression = Constant(stored.cpu(), tensor.shape)
-                    constant = self._intern((tuple(tensor.shape), tensor.dtype, identity), tensor, expression)
-                return constant[1]
-            values = stored.cpu().clone(memory_format=torch.contiguous_format)
-            content = values.reshape(-1).view(torch.uint8).numpy().tobytes()
-            key = tuple(tensor.shape), tensor.dtype, hash(content)
+            alive = tensor
+            content: Any = id(tensor.untyped_storage()), tensor.storage_offset(), tensor.stride()
+            if stored.numel() <= _MAX_COPIED:  # a larger one existed before the run, which does not write to it
+                alive = stored = stored.cpu().clone(memory_format=torch.contiguous_format)
+                content = hash(stored.reshape(-1).view(torch.uint8).numpy().tobytes())
+            key = tuple(tensor.shape), tensor.dtype, content
             known = self._interned.get(key)
-            if known is not None and torch.equal(known[0], values):
+            if known is not None and (alive is tensor or torch.equal(known[0], stored)):
                 return known[1]
-            return self._intern(key, values, Constant(values, tensor.shape))[1]
+            return self._intern(key, alive, Constant(stored.cpu(), tensor.shape))
 
     def count(self, op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
         """Return the result of `sum`, `count_nonzero`, `any` or `all`, None if it is unknown."""
@@ -152,10 +145,7 @@ class LazyValues:
             if name == "any":
                 return counts > 0
             if name == "all":
-                size = 1
-                for dim in reduced:
-                    size *= mask.shape[dim]
-                return counts == size
+                return counts == math.prod(mask.shape[dim] for dim in reduced)
             return counts
 
 

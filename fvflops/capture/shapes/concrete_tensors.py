@@ -10,8 +10,7 @@ import torch
 
 from fvflops.capture.recorder.recorder import Recorder
 from fvflops.capture.recorder.tensor_specs import describe_tensor
-from fvflops.capture.shapes.meta_run import META
-from fvflops.capture.shapes.metadata import Metadata, intern, is_available, metadata_of
+from fvflops.capture.shapes.metadata import META, Metadata, intern, is_available, metadata_of
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import FakeTensor, is_functorch_wrapped
 from fvflops.trace import TensorSpec
@@ -35,6 +34,7 @@ class ConcreteTensors:
     """
 
     def __init__(self, recorder: Recorder, device: torch.device, devices: Sequence[torch.device]) -> None:
+        self.device = device
         self.registered: dict[int, RegisteredTensor] = {}
         self._recorder = recorder
         # "cuda" means the current CUDA device, usually "cuda:0".

@@ -1,4 +1,4 @@
-"""Run a model that names a device which this machine lacks."""
+"""Run a model that names a device which this machine lacks, or that offloads activations from it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from fvflops.capture.instrument.backward import ENGINE_RUNS
-from fvflops.capture.instrument.patching import Patch, wrapped
-from fvflops.capture.shapes.cuda.cuda_autocast import autocast_emulated
-from fvflops.capture.shapes.cuda.cuda_kernels import call_as_on_cuda
-from fvflops.capture.shapes.meta_run import substitute
-from fvflops.capture.shapes.shape_mode import ShapeMode
-from fvflops.torch_internals import device_constructors, dispatch_mode_stack
+from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
+from fvflops.capture.shapes.cuda_autocast import autocast_emulated
+from fvflops.capture.shapes.cuda_kernels import call_as_on_cuda
+from fvflops.capture.shapes.metadata import META
+from fvflops.capture.shapes.shape_cache import substitute
+from fvflops.capture.shapes.shape_mode import in_shape_run
+from fvflops.capture.shapes.shape_tensor import ShapeTensor
+from fvflops.torch_internals import device_constructors
 
 _DEVICE = torch.Tensor.device
+# The host. Without an index the CPU may stand for the device, since programs create tensors there by default.
+_HOST = torch.device("cpu", 0)
+_SAVE_ON_CPU = Patch(save_on_cpu, "__init__")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _CONSTRUCTORS = [
     Patch(torch, name)
@@ -69,7 +75,7 @@ class MissingDeviceMode(TorchFunctionMode):
         def construct(*args: Any, **kwargs: Any) -> Any:
             device = self._parse(kwargs.get("device"))
             is_missing = isinstance(device, torch.device) and device.type == self._device_type
-            if is_missing and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
+            if is_missing and in_shape_run():
                 kwargs["device"] = torch.device("cpu")
             return original(*args, **kwargs)
 
@@ -110,3 +116,30 @@ def missing_device_emulated(device: torch.device, *, under_autograd: bool = True
     mode = MissingDeviceMode(device, under_autograd=under_autograd)
     with mode, mode.extended():
         yield
+
+
+def offloaded_activations() -> Iterator[Wrapper]:
+    """Yield the wrapper by which `torch.autograd.graph.save_on_cpu` copies saved shape tensors to the host and back.
+
+    Where this machine lacks the device, its tensors are on the CPU for torch, so that `Tensor.cpu` copies nothing.
+    """
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(hooks: saved_tensors_hooks, *args: Any, **kwargs: Any) -> None:
+            original(hooks, *args, **kwargs)
+
+            def offload(tensor: torch.Tensor) -> torch.Tensor:
+                if type(tensor) is not ShapeTensor:
+                    return tensor  # a small one, whose values are known
+                return torch.ops.aten._to_copy.default(tensor, device=_HOST)
+
+            def reload(packed: torch.Tensor) -> torch.Tensor:
+                if type(packed) is not ShapeTensor:
+                    return packed
+                return torch.ops.aten._to_copy.default(packed, device=META)
+
+            hooks.pack_hook, hooks.unpack_hook = offload, reload
+
+        return __init__
+
+    yield _SAVE_ON_CPU, around

@@ -13,6 +13,7 @@ import torch
 from fvflops.torch_internals import is_functorch_wrapped
 from fvflops.trace import TensorSpec
 
+META = torch.device("meta")
 _CPU = torch.device("cpu")
 _DTYPE_NAMES: dict[torch.dtype, str] = {}
 _INTERNED: dict[tuple[Any, ...], Metadata] = {}
@@ -26,21 +27,6 @@ class Metadata:
     it. `lazy`: the values may be available as an expression. `spec` describes the tensor in the Trace, `spec_tuple` is
     a 1-tuple of it, `row` describes a new storage there.
     """
-
-    __slots__ = (
-        "actual_device",
-        "bits",
-        "device",
-        "dtype",
-        "known",
-        "lazy",
-        "nbytes",
-        "row",
-        "shape",
-        "spec",
-        "spec_tuple",
-        "stride",
-    )
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from fvflops.torch_internals import (
     is_flash_enabled,
     is_math_enabled,
     is_mkldnn_enabled,
+    pytree,
 )
 from fvflops.trace import Signature, StopsAt
 from fvflops.trace.signature import packet_of
@@ -58,6 +59,30 @@ _KERNEL_SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
+def substitute(value: Any, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]) -> Any:
+    """Return nested arguments with tensors and devices replaced."""
+    if isinstance(value, torch.Tensor):
+        return tensor(value)
+    if isinstance(value, torch.device):
+        return device(value)
+    if isinstance(value, (list, tuple)):
+        items = [substitute(item, tensor, device) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: substitute(item, tensor, device) for key, item in value.items()}
+    return value
+
+
+def unpack_result(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None]:
+    """Return the items of an op's result, and the function that rebuilds it from items, None for a single item."""
+    if not isinstance(result, (list, tuple)):
+        return [result], None
+    if not any(isinstance(item, (list, tuple)) for item in result):
+        return list(result), tuple if isinstance(result, tuple) else list
+    items, spec = pytree.tree_flatten(result)
+    return items, lambda items: pytree.tree_unflatten(items, spec)
+
+
 class Output(NamedTuple):
     """One result of an op: a new tensor, a view of the argument tensor `source`, or (`same`) that argument itself.
 
@@ -85,22 +110,6 @@ class CachedResult:
     depends.
     """
 
-    __slots__ = (
-        "build",
-        "cacheable",
-        "concrete",
-        "fresh",
-        "lazy",
-        "outputs",
-        "promoted",
-        "resized",
-        "row",
-        "signature",
-        "source",
-        "view",
-        "written",
-    )
-
     def __init__(
         self,
         signature: Signature | None,
@@ -108,43 +117,25 @@ class CachedResult:
         build: Callable[[list[Any]], Any] | None = None,
         resized: tuple[tuple[int, Metadata], ...] = (),
         written: tuple[int, ...] = (),
-        concrete: bool = False,
     ) -> None:
         self.signature = signature
         self.outputs = outputs
         self.build = build
         self.resized = resized
         self.written = written
-        self.concrete = concrete
+        self.concrete = False
         self.lazy = False
         self.cacheable = True
         self.promoted: torch.dtype | None = None
-        self._find_shortcuts()
+        self.find_shortcuts()
 
-    def compute(self) -> None:
-        """Have the op computed instead of building its results."""
-        self.concrete = True
-        self._find_shortcuts()
-
-    def make_lazy(self) -> None:
-        """Have lazy values read and written, which is not done in the shortcuts."""
-        self.lazy = True
-        self._find_shortcuts()
-
-    def promote(self, default: torch.dtype) -> None:
-        """Make the outcome valid for one default dtype only, which every call then checks."""
-        self.promoted = default
-        self._find_shortcuts()
-
-    def _find_shortcuts(self) -> None:
-        build, outputs, resized, written, concrete = self.build, self.outputs, self.resized, self.written, self.concrete
-        simple = (
-            build is None and len(outputs) == 1 and not (resized or concrete or self.lazy) and self.promoted is None
-        )
-        only = outputs[0] if simple else None
-        self.fresh = only.metadata if only is not None and only.source is None and not written else None
+    def find_shortcuts(self) -> None:
+        """Set the shortcuts from the other attributes."""
+        is_general = self.resized or self.concrete or self.lazy or self.promoted is not None
+        only = self.outputs[0] if self.build is None and len(self.outputs) == 1 and not is_general else None
+        self.fresh = only.metadata if only is not None and only.source is None and not self.written else None
         self.row: Any = None if only is None else only.row
-        self.source = only.source if only is not None and written in ((), (only.source,)) else None
+        self.source = only.source if only is not None and self.written in ((), (only.source,)) else None
         self.view = None if only is None or only.same else only.metadata
 
 
@@ -173,31 +164,16 @@ LeafCallCache = dict[tuple[Any, ...], dict[Metadata, LeafCall]]
 class OpCache:
     """The cache of one op: its schema, its outcomes, and properties of the op.
 
-    `has_extra_key`: the key includes more than the arguments' metadata (ranks of a process group, values that its cost
-    depends on). `changes_view`: it changes the shape, strides or memory of its first argument. `communicates`: with
-    other ranks. `random`: it generates random numbers. `reads_values`: its result, or the size of it, depends on
-    values. `writes`: to arguments. `has_mixed_lists`: it accepts lists of ints mixed with other types. `context`
-    returns further settings that a call depends on, such as the default dtype for an op that creates a tensor. `pure`
-    is False for ops of other libraries, whose outcomes are not cached.
+    `has_extra_key`: the key includes more than the arguments' metadata (`context`, ranks of a process group, values
+    that its cost depends on). `changes_view`: it changes the shape, strides or memory of its first argument.
+    `communicates`: with other ranks. `random`: it generates random numbers. `reads_values`: its result, or the size of
+    it, depends on values. `writes`: to arguments. `has_mixed_lists`: it accepts lists of ints mixed with other types.
+    `context` returns further settings that a call depends on, such as the default dtype for an op that creates a
+    tensor. `pure` is False for ops of other libraries, whose outcomes are not cached.
 
     `outcomes` are stored per settings of a run. `expansions` are outcomes of a composite op that decomposes into a
     single call of another op on the same tensors, per settings and `stops_at`.
     """
-
-    __slots__ = (
-        "changes_view",
-        "communicates",
-        "context",
-        "expansions",
-        "has_extra_key",
-        "has_mixed_lists",
-        "outcomes",
-        "pure",
-        "random",
-        "reads_values",
-        "schema",
-        "writes",
-    )
 
     def __init__(self, func: Any, values: tuple[str, ...]) -> None:
         self.schema: OpSchema = describe_op(func, values)
@@ -207,7 +183,6 @@ class OpCache:
         self.reads_values = reads_values(self.schema.name)
         self.outcomes: dict[Settings, dict[tuple[Any, ...], CachedResult]] = {}
         self.expansions: dict[tuple[Settings, Any], dict[tuple[Any, ...], CachedResult]] = {}
-        self.has_extra_key = self.schema.group is not None or bool(self.schema.value_arguments)
         self.communicates = self.schema.group is not None or self.schema.name.startswith("c10d::")
         self.writes = bool(self.schema.written)
         arguments = getattr(getattr(func, "_schema", None), "arguments", None)
@@ -215,10 +190,32 @@ class OpCache:
         self.pure = self.schema.name.partition("::")[0] in _PURE_NAMESPACES
         creates_tensor = "device" in self.schema.position
         self.context = torch.get_default_dtype if creates_tensor else context_of(self.schema.name)
+        self.has_extra_key = bool(self.context or self.schema.group is not None or self.schema.value_arguments)
 
     def needs_other_ranks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether a call communicates with other ranks, of which a group of one has none."""
         return self.communicates and group_size(self.schema, args, kwargs) != 1
+
+
+class ShapeCall(NamedTuple):
+    """A call of an op in shape execution.
+
+    `tensors` are its argument tensors in order, `reads` their storages' indices, `key` its key in the cache.
+    """
+
+    func: Any
+    op: OpCache
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    tensors: list[torch.Tensor]
+    reads: list[int]
+    key: tuple[Any, ...] = ()
+
+    def with_replaced(
+        self, tensor: Callable[[torch.Tensor], Any], device: Callable[[torch.device], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with tensors and devices replaced."""
+        return substitute((tuple(self.args), dict(self.kwargs)), tensor, device)
 
 
 def context_of(name: str) -> Callable[[], Any] | None:

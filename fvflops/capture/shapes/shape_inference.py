@@ -1,4 +1,4 @@
-"""Infer the result of an op call that is not in the cache of shape execution."""
+"""Infer the result of an op call that is not in the cache of shape execution, by running it on meta tensors."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from typing import Any
 import torch
 
 from fvflops.capture.lazy_values.lazy_ops import COUNTS, INDEPENDENT, base_name, is_supported
-from fvflops.capture.recorder.tensor_specs import describe, describe_result, intern_signature, normalise
+from fvflops.capture.recorder.tensor_specs import describe, describe_result, intern_signature, normalise, tensors_of
 from fvflops.capture.recorder.value_reader import ValueReader, add_values
 from fvflops.capture.restore import interrupts
+from fvflops.capture.restore.restore import written_arguments
 from fvflops.capture.shapes.concrete_tensors import INTEGRAL, ConcreteTensors, is_small
-from fvflops.capture.shapes.meta_run import OutputInference, substitute
-from fvflops.capture.shapes.metadata import Metadata
-from fvflops.capture.shapes.rules.choice import choose_rule
+from fvflops.capture.shapes.metadata import META, Metadata, bits_of, intern
 from fvflops.capture.shapes.rules.data_dependent import depends_on_values
-from fvflops.capture.shapes.rules.shape_rules import ShapeRules
-from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings
+from fvflops.capture.shapes.rules.shape_rules import Rule, ShapeRules
+from fvflops.capture.shapes.shape_cache import CachedResult, OpCache, Output, Settings, ShapeCall, unpack_result
 from fvflops.capture.shapes.shape_tensor import DataDependentError
-from fvflops.torch_internals import OpOverload
+from fvflops.capture.shapes.symbolic_imports import without_symbolic_imports
+from fvflops.torch_internals import OpOverload, set_conjugate, set_negative
 from fvflops.trace import Signature, Symbol
 
 
 class OpInference:
-    """Infers results of op calls on a device by shape rules; data-dependent calls without values raise."""
+    """Infers results of op calls on a device by shape rules; data-dependent calls without values raise.
+
+    A result's device is `device` if no argument determines it.
+    """
 
     def __init__(self, device: torch.device, settings: Settings, rules: ShapeRules, concrete: ConcreteTensors) -> None:
         self._device = device
@@ -33,96 +36,167 @@ class OpInference:
         self._concrete = concrete
         self.values = ValueReader(concrete.have_values)
 
-    def infer(
-        self,
-        func: Any,
-        op: OpCache,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        tensors: list[torch.Tensor],
-        key: tuple[Any, ...],
-    ) -> CachedResult:
-        """Return the outcome of a call with these tensor arguments; cache it under the key if possible."""
+    def infer(self, call: ShapeCall) -> CachedResult:
+        """Return the outcome of a call; cache it under the call's key if possible."""
+        func, op, tensors = call.func, call.op, call.tensors
         name = op.schema.name
         metadata = [self._concrete.metadata_of(tensor) for tensor in tensors]
         # Data from other ranks is unknown, since nothing is sent.
-        known = not op.needs_other_ranks(args, kwargs) and all(item.known for item in metadata)
-        inference = OutputInference(op.schema, tensors, metadata, self._device, self._concrete.device_for)
-        rule = choose_rule(func, self._rules.replacement_for)
+        known = not op.needs_other_ranks(call.args, call.kwargs) and all(item.known for item in metadata)
+        rule = self._rules.rule_for(func)
         cacheable = True
         try:
-            outcome = inference.run(rule, args, kwargs)
+            outcome = self._run(call, metadata, rule)
         except Exception as error:
             if interrupts.is_interrupt(error):
                 raise
             computable = known and tensors and isinstance(func, OpOverload)
             if computable or (depends_on_values(name) and self._concrete.have_values(tensors)):
-                outcome, cacheable = CachedResult(None, concrete=True), bool(computable)
+                outcome, cacheable = CachedResult(None), bool(computable)
+                outcome.concrete = True
             else:
-                outcome, cacheable = self._infer_from_values(name, inference, rule, args, kwargs, error), False
+                outcome, cacheable = self._infer_from_values(call, metadata, rule, error), False
         if known and all(item.metadata is None or _is_computed(item.metadata, op) for item in outcome.outputs):
-            outcome.compute()
-        elif not outcome.concrete and _is_lazy(func, op, metadata, outcome):
-            outcome.make_lazy()
-        if outcome.signature is None and not (outcome.concrete and not outcome.outputs):
-            outcome.signature = self.sign(op, args, kwargs, outcome.outputs, outcome.build)
+            outcome.concrete = True
+        elif not outcome.concrete:
+            outcome.lazy = _is_lazy(func, op, metadata, outcome)
+        if outcome.outputs or not outcome.concrete:
+            outcome.signature = self.sign(call, outcome.outputs, outcome.build)
         if op.context is None and _is_promoted(metadata, outcome):
-            outcome.promote(torch.get_default_dtype())
-        outcome.cacheable = cacheable and op.pure and not _contains_objects((args, kwargs))
+            outcome.promoted = torch.get_default_dtype()
+        outcome.find_shortcuts()
+        outcome.cacheable = cacheable and op.pure and not _contains_objects((call.args, call.kwargs))
         if outcome.cacheable:
-            op.outcomes[self._settings][key] = outcome
+            op.outcomes[self._settings][call.key] = outcome
         return outcome
 
-    def sign(
-        self,
-        op: OpCache,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        outputs: Sequence[Output],
-        build: Callable[[list[Any]], Any] | None,
-    ) -> Signature:
+    def sign(self, call: ShapeCall, outputs: Sequence[Output], build: Callable[[list[Any]], Any] | None) -> Signature:
         """Return the signature of a call with these outputs."""
-        schema, spec_of = op.schema, self._concrete.spec_of
-        spec_args, spec_kwargs = substitute((tuple(args), dict(kwargs)), spec_of, self._concrete.device_for)
+        schema, spec_of = call.op.schema, self._concrete.spec_of
         results = [item.value if item.metadata is None else item.metadata.spec for item in outputs]
         results = [spec_of(item) if isinstance(item, torch.Tensor) else item for item in results]
-        inputs = normalise(schema, spec_args, spec_kwargs)
+        inputs = normalise(schema, *call.with_replaced(spec_of, self._concrete.device_for))
         if schema.value_arguments:
-            inputs = add_values(inputs, schema.value_arguments, self.values.read(schema.value_arguments, args, kwargs))
-        return intern_signature(
-            Signature(
-                schema.name,
-                schema.names,
-                inputs,
-                describe_result(results[0] if build is None else build(results)),
-                schema.text,
-            )
-        )
+            values = self.values.read(schema.value_arguments, call.args, call.kwargs)
+            inputs = add_values(inputs, schema.value_arguments, values)
+        result = describe_result(results[0] if build is None else build(results))
+        return intern_signature(Signature(schema.name, schema.names, inputs, result, schema.text))
 
     def _infer_from_values(
-        self,
-        name: str,
-        inference: OutputInference,
-        rule: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        error: Exception,
+        self, call: ShapeCall, metadata: Sequence[Metadata], rule: Rule, error: Exception
     ) -> CachedResult:
         """Return the outcome of a data-dependent call from known values or assumptions, or raise the error."""
-        if any(item.known for item in inference.metadata):
+        if any(item.known for item in metadata):
             try:
-                return inference.run(rule, args, kwargs, use_known=True)
+                return self._run(call, metadata, rule, use_known=True)
             except DataDependentError as retry_error:
                 error = retry_error
             except Exception as retry_error:  # from mixing real and meta tensors; the first error is the op's own
                 if interrupts.is_interrupt(retry_error):
                     raise
+        name = call.op.schema.name
         size_rule = self._rules.assumed_size(name)
         if size_rule is not None:
-            return inference.run(size_rule, args, kwargs)
+            return self._run(call, metadata, size_rule)
         if depends_on_values(name) and not isinstance(error, DataDependentError):
             raise DataDependentError.of_op(name) from error
         raise error
+
+    def _run(
+        self, call: ShapeCall, metadata: Sequence[Metadata], rule: Rule, *, use_known: bool = False
+    ) -> CachedResult:
+        """Return the outcome without its signature; exceptions of the shape rule propagate.
+
+        `metadata` are those of the call's tensors. `use_known` passes tensors with known values themselves, for a
+        data-dependent result.
+        """
+        schema = call.op.schema
+        written = {
+            id(tensor) for value in written_arguments(schema, call.args, call.kwargs) for tensor in tensors_of(value)
+        }
+        meta_tensors: dict[int, torch.Tensor] = {}
+        for tensor, item in zip(call.tensors, metadata, strict=True):
+            if id(tensor) not in meta_tensors:
+                use_tensor = use_known and item.known and id(tensor) not in written
+                meta_tensors[id(tensor)] = tensor if use_tensor else _meta_tensor_of(item)
+        devices: list[torch.device] = []
+
+        def on_meta(device: torch.device) -> torch.device:
+            devices.append(self._concrete.device_for(device))
+            return META
+
+        args, kwargs = call.with_replaced(lambda tensor: meta_tensors[id(tensor)], on_meta)
+        kwargs.pop("pin_memory", None)
+        device_position = schema.position.get("device")
+        if device_position is not None and not devices and len(args) <= device_position:
+            kwargs["device"] = META
+        with without_symbolic_imports():
+            result = rule(*args, **kwargs)
+        metas = [meta_tensors[id(tensor)] for tensor in call.tensors]
+        outcome = _outcome_of(result, metas, metadata, devices[0] if devices else self._common_device(metadata))
+        outcome.written = tuple(index for index, tensor in enumerate(call.tensors) if id(tensor) in written)
+        return outcome
+
+    def _common_device(self, metadata: Sequence[Metadata]) -> torch.device:
+        """Return an op's device: that of its tensors, where a 0-dim tensor yields to others."""
+        for item in metadata:
+            if item.shape:
+                return item.device
+        return metadata[0].device if metadata else self._device
+
+
+def _meta_tensor_of(metadata: Metadata) -> torch.Tensor:
+    meta_tensor = torch.empty_strided(metadata.shape, metadata.stride, dtype=metadata.dtype, device=META)
+    if metadata.is_conjugate:
+        set_conjugate(meta_tensor, True)
+    if metadata.is_negative:
+        set_negative(meta_tensor, True)
+    return meta_tensor
+
+
+def _outcome_of(
+    result: Any, metas: Sequence[torch.Tensor], metadata: Sequence[Metadata], device: torch.device
+) -> CachedResult:
+    """Return the outcome of a rule that returned `result` for these arguments; new tensors are on the device."""
+    resized = {
+        index: _describe(meta, item.device)
+        for index, (meta, item) in enumerate(zip(metas, metadata, strict=True))
+        if (meta.shape, meta.stride()) != (item.shape, item.stride)
+    }
+    storages = {meta.untyped_storage()._cdata: index for index, meta in reversed(list(enumerate(metas)))}
+    identities = {id(meta): index for index, meta in reversed(list(enumerate(metas)))}
+
+    def output(item: Any) -> Output:
+        if not isinstance(item, torch.Tensor):
+            return Output(None, value=item)
+        argument = identities.get(id(item))
+        if argument is not None:
+            return Output(resized.get(argument, metadata[argument]), argument, True)
+        if item.device != META:
+            return Output(None, value=item)  # values that the rule computed
+        _require_strided(item)
+        storage = item.untyped_storage()
+        source = storages.get(storage._cdata)
+        if source is not None:
+            view = _describe(item, metadata[source].device)
+            return Output(view, source, offset=int(item.storage_offset()))
+        described = _describe(item, device)
+        same_size = described.nbytes == storage.nbytes()
+        return Output(described, row=described.row if same_size else (storage.nbytes(), *described.row[1:]))
+
+    items, build = unpack_result(result)
+    return CachedResult(None, tuple(map(output, items)), build, tuple(resized.items()))
+
+
+def _describe(tensor: torch.Tensor, device: torch.device) -> Metadata:
+    _require_strided(tensor)
+    return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, device, False, bits_of(tensor))
+
+
+def _require_strided(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise NotImplementedError(f"its result is a {layout} tensor, which shape execution does not support")
 
 
 def _is_computed(metadata: Metadata, op: OpCache) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
@@ -32,32 +32,9 @@ class DataDependentError(RuntimeError):
         return cls(f"{op} is data-dependent: it needs {what}, which shape execution does not have")
 
 
-class StorageRecorder(Protocol):
-    """A recorder of freed and resized storages (Recorder)."""
-
-    recording: bool
-    storages: list[tuple[Any, ...]]
-    storage_indices: dict[int, int]
-
-    def record_freed(self, index: int) -> None:
-        """Record that a storage was freed."""
-
-    def add_reallocated(self, index: int, nbytes: int) -> int:
-        """Register the new memory of a resized storage, and return its index."""
-
-
-class MissingValueReporter(Protocol):
-    """The dispatch mode that created a shape tensor (ShapeMode)."""
-
-    @property
-    def recorder(self) -> StorageRecorder:
-        """The recorder of the run."""
-
-    def storage_index(self, ref: StorageRef) -> int:
-        """Return a storage's index in the run."""
-
-    def missing_value(self, name: str) -> DataDependentError:
-        """Record that an op needs an unknown value, and return the error to raise."""
+# The ShapeMode that created a shape tensor, and the Recorder of its run; both import this module.
+_Mode = Any
+_Recorder = Any
 
 
 class StorageRef:
@@ -65,11 +42,11 @@ class StorageRef:
 
     __slots__ = ("index", "mode")
 
-    def __init__(self, mode: MissingValueReporter, index: int) -> None:
+    def __init__(self, mode: _Mode, index: int) -> None:
         self.mode = mode
         self.index = index
 
-    def move_to(self, mode: MissingValueReporter, index: int | None = None) -> None:
+    def move_to(self, mode: _Mode, index: int | None = None) -> None:
         """Move the storage to a later run, by default as a new one that existed before it."""
         if index is None:
             nbytes, device, *_ = self.mode.recorder.storages[self.index]
@@ -90,7 +67,7 @@ class OwnedStorage(StorageRef):
 
     __slots__ = ("recorder",)
 
-    def __init__(self, mode: MissingValueReporter, recorder: StorageRecorder, index: int) -> None:
+    def __init__(self, mode: _Mode, recorder: _Recorder, index: int) -> None:
         self.mode = mode
         self.index = index
         self.recorder = recorder
@@ -102,7 +79,7 @@ class OwnedStorage(StorageRef):
             return  # freed by `resize`, or a signal interrupted __init__
         recorder.record_freed(self.index)
 
-    def move_to(self, mode: MissingValueReporter, index: int | None = None) -> None:
+    def move_to(self, mode: _Mode, index: int | None = None) -> None:
         """Move the storage to a later run, which records that it is freed."""
         super().move_to(mode, index)
         if hasattr(self, "recorder"):

@@ -23,10 +23,9 @@ from fvflops.cli.arguments import (
     find_group,
 )
 from fvflops.cli.draws import describe_draws, repeat_count
-from fvflops.cli.exports import check_exports
 from fvflops.cli.model_table import add_table_arguments, asks_for_table, count_models
 from fvflops.cli.open_analysis import open_analysis
-from fvflops.cli.outputs import is_standard_output, write, write_report
+from fvflops.cli.outputs import check_exports, is_standard_output, write, write_report
 from fvflops.cli.process import report_stream
 from fvflops.cli.terminal_detection import TerminalInfo, find_terminal, find_width
 from fvflops.counting.uncounted_work import describe_unknown_masks, find_unsupported_locations

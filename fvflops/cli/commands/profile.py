@@ -22,8 +22,7 @@ from fvflops.cli.arguments import (
     find_group,
     model_options,
 )
-from fvflops.cli.exports import check_exports
-from fvflops.cli.outputs import write, write_report
+from fvflops.cli.outputs import check_exports, write, write_report
 from fvflops.cli.planning.step_options import choose_loss
 from fvflops.cli.progress import Progress, activity
 from fvflops.compat import deepspeed_profile as deepspeed_report

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
-from fvflops.capture.shapes.cuda.cuda_kernels import gpu_emulated
+from fvflops.capture.shapes.cuda_kernels import gpu_emulated
 from fvflops.devices.devices import CUDA_VENDORS, NAME_DIGITS, Device, load_peaks
 from fvflops.plan.step_time.calibration import find_efficiency, find_network
 from fvflops.plan.step_time.efficiency import Efficiency

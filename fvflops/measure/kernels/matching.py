@@ -409,5 +409,6 @@ def _add_nested(run: KernelRun, self_work: Sequence[Work | None]) -> tuple[Work 
     for event_index in range(len(run.events) - 1, -1, -1):  # nested events before their parents
         event, work = run.events[event_index], sums[event_index]
         if event.parent >= 0 and work is not None and event.kind != "device":
-            sums[event.parent] = add_works((work, sums[event.parent]))
+            outer = sums[event.parent]
+            sums[event.parent] = work if outer is None else work + outer
     return tuple(sums)

@@ -18,6 +18,9 @@ class Work(NamedTuple):
     macs: int = 0
     flops: int = 0
 
+    def __add__(self, other: Work) -> Work:  # type: ignore[override]
+        return Work(self.macs + other.macs, self.flops + other.flops)
+
     def __sub__(self, other: Work) -> Work:
         return Work(self.macs - other.macs, self.flops - other.flops)
 
@@ -28,7 +31,7 @@ NO_WORK = Work()
 def add_works(works: Iterable[Work | None]) -> Work | None:
     """Return the sum of the known works, None without any."""
     known = [work for work in works if work is not None]
-    return Work(*map(sum, zip(*known, strict=True))) if known else None
+    return sum(known, NO_WORK) if known else None
 
 
 def work_of(costs: Sequence[OpCost]) -> Work | None:

@@ -157,6 +157,7 @@ class StepMeter:
         self._begun = time.perf_counter()
 
     def __repr__(self) -> str:
+        """Return one line, without counting or warning."""
         return short_repr(self, type(self._first).__name__, format_quantity(len(self._steps), "step"))
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from fvflops.sources.imports import describe_unknown_model, import_library
 from fvflops.sources.loaded_model import BuiltModel
 from fvflops.sources.options import SourceOptions
-from fvflops.sources.quantise import quantise
 from fvflops.sources.transformers.configurations import (
     fix_special_tokens,
     make_config_of_class,
@@ -20,6 +19,7 @@ from fvflops.sources.transformers.configurations import (
     read_changes,
 )
 from fvflops.sources.transformers.transformers_inputs import make_inputs
+from fvflops.sources.weights.quantise import quantise
 
 
 def list_names() -> Sequence[str]:

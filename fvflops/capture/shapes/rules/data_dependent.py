@@ -1,4 +1,4 @@
-"""Shape rules of ops with data-dependent output size, from an assumed size or from known values."""
+"""Shape rules of ops with data-dependent output size, from an assumed size or from known values or lengths."""
 
 from __future__ import annotations
 
@@ -61,14 +61,7 @@ def unique(
     size: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the distinct elements, the inverse indices and the counts."""
-    return _unique_results(self, selected_count(size, self.numel()), return_inverse, return_counts)
-
-
-def unique_without_counts(
-    size: Size, self: torch.Tensor, sorted: bool = True, return_inverse: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distinct elements and the inverse indices."""
-    return unique(size, self, sorted, return_inverse)[:2]
+    return unique_consecutive(size, self, return_inverse, return_counts)
 
 
 def unique_consecutive(
@@ -79,9 +72,14 @@ def unique_consecutive(
     dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the first element of each group of consecutive equal ones, the inverse indices and the counts."""
-    if dim is None:
-        return _unique_results(self, selected_count(size, self.numel()), return_inverse, return_counts)
-    return unique_dim(size, self, dim)
+    if dim is not None:
+        return unique_dim(size, self, dim)
+    count = selected_count(size, self.numel())
+    return (
+        self.new_empty(count),
+        self.new_empty(self.shape if return_inverse else 0, dtype=torch.int64),
+        self.new_empty(count if return_counts else 0, dtype=torch.int64),
+    )
 
 
 def unique_dim(size: Size, self: torch.Tensor, dim: int, *_: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -91,16 +89,6 @@ def unique_dim(size: Size, self: torch.Tensor, dim: int, *_: bool) -> tuple[torc
     counts = self.new_empty(count, dtype=torch.int64)
     values = self.new_empty((count, *first.shape[1:])).movedim(0, dim)
     return values, self.new_empty(len(first), dtype=torch.int64), counts
-
-
-def _unique_results(
-    self: torch.Tensor, count: int, return_inverse: bool, return_counts: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        self.new_empty(count),
-        self.new_empty(self.shape if return_inverse else 0, dtype=torch.int64),
-        self.new_empty(count if return_counts else 0, dtype=torch.int64),
-    )
 
 
 def repeat_interleave(size: Size, *args: Any, output_size: int | None = None) -> torch.Tensor:
@@ -156,29 +144,55 @@ def combinations(self: torch.Tensor, r: int = 2, with_replacement: bool = False)
     return self.new_empty((math.comb(n + r - 1 if with_replacement else n, r), r) if r else (0,))
 
 
-def narrow(self: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch.Tensor:
-    """Return slices from a start in a tensor; their number does not depend on it."""
-    return self.narrow(dim, 0, length)
-
-
-def nonzero_static(self: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """Return the indices of `size` elements, row-major as from the CPU's kernel."""
-    return self.new_empty((size, self.ndim), dtype=torch.int64)
-
-
 def _result_count(size: Size, total: int) -> int:
     """Return the assumed number of results, which may exceed the number of elements `total`."""
     return int(size) if isinstance(size, int) else selected_count(size, total)
 
 
-def _require_values(tensor: torch.Tensor, name: str) -> None:
+def pack_padded_sequence(
+    input: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the packed elements [sum of lengths, *], and the batch size at each step, a real tensor with values."""
+    _require_values(lengths, "aten::_pack_padded_sequence", "sequence lengths")
+    one_feature = torch.empty(*input.shape[:2], 1)  # a real tensor, so that torch checks the lengths
+    _, batch_sizes = torch.ops.aten._pack_padded_sequence(one_feature, lengths, batch_first)
+    return input.new_empty((int(lengths.sum()), *input.shape[2:])), batch_sizes
+
+
+def pad_packed_sequence(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: Any, total_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the padded elements [steps, batch, *] or [batch, steps, *], and the lengths, a real tensor."""
+    _require_values(batch_sizes, "aten::_pad_packed_sequence", "batch sizes")
+    one_feature = torch.empty(data.shape[0], 1)
+    padded, lengths = torch.ops.aten._pad_packed_sequence(one_feature, batch_sizes, batch_first, 0.0, total_length)
+    steps, batch = (padded.shape[1], padded.shape[0]) if batch_first else padded.shape[:2]
+    output = data.new_empty((steps, batch, *data.shape[1:]))
+    return (output.transpose(0, 1) if batch_first else output), lengths
+
+
+def pack_padded_sequence_backward(
+    grad: torch.Tensor, input_size: Sequence[int], batch_sizes: torch.Tensor, batch_first: bool
+) -> torch.Tensor:
+    """Return the gradient of the padded input, [steps, batch, *] or [batch, steps, *]."""
+    output = grad.new_empty(tuple(input_size) if not batch_first else (input_size[1], input_size[0], *input_size[2:]))
+    return output.transpose(0, 1) if batch_first else output
+
+
+def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Return whether the true elements of each row of the mask come first."""
+    _require_values(mask, "aten::_nested_tensor_from_mask_left_aligned", "the mask's values")
+    return bool(torch.ops.aten._nested_tensor_from_mask_left_aligned(torch.empty(*mask.shape, 1), mask))
+
+
+def _require_values(tensor: torch.Tensor, name: str, what: str = "values") -> None:
     if tensor.device.type == "meta":
-        raise DataDependentError.of_op(name)
+        raise DataDependentError.of_op(name, what)
 
 
 # By name without overload. The first argument is the assumed size, a number of results or a fraction; the op's follow.
 SIZE_RULES: dict[str, Callable[..., Any]] = {
-    "aten::_unique": unique_without_counts,
+    "aten::_unique": lambda *args: unique(*args)[:2],
     "aten::_unique2": unique,
     "aten::_unsafe_index": index,
     "aten::argwhere": nonzero,
@@ -224,23 +238,10 @@ DATA_DEPENDENT = frozenset(
         *SIZE_RULES,
         *SCALAR_RESULTS,
         "aten::_ctc_loss.Tensor",  # log_alpha is as wide as the longest target
-        "aten::_nested_tensor_from_mask",
-        "aten::_pack_padded_sequence",
-        "aten::_pad_packed_sequence",
-        "aten::_padded_dense_to_jagged_forward",
-        "aten::_to_dense",
-        "aten::_to_sparse",
-        "aten::_to_sparse_bsc",
-        "aten::_to_sparse_bsr",
-        "aten::_to_sparse_csc",
-        "aten::_to_sparse_csr",
-        "aten::narrow.Tensor",
+        *("aten::_nested_tensor_from_mask", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence"),
+        *("aten::_padded_dense_to_jagged_forward", "aten::_to_dense", "aten::narrow.Tensor"),
+        *(f"aten::{kind}to_sparse{layout}" for kind in ("", "_") for layout in ("", "_bsc", "_bsr", "_csc", "_csr")),
         "aten::tensor_split.tensor_indices_or_sections",
-        "aten::to_sparse",
-        "aten::to_sparse_bsc",
-        "aten::to_sparse_bsr",
-        "aten::to_sparse_csc",
-        "aten::to_sparse_csr",
     }
 )
 
@@ -293,13 +294,20 @@ def _class_count(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
 
 
-CPU_RULES: dict[str, Callable[..., Any]] = {"aten::nonzero_static": nonzero_static}
+CPU_RULES: dict[str, Callable[..., Any]] = {
+    # The indices of `size` elements, row-major.
+    "aten::nonzero_static": lambda self, *, size, fill_value=-1: self.new_empty((size, self.ndim), dtype=torch.int64),
+}
 
 # Rules that need no assumption: the size is static, or follows from known values.
 RULES: dict[str, Callable[..., Any]] = {
+    "aten::_nested_tensor_from_mask_left_aligned": is_left_aligned,
+    "aten::_pack_padded_sequence": pack_padded_sequence,
+    "aten::_pack_padded_sequence_backward": pack_padded_sequence_backward,
+    "aten::_pad_packed_sequence": pad_packed_sequence,
     "aten::bincount": bincount_known,
     "aten::combinations": combinations,
     "aten::masked_select": masked_select_known,
-    "aten::narrow.Tensor": narrow,
+    "aten::narrow.Tensor": lambda self, dim, start, length: self.narrow(dim, 0, length),
     "aten::one_hot": one_hot_known,
 }

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.layouts.elementwise import SCALAR, elementwise_result, is_dense
-from fvflops.capture.shapes.layouts.memory_formats import suggested_format
+from fvflops.capture.shapes.rules.elementwise import SCALAR, elementwise_result
+from fvflops.capture.shapes.rules.memory_formats import suggested_format
 from fvflops.torch_internals import is_flash_enabled, is_math_enabled, is_torch
 
-_Rule = Callable[..., Any]
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _META = torch.device("meta")
 _SHARES_HEADS = is_torch("2.9")  # the fused kernel of a CPU
@@ -52,17 +51,9 @@ def like_self(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
     return torch.empty_like(self) if self.dtype in _FLOATS else NotImplemented
 
 
-def contiguous_like_self(self: torch.Tensor) -> Any:
-    """Return a contiguous tensor like `self`."""
-    return _new(self.shape, self) if _contiguous_same_float_dtype(self) else NotImplemented
-
-
-def softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | bool | None = None) -> Any:
-    """Return a tensor like `self`.
-
-    `dtype` is the result's in `softmax`; in `_softmax` it is `half_to_float`, a bool.
-    """
-    return _new(self.shape, self) if _contiguous_same_float_dtype(self) and dtype in (None, False) else NotImplemented
+def softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+    """Return a tensor like `self`."""
+    return _new(self.shape, self) if _contiguous_same_float_dtype(self) and not half_to_float else NotImplemented
 
 
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
@@ -98,25 +89,10 @@ def _require_one_dtype(first: torch.Tensor, second: torch.Tensor) -> None:
         )
 
 
-def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Return the result [*, out_features]."""
-    _require_one_dtype(input, weight)
-    shapes_match = weight.dim() == 2 and input.dim() and input.shape[-1] == weight.shape[1]
-    if (
-        not shapes_match
-        or not _contiguous_same_float_dtype(input, weight, bias)
-        or (bias is not None and bias.shape != weight.shape[:1])
-    ):
-        return NotImplemented
-    return _new((*input.shape[:-1], weight.shape[0]), input)
-
-
-def mm(self: torch.Tensor, mat2: torch.Tensor) -> Any:
-    """Return the product [*, rows, columns], without broadcasting."""
-    _require_one_dtype(self, mat2)
-    if self.dim() != mat2.dim() or self.shape[-1] != mat2.shape[-2] or self.dtype != mat2.dtype:
-        return NotImplemented
-    return _new((*self.shape[:-1], mat2.shape[-1]), self) if self.shape[:-2] == mat2.shape[:-2] else NotImplemented
+def product(first: torch.Tensor, second: torch.Tensor, *rest: Any) -> Any:
+    """Leave the result to another rule after checking the operands of a product, a linear layer or a convolution."""
+    _require_one_dtype(first, second)
+    return NotImplemented
 
 
 def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Any:
@@ -127,71 +103,6 @@ def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options:
         return NotImplemented
     shape = (mat1.shape[0], mat2.shape[1])
     return _new(shape, mat1) if self.shape in (shape, shape[1:]) else NotImplemented
-
-
-def convolution(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Any:
-    """Return the result [batch, channels, *spatial]."""
-    _require_one_dtype(input, weight)
-    spatial_rank = len(stride)
-    supported = (
-        spatial_rank == len(padding) == len(dilation) == input.dim() - 2 == weight.dim() - 2
-        and not transposed
-        and input.shape[1] == weight.shape[1] * groups
-        and weight.shape[0] % groups == 0
-        and min(stride, default=0) > 0
-        and (bias is None or tuple(bias.shape) == (weight.shape[0],))
-    )
-    if (
-        not supported
-        or not _contiguous_format_same_float_dtype(input, weight, bias)
-        or not _row_major(input, weight)
-        or 0 in input.shape
-    ):
-        return NotImplemented
-    sizes = [
-        (size + 2 * pad - axis_dilation * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, axis_dilation in zip(
-            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    ]
-    return _new((input.shape[0], weight.shape[0], *sizes), input) if min(sizes) > 0 else NotImplemented
-
-
-def convolution_backward(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias_sizes: Sequence[int] | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-    output_mask: Sequence[bool],
-) -> Any:
-    """Return the gradients of input, weight and bias, where requested."""
-    if (
-        not _contiguous_format_same_float_dtype(grad_output, input, weight)
-        or not _row_major(input, weight)
-        or transposed
-        or 0 in input.shape
-    ):
-        return NotImplemented
-    shapes = (input.shape, weight.shape, weight.shape[:1])
-    return tuple(
-        _new(shape, input) if requested else None for shape, requested in zip(shapes, output_mask, strict=True)
-    )
 
 
 def batch_norm(
@@ -227,12 +138,19 @@ def native_batch_norm(training: bool | None, input: torch.Tensor, weight: Any, b
     return _new(input.shape, input), _new((size,), input), _new((size,), input)
 
 
+def _gradients(input: torch.Tensor, shape: Sequence[int], output_mask: Sequence[bool]) -> Any:
+    """Return the gradients of an input, and of a weight and a bias of a shape, where requested."""
+    shapes = (input.shape, shape, shape)
+    return tuple(
+        _new(shape, input) if requested else None for shape, requested in zip(shapes, output_mask, strict=True)
+    )
+
+
 def batch_norm_backward(grad_out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> Any:
     """Return the gradients of input, weight and bias, where requested."""
     if not _contiguous_same_float_dtype(grad_out, input, weight) or input.dtype is not torch.float32 or input.dim() < 2:
         return NotImplemented
-    shapes = (input.shape, input.shape[1:2], input.shape[1:2])
-    return tuple(_new(shape, input) if requested else None for shape, requested in zip(shapes, rest[-1], strict=True))
+    return _gradients(input, input.shape[1:2], rest[-1])
 
 
 def layer_norm(
@@ -270,10 +188,7 @@ def layer_norm_backward(
     """Return the gradients of input, weight and bias, where requested."""
     if not _contiguous_same_float_dtype(grad_out, input, weight, bias) or input.dtype is not torch.float32:
         return NotImplemented
-    shapes = (input.shape, normalized_shape, normalized_shape)
-    return tuple(
-        _new(shape, input) if requested else None for shape, requested in zip(shapes, output_mask, strict=True)
-    )
+    return _gradients(input, normalized_shape, output_mask)
 
 
 def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
@@ -288,89 +203,11 @@ def reduce(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype:
     return _new(sizes if keepdim else [size for axis, size in enumerate(sizes) if axis not in reduced], self)
 
 
-def clone(self: torch.Tensor, *, memory_format: Any = None) -> Any:
-    """Return a copy of the tensor."""
-    if memory_format in (None, torch.preserve_format) and is_dense(self):
-        return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device=_META)
-    if memory_format in (None, torch.preserve_format, torch.contiguous_format):
-        return torch.empty(self.shape, dtype=self.dtype, device=_META) if self.is_contiguous() else NotImplemented
-    return NotImplemented
-
-
 def roll(self: torch.Tensor, *rest: Any) -> Any:
     """Return a contiguous tensor like `self`."""
     return (
         _new(self.shape, self) if _contiguous_format_same_float_dtype(self) and 0 not in self.shape else NotImplemented
     )
-
-
-def _pooled_size(size: int, kernel: int, step: int, pad: int, dilation: int, ceil_mode: bool) -> int:
-    """Return the size of a pooling result along one dimension."""
-    last_start = size + 2 * pad - dilation * (kernel - 1) - 1
-    count = (last_start + (step - 1 if ceil_mode else 0)) // step + 1
-    # With ceil_mode the last window must start inside the input or its left padding.
-    return count - 1 if ceil_mode and (count - 1) * step >= size + pad else count
-
-
-def _pair(value: Any) -> list[tuple[int, int]]:
-    """Return [(height, width)] for a size argument of a 2D op, [] for other numbers of dimensions."""
-    sizes = [value] if isinstance(value, int) else list(value)
-    return [(sizes[0], sizes[-1])] if len(sizes) in (1, 2) else []
-
-
-def pool(
-    self: torch.Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Any:
-    """Return the result [batch, channels, height, width]."""
-    pairs = [pair for value in (kernel_size, stride or kernel_size, padding, dilation) for pair in _pair(value)]
-    if not _contiguous_format_same_float_dtype(self) or self.dim() != 4 or len(pairs) != 4 or 0 in self.shape:
-        return NotImplemented
-    kernels, steps, pads, dilations = pairs
-    if 0 in steps or any(2 * pad > kernel for kernel, pad in zip(kernels, pads, strict=True)):
-        return NotImplemented
-    spatial = [
-        _pooled_size(size, kernel, step, pad, axis_dilation, ceil_mode)
-        for size, kernel, step, pad, axis_dilation in zip(self.shape[2:], kernels, steps, pads, dilations, strict=True)
-    ]
-    return _new((*self.shape[:2], *spatial), self) if min(spatial) > 0 else NotImplemented
-
-
-def pool_with_indices(self: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Return the result [batch, channels, height, width] and the indices of the maxima."""
-    output = pool(self, *rest, **options)
-    return output if output is NotImplemented else (output, torch.empty(output.shape, dtype=torch.int64, device=_META))
-
-
-def average_pool(
-    self: torch.Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """Return the result [batch, channels, height, width]."""
-    return pool(self, kernel_size, stride, padding, 1, ceil_mode) if divisor_override != 0 else NotImplemented
-
-
-def adaptive_pool(self: torch.Tensor, output_size: Any) -> Any:
-    """Return the result [batch, channels, height, width]."""
-    sizes = _pair(output_size)
-    if (
-        not _contiguous_format_same_float_dtype(self)
-        or self.dim() != 4
-        or not sizes
-        or 0 in self.shape
-        or min(sizes[0]) < 1
-    ):
-        return NotImplemented
-    return _new((*self.shape[:2], *sizes[0]), self)
 
 
 def scaled_dot_product_attention(
@@ -403,17 +240,6 @@ def scaled_dot_product_attention(
     return torch.empty_like(query)
 
 
-def _row_major(*tensors: torch.Tensor) -> bool:
-    """Return whether strides are row-major even for sizes of 1, which excludes channels_last."""
-    for tensor in tensors:
-        step = 1
-        for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-            if stride != step:
-                return False
-            step *= size
-    return True
-
-
 _UNARY = (
     "elu gelu hardsigmoid hardswish leaky_relu mish relu sigmoid silu softplus tanh exp log sqrt rsqrt sin cos neg erf"
 )
@@ -424,31 +250,22 @@ _BINARY = (
 )
 _IN_PLACE = "elu_ gelu_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ mish_ relu_ relu6_ sigmoid_ silu_ tanh_"
 
-FAST_RULES: dict[str, _Rule] = {
+FAST_RULES: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": unary for name in _UNARY.split()},
     **{f"aten::{name}": binary for name in _BINARY.split()},
-    **{f"aten::{name}": like_self for name in ("hardtanh", "relu6")},
-    "aten::log_sigmoid": contiguous_like_self,
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
+    **{f"aten::{name}": product for name in ("bmm", "convolution", "linear", "mm")},
+    "aten::_log_softmax": softmax,
+    "aten::_log_softmax_backward_data": softmax_backward,
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
     "aten::_native_batch_norm_legit_no_training": lambda *args: native_batch_norm(False, *args),
-    **{f"aten::{name}": softmax for name in ("softmax.int", "log_softmax.int", "_softmax", "_log_softmax")},
-    "aten::_log_softmax_backward_data": softmax_backward,
+    "aten::_softmax": softmax,
     "aten::_softmax_backward_data": softmax_backward,
-    "aten::adaptive_avg_pool2d": adaptive_pool,
     "aten::addmm": addmm,
-    "aten::avg_pool2d": average_pool,
     "aten::batch_norm": batch_norm,
-    "aten::bmm": mm,
-    "aten::clone": clone,
-    "aten::convolution": convolution,
-    "aten::convolution_backward": convolution_backward,
+    "aten::hardtanh": like_self,
     "aten::layer_norm": layer_norm,
-    "aten::linear": linear,
-    "aten::max_pool2d": pool,
-    "aten::max_pool2d_with_indices": pool_with_indices,
     "aten::mean.dim": reduce,
-    "aten::mm": mm,
     "aten::native_batch_norm": lambda *args: native_batch_norm(None, *args),
     "aten::native_batch_norm_backward": batch_norm_backward,
     "aten::native_layer_norm": native_layer_norm,
@@ -459,16 +276,3 @@ FAST_RULES: dict[str, _Rule] = {
     # The kernel's operand order, which determines the result's strides.
     "aten::threshold_backward": lambda grad_output, self, threshold: binary(self, grad_output),
 }
-
-
-def with_fast_path(name: str, fallback: _Rule) -> _Rule:
-    """Return an op's fast rule with a fallback, or the fallback itself if the op has no fast rule."""
-    fast_rule = FAST_RULES.get(name)
-    if fast_rule is None:
-        return fallback
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        result = fast_rule(*args, **kwargs)
-        return fallback(*args, **kwargs) if result is NotImplemented else result
-
-    return rule

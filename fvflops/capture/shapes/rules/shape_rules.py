@@ -1,68 +1,54 @@
-"""The shape rules of a run: replacements for torch's, and assumed sizes of data-dependent results."""
+"""The shape rules of a run: those that replace torch's, and assumed sizes of data-dependent results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from fvflops.capture.shapes import collectives
-from fvflops.capture.shapes.assumptions import assumption_for, can_be_assumed, check_assumptions, convert_value
-from fvflops.capture.shapes.layouts import convolutions, elementwise, gradients, memory_formats, normalization, spectra
-from fvflops.capture.shapes.layouts.cuda import CUDA_RULES
+from fvflops.capture.recorder.tensor_specs import cached_schema
 from fvflops.capture.shapes.rules import (
+    convolutions,
     data_dependent,
-    detection,
-    embedding_bag,
-    factorizations,
-    flex_attention,
-    grouped_matmul,
-    histograms,
-    losses,
-    quantization,
-    rnn_shapes,
-    same_shape,
-    sequences,
-    spatial_transformer,
+    elementwise,
+    layer_rules,
+    matrix_rules,
+    memory_formats,
+    missing_rules,
+    normalization,
+    vision_rules,
 )
+from fvflops.capture.shapes.rules.assumptions import assumption_for, check_assumptions, convert_value
+from fvflops.capture.shapes.rules.fast_path import FAST_RULES
+from fvflops.torch_internals import DispatchKey, TorchDispatchMode, has_kernel_for_key
 from fvflops.trace.signature import packet_of
 
 Rule = Callable[..., Any]
 
 # A rule has the op's signature, is called with tensors on the meta device, and returns the op's results.
 RULES: dict[str, Rule] = {
-    **flex_attention.RULES,
-    **collectives.RULES,
     **convolutions.RULES,
-    **detection.RULES,
-    **elementwise.RULES,
-    **factorizations.RULES,
-    **histograms.RULES,
-    **same_shape.RULES,
-    **losses.RULES,
-    **memory_formats.RULES,
-    **normalization.RULES,
-    **grouped_matmul.RULES,
-    **quantization.RULES,
-    **rnn_shapes.RULES,
-    **spatial_transformer.RULES,
     **data_dependent.RULES,
-    **sequences.RULES,
+    **elementwise.RULES,
+    **layer_rules.RULES,
+    **matrix_rules.RULES,
+    **memory_formats.RULES,
+    **missing_rules.RULES,
+    **normalization.RULES,
+    **vision_rules.RULES,
 }
 
 # Rules for the CPU, where torch's own rules match CUDA only.
 CPU_RULES: dict[str, Rule] = {
-    **embedding_bag.CPU_RULES,
     **convolutions.CPU_RULES,
+    **data_dependent.CPU_RULES,
     **elementwise.CPU_RULES,
-    **factorizations.CPU_RULES,
+    **layer_rules.CPU_RULES,
+    **matrix_rules.CPU_RULES,
     **memory_formats.CPU_RULES,
     **normalization.CPU_RULES,
-    **gradients.CPU_RULES,
-    **data_dependent.CPU_RULES,
-    **spectra.CPU_RULES,
 }
 
 
@@ -88,7 +74,7 @@ class ShapeRules:
         self.bounds: set[str] = set()
         self.given: dict[str, Any] = {}
         self.assumed: dict[str, str] = {}
-        self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": CUDA_RULES}.get(torch.device(device).type, {})}
+        self._rules = {**RULES, **{"cpu": CPU_RULES, "cuda": layer_rules.CUDA_RULES}.get(torch.device(device).type, {})}
 
     def replacement_for(self, name: str) -> Rule | None:
         """Return the rule that replaces torch's, with the op's signature, for tensors on the meta device."""
@@ -111,9 +97,33 @@ class ShapeRules:
             return partial(self._bounded, name, size_rule)
         return None
 
-    def can_assume(self, name: str) -> bool:
-        """Return whether `assume` accepts the op."""
-        return can_be_assumed(name)
+    def rule_for(self, func: Any) -> Rule:
+        """Return the rule for an op's results on the meta device: the fast one where it applies, else another."""
+        name = cached_schema(func).name
+        general, fast = self.replacement_for(name) or self._torch_rule(func, name), FAST_RULES.get(name)
+        if fast is None:
+            return general
+
+        def rule(*args: Any, **kwargs: Any) -> Any:
+            result = fast(*args, **kwargs)
+            return general(*args, **kwargs) if result is NotImplemented else result
+
+        return rule
+
+    def _torch_rule(self, func: Any, name: str) -> Rule:
+        if cached_schema(func).composite:
+            return partial(self._decompose, func)
+        if torch.Tag.pointwise in getattr(func, "tags", ()) and name not in elementwise.NOT_ELEMENTWISE:
+            return elementwise.with_elementwise_strides(func, func)
+        return func
+
+    def _decompose(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Decompose a composite op, with the rule of each op inside."""
+        with _RuleMode(self):
+            # Prefer the C++ kernel, as real execution does, to a Python decomposition registered by torch.
+            if has_kernel_for_key(func.name(), "CompositeImplicitAutograd"):
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            return func.decompose(*args, **kwargs)
 
     def _bounded(self, name: str, size_rule: Rule, *args: Any, **kwargs: Any) -> Any:
         result = size_rule(1.0, *args, **kwargs)
@@ -130,3 +140,20 @@ class ShapeRules:
         if self.assumed:
             metadata["supposed"] = ", ".join(f"{op}: {assumption}" for op, assumption in sorted(self.assumed.items()))
         return metadata
+
+
+class _RuleMode(TorchDispatchMode):
+    """A dispatch mode that calls the rule of each op on the meta device."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler to exclude the handler from compilation
+
+    def __init__(self, rules: ShapeRules) -> None:
+        super().__init__()
+        self._rules = rules
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._rules.rule_for(func)(*args, **(kwargs or {}))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fvflops.sources.imports import import_module
-from fvflops.sources.packed_weight import PackedWeight, bits_of
+from fvflops.sources.weights.packed_weight import PackedWeight, bits_of
 
 
 class Scheme(NamedTuple):

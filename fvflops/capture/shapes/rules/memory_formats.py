@@ -1,4 +1,4 @@
-"""Shape rules for kernels that choose a memory format, and the format that a tensor's strides suggest."""
+"""Shape rules for kernels that choose a memory format or a contiguous result, where torch's own rules differ."""
 
 from __future__ import annotations
 
@@ -47,14 +47,6 @@ def preserve_format(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **
     return empty_with_format(result, result.shape, suggested_format(self))
 
 
-def preserve_format_of_input(
-    rule: Callable[..., Any], grad_output: torch.Tensor, self: torch.Tensor, *rest: Any
-) -> torch.Tensor:
-    """Return another backward rule's result in the memory format that the input's strides suggest."""
-    result = rule(grad_output, self, *rest)
-    return empty_with_format(result, result.shape, suggested_format(self))
-
-
 def make_contiguous(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor:
     """Return another rule's result, contiguous."""
     result = rule(*args, **options)
@@ -68,6 +60,25 @@ def shrink(rule: Callable[..., Any], *args: Any, **options: Any) -> torch.Tensor
     if math.prod(shape) <= result.numel():
         return result
     return torch.empty(shape, dtype=result.dtype, device=result.device).resize_(result.shape)
+
+
+def like(positions: tuple[int, ...], *args: Any, **_: Any) -> Any:
+    """Return an empty tensor like the argument at each of these positions."""
+    results = tuple(torch.empty_like(args[position]) for position in positions)
+    return results[0] if len(results) == 1 else results
+
+
+def contiguous_like(position: int, *args: Any, **_: Any) -> torch.Tensor:
+    """Return a contiguous tensor like an argument."""
+    return torch.empty_like(args[position], memory_format=torch.contiguous_format)
+
+
+def format_of(position: int, *args: Any, **_: Any) -> torch.Tensor:
+    """Return a tensor like an argument: channels last if the argument is, else contiguous."""
+    tensor = args[position]
+    channels_last = _CHANNELS_LAST[tensor.ndim][0] if tensor.ndim in _CHANNELS_LAST else torch.contiguous_format
+    is_channels_last = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=channels_last)
+    return torch.empty_like(tensor, memory_format=channels_last if is_channels_last else torch.contiguous_format)
 
 
 def roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
@@ -101,7 +112,6 @@ RULES: dict[str, Callable[..., Any]] = {
         *("_log_softmax_backward_data", "_softmax_backward_data"),
         *("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor"),
         *("_upsample_nearest_exact1d", "linalg_vector_norm", "upsample_linear1d", "upsample_nearest1d"),
-        *("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward"),
     ),
     **_wrap_rules(
         preserve_format,
@@ -109,15 +119,25 @@ RULES: dict[str, Callable[..., Any]] = {
         *("upsample_bicubic2d", "upsample_bilinear2d", "upsample_nearest2d", "upsample_nearest3d"),
         *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d"),
     ),
+    "aten::huber_loss_backward": partial(contiguous_like, 1),
+    "aten::mse_loss_backward": partial(contiguous_like, 1),
+    "aten::smooth_l1_loss_backward": partial(contiguous_like, 1),
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
     **_wrap_rules(
         preserve_format,
-        *("channel_shuffle", "max_unpool2d", "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
-        *("reflection_pad2d", "reflection_pad3d"),
+        *("max_unpool2d", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "reflection_pad3d"),
     ),
-    **_wrap_rules(preserve_format_of_input, "reflection_pad2d_backward", "replication_pad2d_backward"),
     **_wrap_rules(make_contiguous, "max_pool1d"),
+    "aten::binary_cross_entropy_backward": partial(like, (1,)),
+    "aten::channel_shuffle": partial(format_of, 0),  # a copy even with one group
+    "aten::log_sigmoid": partial(contiguous_like, 0),
+    "aten::log_sigmoid_forward": lambda self: (contiguous_like(0, self), contiguous_like(0, self)),
+    "aten::native_channel_shuffle": partial(format_of, 0),
+    "aten::reflection_pad2d_backward": partial(format_of, 1),
+    "aten::replication_pad2d_backward": partial(format_of, 1),
     "aten::roll": roll,
+    "aten::rrelu": partial(contiguous_like, 0),
+    "aten::rrelu_with_noise": partial(contiguous_like, 0),
 }

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fvflops.capture.attention.decomposed import call_with_pairs
+from fvflops.capture.attention import call_with_pairs
 from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.recorder.value_reader import ValueReader
-from fvflops.capture.shapes.cuda.cuda_autocast import cast_by_autocast
+from fvflops.capture.shapes.cuda_autocast import cast_by_autocast
 from fvflops.capture.shapes.metadata import is_available
-from fvflops.capture.shapes.shape_mode import ShapeMode
+from fvflops.capture.shapes.shape_mode import ShapeMode, in_shape_run
 from fvflops.capture.shapes.shape_tensor import ShapeTensor
 from fvflops.torch_internals import (
     below_autograd,
@@ -46,7 +46,6 @@ def choose_attention_kernel(
     *,
     grouped: bool,
     capability: tuple[int, int],
-    prefers_cudnn: bool = _TORCH_PREFERS_CUDNN,
 ) -> str:
     """Return "cudnn", "flash", "efficient" or "math" for query, key and value of 4 dimensions.
 
@@ -62,7 +61,7 @@ def choose_attention_kernel(
     is_aligned = head_dim % alignment == 0 == value_dim % alignment
     needs_mask_gradient = mask is not None and mask.requires_grad
     if (
-        prefers_cudnn
+        _TORCH_PREFERS_CUDNN
         and capability in _PREFERRED_CUDNN
         and backends.cudnn_sdp_enabled()
         and is_half
@@ -136,7 +135,7 @@ def _with_capability(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that returns the emulated compute capability in shape execution, else calls `original`."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
+        if in_shape_run():
             return _CAPABILITY.get()
         return original(*args, **kwargs)
 
@@ -151,7 +150,7 @@ def _with_choice(
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = (value for value in _flat_arguments(args, kwargs) if isinstance(value, torch.Tensor))
         matches = any(tensor.device.type == device_type for tensor in tensors)
-        if matches and any(isinstance(mode, ShapeMode) for mode in dispatch_mode_stack()):
+        if matches and in_shape_run():
             result = choice(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -239,10 +238,9 @@ def _batch_norm(
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
     training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
+    *options: Any,
 ) -> Any:
+    momentum, eps, cudnn_enabled = options
     if not cudnn_enabled or weight is None or bias is None or input.ndim < 3:
         return NotImplemented
     if torch.bfloat16 in (input.dtype, weight.dtype):
@@ -377,15 +375,13 @@ def _instance_norm(
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
     use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
+    *options: Any,
 ) -> Any:
     if weight is None or bias is None or running_mean is not None or not use_input_stats:
         return NotImplemented
     batch, channels = input.shape[:2]
     rows = input.contiguous().view(1, batch * channels, *input.shape[2:])
-    result = _batch_norm(rows, weight.repeat(batch), bias.repeat(batch), None, None, True, momentum, eps, cudnn_enabled)
+    result = _batch_norm(rows, weight.repeat(batch), bias.repeat(batch), None, None, True, *options)
     return result if result is NotImplemented else result.view(input.shape)
 
 

@@ -6,10 +6,12 @@ torch's own meta rules emulate TensorIterator, but differ for broadcast operands
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from fvflops.capture.lazy_values.lazy_ops import is_dense
 from fvflops.torch_internals import pytree
 
 _META = torch.device("meta")
@@ -61,20 +63,9 @@ def _result_of_one_layout(operands: Sequence[torch.Tensor], dtype: torch.dtype) 
         return torch.empty(first.shape, dtype=dtype, device=_META)
     if first.ndim == 4 and all(operand.is_contiguous(memory_format=torch.channels_last) for operand in operands):
         return torch.empty(first.shape, dtype=dtype, device=_META, memory_format=torch.channels_last)
-    if len({operand.stride() for operand in operands}) == 1 and is_dense(first):
+    if len({operand.stride() for operand in operands}) == 1 and is_dense(first.shape, first.stride()):
         return torch.empty_strided(first.shape, first.stride(), dtype=dtype, device=_META)
     return None
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is non-overlapping and dense."""
-    step = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
-        if size > 1:
-            if stride != step:
-                return False
-            step *= size
-    return True
 
 
 def _broadcast(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
@@ -175,14 +166,24 @@ def mvlgamma(self: torch.Tensor, p: int) -> torch.Tensor:
     return elementwise_result([torch.empty(p, device=_META), self.unsqueeze(-1)], dtype).sum(-1)
 
 
-def log_sigmoid(self: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor like the first."""
-    return torch.empty_like(self, memory_format=torch.contiguous_format)
+def like_elementwise(positions: tuple[int, int], *args: Any, **_: Any) -> torch.Tensor:
+    """Return the result of an elementwise kernel on the arguments at two positions, in that order."""
+    first, second = (args[position] for position in positions)
+    return elementwise_result([first, second], first.dtype)
 
 
-def log_sigmoid_forward(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two contiguous tensors like the first."""
-    return log_sigmoid(self), log_sigmoid(self)
+def rrelu_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float,
+    upper: float,
+    training: bool,
+    *_: Any,
+) -> torch.Tensor:
+    """Return the gradient of RReLU, which in training is multiplied by the noise."""
+    factor = noise if training and upper - lower > 1e-6 else self
+    return elementwise_result([factor, grad_output], factor.dtype)
 
 
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,8 +207,14 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten::pow.Scalar": pow_scalar,
 }
 
+# Gradients whose operand order determines their strides, and with them the ops that follow: a matrix product first
+# copies a non-contiguous gradient.
 CPU_RULES: dict[str, Callable[..., Any]] = {
-    "aten::log_sigmoid": log_sigmoid,
-    "aten::log_sigmoid_forward": log_sigmoid_forward,
+    "aten::elu_backward": partial(like_elementwise, (0, 5)),
+    "aten::hardtanh_backward": partial(like_elementwise, (0, 1)),
+    "aten::log_sigmoid_backward": partial(like_elementwise, (0, 2)),
     "aten::native_dropout": native_dropout,
+    "aten::rrelu_with_noise_backward": rrelu_backward,
+    "aten::softplus_backward": partial(like_elementwise, (0, 1)),
+    "aten::threshold_backward": partial(like_elementwise, (1, 0)),
 }

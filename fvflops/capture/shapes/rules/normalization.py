@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.shapes.layouts.memory_formats import empty_with_format, suggested_format
+from fvflops.capture.shapes.rules.memory_formats import (
+    contiguous_like,
+    empty_with_format,
+    format_of,
+    like,
+    suggested_format,
+)
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 _HALF = (torch.float16, torch.bfloat16)
@@ -18,11 +24,6 @@ def statistics(input: torch.Tensor, *_: Any) -> _Pair:
     """Return two statistics per channel, in single precision for half-precision input."""
     dtype = torch.float32 if input.dtype in _HALF else input.dtype
     return input.new_empty(input.shape[1], dtype=dtype), input.new_empty(input.shape[1], dtype=dtype)
-
-
-def like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Return a tensor like the input."""
-    return torch.empty_like(input)
 
 
 def batch_norm_backward_reduce(
@@ -36,16 +37,12 @@ def batch_norm_backward_reduce(
     bias_g: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return per-channel sums of the gradient and of its product with the input, and the parameters' gradients."""
-    like = mean if weight is None else weight
-    return (
-        torch.empty_like(mean) if input_g else None,
-        torch.empty_like(mean) if input_g else None,
-        torch.empty_like(like) if weight_g else None,
-        torch.empty_like(like) if bias_g else None,
-    )
+    parameter = mean if weight is None else weight
+    sums = (mean, input_g), (mean, input_g), (parameter, weight_g), (parameter, bias_g)
+    return tuple(torch.empty_like(item) if requested else None for item, requested in sums)
 
 
-def batch_norm(name: str, is_training: Callable[..., bool], *args: Any) -> tuple[torch.Tensor, ...]:
+def batch_norm(name: str, *args: Any) -> tuple[torch.Tensor, ...]:
     """Return the normalized input, the statistics saved for backward (empty in evaluation), and other results."""
     input, *rest = args
     # Inferred with twice the batch, which gives the same statistics: torch rejects one element per channel, since it
@@ -54,7 +51,7 @@ def batch_norm(name: str, is_training: Callable[..., bool], *args: Any) -> tuple
     _, *others = getattr(torch.ops.aten, name)(doubled, *rest)
     running_statistics = args[3:5] if len(args) > 6 else ()
     dtype = statistics_dtype(*args[:3], *running_statistics)
-    training = is_training(*args)
+    training = _is_training(name, args)
     saved = (item.new_empty(item.shape if training else 0, dtype=dtype) for item in others[:2])
     # A copy of each running statistic, or the reserve.
     running = zip(others[2:], running_statistics, strict=False)
@@ -94,16 +91,13 @@ def native_group_norm(
 def batch_norm_backward(name: str, grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
     """Return the gradients of input, weight and bias, the first in the input's memory format."""
     grad_input, *others = getattr(torch.ops.aten, name)(grad_out, input, *rest)
-    memory_format = torch.contiguous_format if input.is_contiguous() else suggested_format(input)
-    return (None if grad_input is None else empty_with_format(grad_input, input.shape, memory_format), *others)
+    return (None if grad_input is None else format_of(0, input), *others)
 
 
 def native_layer_norm_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of input, weight and bias, contiguous."""
     grads = torch.ops.aten.native_layer_norm_backward(*args)
-    return tuple(
-        None if item is None else torch.empty_like(item, memory_format=torch.contiguous_format) for item in grads
-    )
+    return tuple(None if item is None else contiguous_like(0, item) for item in grads)
 
 
 def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
@@ -112,39 +106,34 @@ def statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
     return torch.float32 if dtypes and input.dtype in _HALF else input.dtype
 
 
-def _training_argument(*args: Any) -> bool:
-    return bool(args[-3])
-
-
-def _evaluation(*_: Any) -> bool:
-    return False
+def _is_training(name: str, args: Sequence[Any]) -> bool:
+    return not name.endswith(("_no_training", "_no_update")) and bool(args[-3])
 
 
 RULES: dict[str, Callable[..., Any]] = {
+    "aten::batch_norm_backward_elemt": partial(like, (0,)),
     "aten::batch_norm_backward_reduce": batch_norm_backward_reduce,
-    "aten::batch_norm_elemt": like_input,
-    "aten::batch_norm_stats": statistics,
-    "aten::batch_norm_update_stats": statistics,
+    "aten::batch_norm_elemt": partial(like, (0,)),
     "aten::batch_norm_gather_stats": statistics,
     "aten::batch_norm_gather_stats_with_counts": statistics,
-    "aten::batch_norm_backward_elemt": like_input,
+    "aten::batch_norm_stats": statistics,
+    "aten::batch_norm_update_stats": statistics,
     "aten::native_layer_norm_backward": native_layer_norm_backward,
 }
 
 CPU_RULES: dict[str, Callable[..., Any]] = {
-    "aten::_batch_norm_no_update": partial(batch_norm, "_batch_norm_no_update", _evaluation),
-    "aten::_native_batch_norm_legit": partial(batch_norm, "_native_batch_norm_legit", _training_argument),
-    "aten::_native_batch_norm_legit.no_stats": partial(batch_norm, "_native_batch_norm_legit", _training_argument),
-    "aten::_native_batch_norm_legit_functional": partial(
-        batch_norm, "_native_batch_norm_legit_functional", _training_argument
-    ),
-    "aten::_native_batch_norm_legit_no_training": partial(
-        batch_norm, "_native_batch_norm_legit_no_training", _evaluation
-    ),
+    **{
+        f"aten::{name}": partial(batch_norm, name.partition(".")[0])
+        for name in (
+            *("_batch_norm_no_update", "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats"),
+            *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training", "native_batch_norm"),
+        )
+    },
+    **{
+        f"aten::{name}": partial(batch_norm_backward, name)
+        for name in ("batch_norm_backward", "native_batch_norm_backward")
+    },
     "aten::group_norm": group_norm,
     "aten::native_group_norm": native_group_norm,
-    "aten::batch_norm_backward": partial(batch_norm_backward, "batch_norm_backward"),
-    "aten::native_batch_norm_backward": partial(batch_norm_backward, "native_batch_norm_backward"),
-    "aten::native_batch_norm": partial(batch_norm, "native_batch_norm", _training_argument),
     "aten::native_layer_norm": native_layer_norm,
 }

@@ -31,47 +31,17 @@ from fvflops.torch_internals import (
 # Ops that the autocast of CUDA or of the CPU runs in the low precision, in the widest dtype of their arguments, or with
 # results in float32; other ops of one autocast that the other lacks run in float32. Source:
 # https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference and torch's aten/src/ATen/autocast_mode.h.
-_LOW_PRECISION = [
-    "_convolution",
-    "_scaled_dot_product_flash_attention",
-    "_thnn_fused_gru_cell",
-    "_thnn_fused_lstm_cell",
-    "addmv",
-    "addr",
-    "chain_matmul",
-    "convolution",
-    "cudnn_convolution",
-    "cudnn_convolution_transpose",
-    "einsum",
-    "gru_cell",
-    "linalg_multi_dot",
-    "lstm_cell",
-    "mv",
-    "rnn_relu_cell",
-    "rnn_tanh_cell",
-    "_addmm_activation",
-    "_native_multi_head_attention",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "mkldnn_rnn_layer",
-]
-_WIDEST = [
-    "addcdiv",
-    "addcmul",
-    "atan2",
-    "bilinear",
-    "cat",
-    "cross",
-    "dot",
-    "index_copy",
-    "index_put",
-    "scatter_add",
-    "stack",
-    "tensordot",
-    "vdot",
-]
-_RESULT_IN_FLOAT32 = ["cumprod", "cumsum", "linalg_matrix_norm", "linalg_vector_norm", "log_softmax", "softmax", "sum"]
+_LOW_PRECISION = (
+    *("_addmm_activation", "_convolution", "_native_multi_head_attention", "_scaled_dot_product_flash_attention"),
+    *("_thnn_fused_gru_cell", "_thnn_fused_lstm_cell", "addmv", "addr", "chain_matmul", "conv1d", "conv2d", "conv3d"),
+    *("convolution", "cudnn_convolution", "cudnn_convolution_transpose", "einsum", "gru_cell", "linalg_multi_dot"),
+    *("lstm_cell", "mkldnn_rnn_layer", "mv", "rnn_relu_cell", "rnn_tanh_cell"),
+)
+_WIDEST = (
+    *("addcdiv", "addcmul", "atan2", "bilinear", "cat", "cross", "dot", "index_copy", "index_put", "scatter_add"),
+    *("stack", "tensordot", "vdot"),
+)
+_RESULT_IN_FLOAT32 = ("cumprod", "cumsum", "linalg_matrix_norm", "linalg_vector_norm", "log_softmax", "softmax", "sum")
 _NORMS = {"aten::norm.Scalar": "ScalarOpt_dtype", "aten::norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
 _set_enabled, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype

@@ -1,0 +1,186 @@
+"""Count the pairs of query and key that attention's masks leave: in matrix products of torch, and in flex attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from fvflops.capture.instrument.patching import Patch, Wrapper
+from fvflops.capture.recorder.tensor_specs import ExplicitValue, tensors_of
+from fvflops.capture.recorder.value_reader import ValueArgument, ValueReader
+from fvflops.capture.restore import interrupts
+from fvflops.torch_internals import disable_dispatch_modes
+from fvflops.trace import Signature, TensorSpec, tensors_in
+
+SOFTMAX = "aten::_safe_softmax"
+PRODUCTS = frozenset({"aten::bmm", "aten::mm", SOFTMAX})
+# Position of the block mask's tuple among an op's arguments; query and key come first.
+BLOCK_MASKS = {"flex_attention": 4, "flex_attention_backward": 9}
+# F creates the attribute on access in some versions of torch; store it, so that the patch can restore it.
+vars(F).setdefault("scaled_dot_product_attention", F.scaled_dot_product_attention)
+_ATTENTION = Patch(F, "scaled_dot_product_attention")
+_MASK = (ValueArgument(0, "attn_mask", True),)
+_MARK = object()  # of autograd nodes
+
+
+class Pairs(NamedTuple):
+    """Of an attention's pairs of `queries` x `keys`, `unmasked` of `all` are not masked; None if that is unknown."""
+
+    unmasked: int | None
+    all: int
+    queries: int
+    keys: int
+
+
+def with_pairs(signature: Signature, pairs: Pairs) -> Signature:
+    """Return the signature of a product or the softmax with the number of unmasked pairs as values of its matrix."""
+    if pairs.unmasked == pairs.all and signature.op != SOFTMAX:
+        return signature
+    matrix = next(
+        (spec for spec in tensors_in((*signature.outputs, *signature.inputs)) if _is_matrix_of(spec, pairs)), None
+    )
+    if matrix is None:
+        return signature
+    values = () if pairs.unmasked is None else (matrix.numel * pairs.unmasked // max(1, pairs.all),)
+    marked = replace(matrix, values=values)
+    inputs, outputs = list(signature.inputs), list(signature.outputs)
+    items = outputs if matrix in outputs else inputs
+    items[items.index(matrix)] = marked
+    return replace(signature, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def _is_matrix_of(spec: TensorSpec, pairs: Pairs) -> bool:
+    return sorted(spec.shape[-2:]) == sorted((pairs.queries, pairs.keys))
+
+
+def mark_nodes(results: Any, arguments: Sequence[Any], pairs: Pairs) -> None:
+    """Mark the autograd nodes between an attention's arguments and its result."""
+    seen = {tensor.grad_fn for tensor in tensors_of(arguments)}
+    pending = [tensor.grad_fn for tensor in tensors_of(results)]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        metadata: Any = node.metadata
+        metadata[_MARK] = pairs
+        pending += [inner for inner, _ in node.next_functions]
+
+
+def pairs_of_node(node: Any) -> Pairs | None:
+    """Return the pairs of the attention that created an autograd node, or None."""
+    return node.metadata.get(_MARK)
+
+
+def find_pairs(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, unmasked: int | None, *, is_causal: bool
+) -> Pairs:
+    """Return the pairs of an attention with a mask of `unmasked` entries, a causal mask, or none.
+
+    A causal mask starts at the first query and key.
+
+    >>> find_pairs(torch.empty(1, 3, 8), torch.empty(1, 2, 8), None, None, is_causal=True)
+    Pairs(unmasked=5, all=6, queries=3, keys=2)
+    """
+    queries, keys = query.shape[-2], key.shape[-2]
+    if mask is not None:
+        return Pairs(unmasked, mask.numel(), queries, keys)
+    if not is_causal:
+        return Pairs(queries * keys, queries * keys, queries, keys)
+    below = min(queries, keys)
+    return Pairs(below * (below + 1) // 2 + (queries - below) * keys, queries * keys, queries, keys)
+
+
+def attention_pairs(recorder: Any, has_values: Callable[[list[Any]], bool]) -> Wrapper:
+    """Return the wrapper that finds the unmasked pairs of each attention; `recorder` is the run's Recorder.
+
+    With autograd, torch decomposes attention that its kernels on a device do not support: on the CPU and the meta
+    device, that with heads of values of another size than those of queries.
+    """
+    reader = ValueReader(has_values)
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: call_with_pairs(recorder, reader, original, args, kwargs)
+
+    return _ATTENTION, around
+
+
+def call_with_pairs(
+    recorder: Any, reader: ValueReader, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call an attention; if it is masked, mark the matrix products in it, and those of its backward."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    values: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+    query, key, mask = values.get("query"), values.get("key"), values.get("attn_mask")
+    are_matrices = all(
+        isinstance(value, torch.Tensor) and not value.is_nested and value.ndim > 1 for value in (query, key)
+    )
+    if query is None or key is None or not (recorder.backward and recorder.is_recording_thread() and are_matrices):
+        return call(*args, **kwargs)
+    (unmasked,) = reader.read(_MASK, (mask,), {})
+    is_causal = bool(values.get("is_causal"))
+    pairs = find_pairs(query, key, mask, None if unmasked is None else unmasked[0], is_causal=is_causal)
+    state = recorder.thread_state()
+    outer, state.attention, recorder.has_attention = state.attention, pairs, True
+    try:
+        result = call(*args, **kwargs)
+    finally:
+        state.attention = outer
+    if pairs.unmasked != pairs.all:
+        mark_nodes(result, [values.get(name) for name in names[:4]], pairs)
+    return result
+
+
+class CountedMask(ExplicitValue):
+    """The mask function of a block mask; in a signature it becomes the number of pairs computed."""
+
+    def __init__(self, function: Callable[..., Any], pairs: int) -> None:
+        super().__init__(pairs)
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return self._function(*args)
+
+
+def count_mask(args: Sequence[Any], position: int, has_values: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
+    """Return the arguments of a call of flex attention with the pairs of its block mask counted.
+
+    `has_values` returns whether tensors have values; if not, the arguments are returned unchanged.
+    """
+    mask = args[position]
+    start = next((index for index, item in enumerate(mask) if isinstance(item, torch.Tensor)), len(mask))
+    lists = [item for item in mask[start : start + 4] if item is not None]
+    if isinstance(mask[-1], ExplicitValue) or not lists or not has_values(lists):
+        return tuple(args)
+    query, key = args[0].shape, args[1].shape
+    with interrupts.deferred(), disable_dispatch_modes():
+        # Partial blocks, in which the mask function is evaluated, and full blocks if these are listed separately.
+        pairs = sum(
+            count_pairs(counts, indices, (query[-2], key[-2]), mask[-3:-1])
+            for counts, indices in zip(lists[::2], lists[1::2], strict=True)
+        )
+        masks = lists[0].numel() // max(1, lists[0].shape[-1])
+    repeats = query[0] * query[1] // max(1, masks)  # one mask may apply to all batches, or all heads
+    counted_mask = (*mask[:-1], CountedMask(mask[-1], pairs * repeats))
+    return (*args[:position], counted_mask, *args[position + 1 :])
+
+
+def count_pairs(counts: torch.Tensor, indices: torch.Tensor, lengths: tuple[int, int], sizes: tuple[int, int]) -> int:
+    """Return the pairs in the blocks of a block mask, with blocks clipped to the sequence lengths.
+
+    `counts` [..., rows] is the number of blocks in a row, `indices` [..., rows, columns] starts with their columns.
+    `lengths` are the numbers of queries and keys, `sizes` those of a block.
+
+    >>> count_pairs(torch.tensor([1, 2]), torch.tensor([[0, 1], [0, 1]]), (5, 5), (4, 4))
+    21
+    """
+    rows = torch.arange(counts.shape[-1], dtype=torch.int64, device=counts.device)
+    heights = (lengths[0] - rows * sizes[0]).clamp(0, sizes[0])
+    is_listed = torch.arange(indices.shape[-1], device=counts.device) < counts.unsqueeze(-1)
+    widths = (lengths[1] - indices.to(torch.int64) * sizes[1]).clamp(0, sizes[1])
+    return int(((widths * is_listed).sum(-1) * heights).sum())

@@ -1,1 +1,0 @@
-"""Masks of attention: the pairs of query and key that are not masked, in fused, decomposed and flex attention."""

@@ -1,1 +1,0 @@
-"""Kernels and autocast of CUDA in shape execution."""

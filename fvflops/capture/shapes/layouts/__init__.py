@@ -1,1 +1,0 @@
-"""Shape rules for results whose strides from kernels differ from those of torch's own rules."""

@@ -1,0 +1,177 @@
+"""Shape rules that torch lacks: collectives, histograms, fused steps, results like arguments; quantized tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from fvflops.capture.lazy_values.lazy_ops import is_dense
+from fvflops.capture.shapes.rules.memory_formats import contiguous_like, like
+from fvflops.capture.shapes.shape_tensor import DataDependentError
+from fvflops.torch_internals import work_from_future
+
+_Rules = dict[str, Callable[..., Any]]
+_WORK = "__torch__.torch.classes.c10d.Work"
+
+
+def is_work(value: Any) -> bool:
+    """Return whether a value is the work handle of a collective."""
+    return type(value) is torch.ScriptObject and value._type().qualified_name() == _WORK
+
+
+def completed_work(results: Sequence[torch.Tensor]) -> Any:
+    """Return a completed work handle whose future has the results, as DDP's reducer expects."""
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(list(results))
+    return work_from_future(future).boxed()
+
+
+def written_and_work(*args: Any) -> tuple[Any, Any]:
+    """Return the argument that a collective writes, and its work handle."""
+    return args[0], completed_work([])
+
+
+def preserve_strides(rule: Callable[..., Any], self: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Return torch's result with the strides of a dense argument; torch's rule changes those of size-1 dimensions."""
+    result = rule(self, *rest, **options)
+    preserves = options.get("memory_format") in (None, torch.preserve_format)
+    if preserves and result.layout is self.layout is torch.strided and is_dense(self.shape, self.stride()):
+        return torch.empty_strided(self.shape, self.stride(), dtype=result.dtype, device=result.device)
+    return result
+
+
+def embedding(weight: torch.Tensor, indices: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Return torch's result; the meta kernels of torch 2.8 to 2.12 take indices of any type."""
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
+            f"but got {indices.dtype} instead"
+        )
+    return torch.ops.aten.embedding.default(weight, indices, *rest, **options)
+
+
+def aminmax_dim(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and largest elements along a dimension."""
+    values = torch.amin(self, dim, keepdim)
+    return values, torch.empty_like(values)
+
+
+def fake_quantize(self: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the fake-quantized tensor and the mask of values in range."""
+    return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+
+
+def transform_bias_rescale_qkv(
+    qkv: torch.Tensor, qkv_bias: torch.Tensor, num_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys and values [batch, heads, tokens, head_dim], split from one tensor."""
+    batch, length, width = qkv.shape
+    query, key, value = qkv.new_empty(3, batch, num_heads, length, width // 3 // num_heads).unbind(0)
+    return query, key, value
+
+
+def padded_dense_to_jagged(
+    dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int | None = None
+) -> torch.Tensor:
+    """Return the rows of sequences without padding; raise DataDependentError unless `total_L` is their number."""
+    if total_L is None:
+        raise DataDependentError.of_op("aten::_padded_dense_to_jagged_forward")
+    return dense.new_empty(total_L, *dense.shape[1 + len(offsets) :])
+
+
+def reject_quantized(name: str, *_: Any, **__: Any) -> NoReturn:
+    """Raise NotImplementedError for quantized tensors; torch's rules would silently return unquantized ones."""
+    raise NotImplementedError(f"{name}: shape execution does not support quantized tensors")
+
+
+# torch 2.10 and older have no meta kernels of these; those of newer versions draw a random number for each call.
+_COLLECTIVES: _Rules = {
+    **dict.fromkeys(
+        (
+            *("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::allgather_", "c10d::allreduce_"),
+            *("c10d::alltoall_", "c10d::broadcast_", "c10d::reduce_scatter_", "c10d::scatter_"),
+        ),
+        written_and_work,
+    ),
+    **dict.fromkeys(
+        (
+            *("c10d::alltoall_base_", "c10d::barrier", "c10d::gather_", "c10d::recv_", "c10d::recv_any_source_"),
+            *("c10d::reduce_", "c10d::send"),
+        ),
+        lambda *_: completed_work([]),
+    ),
+}
+
+_QUANTIZED: _Rules = {
+    name: partial(reject_quantized, name)
+    for name in (
+        *("aten::dequantize.self", "aten::dequantize.tensors", "aten::quantize_per_channel"),
+        *("aten::quantize_per_tensor", "aten::quantize_per_tensor.tensor_qparams"),
+        *("aten::quantize_per_tensor.tensors", "aten::quantize_per_tensor_dynamic"),
+    )
+}
+
+_HISTOGRAMS: _Rules = {  # counts by the number of bins, or by their edges, which are returned too
+    "aten::_histogramdd_bin_edges": lambda self, bins, **_: [self.new_empty(number + 1) for number in bins],
+    "aten::_histogramdd_from_bin_cts": lambda self, bins, **_: self.new_empty(list(bins)),
+    "aten::_histogramdd_from_bin_tensors": lambda self, bins, **_: self.new_empty([len(item) - 1 for item in bins]),
+    "aten::histogram.bin_ct": lambda self, bins=100, **_: (self.new_empty(bins), self.new_empty(bins + 1)),
+    "aten::histogram.bins_tensor": lambda self, bins, **_: (self.new_empty(bins.numel() - 1), torch.empty_like(bins)),
+}
+
+# By name: the positions of the arguments like which the results are.
+_LIKE: dict[str, tuple[int, ...]] = {
+    "_add_relu.Scalar": (0,),
+    "_dirichlet_grad": (0,),
+    "_fake_quantize_learnable_per_channel_affine": (0,),
+    "_fake_quantize_learnable_per_channel_affine_backward": (1, 2, 3),
+    "_fake_quantize_learnable_per_tensor_affine": (0,),
+    "_fake_quantize_learnable_per_tensor_affine_backward": (1, 2, 3),
+    "_logcumsumexp": (0,),
+    "_masked_softmax": (0,),
+    "_masked_softmax_backward": (0,),
+    "_standard_gamma_grad": (0,),
+    "_weight_norm_interface_backward": (1, 2),  # torch 2.9 and older have none
+    "glu_backward_jvp": (2,),
+    "glu_jvp": (0,),
+    "log_sigmoid_backward": (0,),
+}
+_CONTIGUOUS_LIKE = {
+    "_sample_dirichlet": 0,
+    "binomial": 0,
+    "fractional_max_pool3d_backward": 1,
+    "multi_margin_loss_backward": 1,
+    "multilabel_margin_loss_backward": 1,
+}
+_CREATED_LIKE = "empty_like full_like ones_like rand_like randint_like randn_like zeros_like"
+_FUSED_STEPS = (
+    *("_fused_adagrad_", "_fused_adagrad_.tensor_lr", "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr"),
+    *("_fused_sgd_", "_fused_sgd_.tensor_lr"),
+)
+
+RULES: _Rules = {
+    **_COLLECTIVES,
+    **_QUANTIZED,
+    **_HISTOGRAMS,
+    **{f"aten::{name}": partial(like, positions) for name, positions in _LIKE.items()},
+    **{f"aten::{name}": partial(contiguous_like, position) for name, position in _CONTIGUOUS_LIKE.items()},
+    **{
+        f"aten::{name}": partial(preserve_strides, getattr(torch.ops.aten, name).default)
+        for name in _CREATED_LIKE.split()
+    },
+    **{f"aten::{name}": lambda *_, **__: None for name in _FUSED_STEPS},  # they write to their arguments
+    "_c10d_functional::_wrap_tensor_autograd": lambda self: self.view_as(self),  # as a wrapper subclass around it
+    "aten::_aminmax": lambda self: (self.new_empty(()), self.new_empty(())),
+    "aten::_aminmax.dim": aminmax_dim,
+    "aten::_compute_linear_combination": lambda self, weights: self.new_empty(len(weights), *self.shape[1:]),
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": fake_quantize,
+    "aten::_padded_dense_to_jagged_forward": padded_dense_to_jagged,
+    "aten::_transform_bias_rescale_qkv": transform_bias_rescale_qkv,
+    "aten::embedding": embedding,
+    "aten::fake_quantize_per_channel_affine_cachemask": fake_quantize,
+    "aten::fake_quantize_per_tensor_affine_cachemask": fake_quantize,
+    "aten::randint_like.low_dtype": partial(preserve_strides, torch.ops.aten.randint_like.low_dtype),
+}

@@ -1,0 +1,1 @@
+"""Weights of loaded models: packed, pickled or quantised, and adapters beside them."""
