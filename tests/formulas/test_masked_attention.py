@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from fvflops import FlopCountAnalysis, load_table, model_flops, record_call
-from fvflops.capture.attention import count_mask, count_pairs
+from fvflops.capture.decomposed_attention import count_mask, count_pairs
 from fvflops.capture.recorder.tensor_specs import describe_tensor
 from fvflops.counting import TableCostModel, count
 from fvflops.counting.uncounted_work import find_unknown_masks

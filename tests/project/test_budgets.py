@@ -14,10 +14,10 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (78915, 486),
+    "fvflops": (77743, 465),
     "fvflops/analysis": (3120, 20),
-    "fvflops/capture": (20365, 134),
-    "fvflops/cli": (5913, 37),
+    "fvflops/capture": (19202, 114),
+    "fvflops/cli": (5904, 36),
     "fvflops/comparison": (4347, 18),
     "fvflops/compat": (788, 4),
     "fvflops/counting": (2038, 14),
@@ -32,12 +32,12 @@ LIMITS = {
     "fvflops/trace": (3566, 23),
     "fvflops/views": (726, 5),
     "fvflops/zoo": (1391, 10),
-    "tests": (72276, 387),
+    "tests": (72146, 387),
     "tools": (10708, 84),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
-LARGE = {"parameters": 34, "functions": 10, "files": 3}
+LARGE = {"parameters": 22, "functions": 8, "files": 1}
 # Helpers of the package, and the format of documents.
 EQUAL_NAMES = {"text": 2}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fvflops.capture.attention import BLOCK_MASKS, count_mask
+from fvflops.capture.decomposed_attention import BLOCK_MASKS, count_mask
 from fvflops.capture.instrument.patching import Patch, Wrapper
 from fvflops.capture.instrument.triton_launches import Mode, launch_kernel
 from fvflops.capture.recorder.recorder import Recorder

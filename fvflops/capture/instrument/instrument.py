@@ -12,8 +12,8 @@ import torch
 from torch.optim import Optimizer
 from torch.utils import checkpoint
 
-from fvflops.capture.attention import attention_pairs
 from fvflops.capture.compiler import fresh_scripts, scripts_unoptimized, unrecorded_constants
+from fvflops.capture.decomposed_attention import attention_pairs
 from fvflops.capture.instrument.autograd_functions import function_regions
 from fvflops.capture.instrument.backward import backward_hooks
 from fvflops.capture.instrument.control_flow import run_control_flow

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fvflops.capture.attention import Pairs
+from fvflops.capture.decomposed_attention import Pairs
 from fvflops.capture.instrument.probe import StartMark
 from fvflops.torch_internals import next_sequence_number
 from fvflops.trace import Value

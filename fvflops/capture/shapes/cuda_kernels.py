@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fvflops.capture.attention import call_with_pairs
+from fvflops.capture.decomposed_attention import call_with_pairs
 from fvflops.capture.instrument.autograd_functions import UnrecordedFunction
 from fvflops.capture.instrument.patching import Patch, Wrapper, wrapped
 from fvflops.capture.recorder.value_reader import ValueReader
