@@ -14,10 +14,10 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (77743, 465),
+    "fvflops": (77120, 449),
     "fvflops/analysis": (3120, 20),
     "fvflops/capture": (19202, 114),
-    "fvflops/cli": (5904, 36),
+    "fvflops/cli": (5893, 36),
     "fvflops/comparison": (4347, 18),
     "fvflops/compat": (788, 4),
     "fvflops/counting": (2038, 14),
@@ -25,7 +25,7 @@ LIMITS = {
     "fvflops/formulas": (4216, 27),
     "fvflops/integrations": (789, 7),
     "fvflops/measure": (5946, 26),
-    "fvflops/plan": (11265, 68),
+    "fvflops/plan": (10625, 52),
     "fvflops/reports": (5258, 39),
     "fvflops/sources": (4729, 32),
     "fvflops/sweep": (2159, 11),
@@ -37,7 +37,7 @@ LIMITS = {
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450
 # How many exceed these today.
-LARGE = {"parameters": 22, "functions": 8, "files": 1}
+LARGE = {"parameters": 19, "functions": 3, "files": 0}
 # Helpers of the package, and the format of documents.
 EQUAL_NAMES = {"text": 2}
 
