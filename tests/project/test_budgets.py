@@ -14,9 +14,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (77120, 449),
+    "fvflops": (77122, 449),
     "fvflops/analysis": (3120, 20),
-    "fvflops/capture": (19202, 114),
+    "fvflops/capture": (19204, 114),
     "fvflops/cli": (5893, 36),
     "fvflops/comparison": (4347, 18),
     "fvflops/compat": (788, 4),
@@ -32,7 +32,7 @@ LIMITS = {
     "fvflops/trace": (3566, 23),
     "fvflops/views": (726, 5),
     "fvflops/zoo": (1391, 10),
-    "tests": (72146, 387),
+    "tests": (72148, 387),
     "tools": (10708, 84),
 }
 MOST_PARAMETERS, MOST_LINES_OF_FUNCTION, MOST_LINES_OF_FILE = 8, 60, 450

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fvflops import FlopCountAnalysis, TrainingStepAnalysis, plan_rank
+from tests.support.old_torch import needs
 
 
 class Inner(nn.Module):
@@ -57,6 +58,7 @@ def test_cross_entropy_in_autocast_for_cuda_has_log_probabilities_in_bfloat16_an
     assert (inputs["_log_softmax"], inputs["nll_loss_forward"]) == ("bfloat16", "float32")
 
 
+@needs("plan and sharded memory")
 @pytest.mark.parametrize("mesh", [{"dp": 1}, {"pp": 1}])
 def test_a_rank_computes_in_the_autocast_of_its_device(mesh):
     with torch.device("meta"):

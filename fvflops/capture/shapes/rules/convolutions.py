@@ -73,6 +73,8 @@ def convolution(choose_format: _FormatChoice, *args: Any) -> torch.Tensor:
     """Return the result of `aten::convolution` in its kernel's memory format."""
     input, weight, bias, *parameters = args
     result = torch.ops.aten.convolution(*args)
+    if 0 in result.shape[2:]:  # as the kernel raises; older torch rules do not
+        raise RuntimeError("Kernel size can't be greater than actual input size")
     bias_sizes = None if bias is None else list(bias.shape)
     return _in_format(result, _kernel_format(choose_format, input, weight, bias_sizes, parameters))
 
