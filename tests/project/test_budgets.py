@@ -14,9 +14,9 @@ from tests.support.checkout import ROOT
 PACKAGE = ROOT / "fvflops"
 # Folder → the most lines and files of Python.
 LIMITS = {
-    "fvflops": (77122, 449),
+    "fvflops": (77186, 449),
     "fvflops/analysis": (3120, 20),
-    "fvflops/capture": (19204, 114),
+    "fvflops/capture": (19268, 114),
     "fvflops/cli": (5893, 36),
     "fvflops/comparison": (4347, 18),
     "fvflops/compat": (788, 4),

@@ -90,7 +90,7 @@ def _require_one_dtype(first: torch.Tensor, second: torch.Tensor) -> None:
 
 
 def product(first: torch.Tensor, second: torch.Tensor, *rest: Any) -> Any:
-    """Leave the result to another rule after checking the operands of a product, a linear layer or a convolution."""
+    """Leave the result to another rule after checking the operands of a product."""
     _require_one_dtype(first, second)
     return NotImplemented
 
@@ -103,6 +103,68 @@ def addmm(self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **options:
         return NotImplemented
     shape = (mat1.shape[0], mat2.shape[1])
     return _new(shape, mat1) if self.shape in (shape, shape[1:]) else NotImplemented
+
+
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Return the result [*, out_features]."""
+    _require_one_dtype(input, weight)
+    shapes_match = weight.dim() == 2 and input.dim() and input.shape[-1] == weight.shape[1]
+    if (
+        not shapes_match
+        or not _contiguous_same_float_dtype(input, weight, bias)
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
+        return NotImplemented
+    return _new((*input.shape[:-1], weight.shape[0]), input)
+
+
+def convolution(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    *rest: Any,
+) -> Any:
+    """Return the result [batch, channels, *spatial]; `rest` are the output padding and the groups."""
+    _require_one_dtype(input, weight)
+    groups: int = rest[1]
+    spatial_rank = len(stride)
+    supported = (
+        spatial_rank == len(padding) == len(dilation) == input.dim() - 2 == weight.dim() - 2
+        and not transposed
+        and input.shape[1] == weight.shape[1] * groups
+        and weight.shape[0] % groups == 0
+        and min(stride, default=0) > 0
+        and (bias is None or tuple(bias.shape) == (weight.shape[0],))
+    )
+    if (
+        not supported
+        or not _contiguous_format_same_float_dtype(input, weight, bias)
+        or not _row_major(input, weight)
+        or 0 in input.shape
+    ):
+        return NotImplemented
+    sizes = [
+        (size + 2 * pad - axis_dilation * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, axis_dilation in zip(
+            input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    return _new((input.shape[0], weight.shape[0], *sizes), input) if min(sizes) > 0 else NotImplemented
+
+
+def _row_major(*tensors: torch.Tensor) -> bool:
+    """Return whether strides are row-major even for sizes of 1, which excludes channels_last."""
+    for tensor in tensors:
+        step = 1
+        for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+            if stride != step:
+                return False
+            step *= size
+    return True
 
 
 def batch_norm(
@@ -254,7 +316,7 @@ FAST_RULES: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": unary for name in _UNARY.split()},
     **{f"aten::{name}": binary for name in _BINARY.split()},
     **{f"aten::{name}": in_place for name in _IN_PLACE.split()},
-    **{f"aten::{name}": product for name in ("bmm", "convolution", "linear", "mm")},
+    **{f"aten::{name}": product for name in ("bmm", "mm")},
     "aten::_log_softmax": softmax,
     "aten::_log_softmax_backward_data": softmax_backward,
     "aten::_native_batch_norm_legit": lambda *args: native_batch_norm(None, *args),
@@ -263,8 +325,10 @@ FAST_RULES: dict[str, Callable[..., Any]] = {
     "aten::_softmax_backward_data": softmax_backward,
     "aten::addmm": addmm,
     "aten::batch_norm": batch_norm,
+    "aten::convolution": convolution,
     "aten::hardtanh": like_self,
     "aten::layer_norm": layer_norm,
+    "aten::linear": linear,
     "aten::mean.dim": reduce,
     "aten::native_batch_norm": lambda *args: native_batch_norm(None, *args),
     "aten::native_batch_norm_backward": batch_norm_backward,
