@@ -18,7 +18,7 @@ _CLASSES = ("unsupported", "ignored", "decomposed", "counted")
 # Some twenty classifiers of torchvision: resnet18 to resnet152, vgg, vit, shufflenet, squeezenet, mobilenet_v2.
 _SWEPT = "[mrsv][eghiqo]*[0-9]"
 # Columns of a sweep that are not the same in each run.
-_MEASURED = ("seconds",)
+_MEASURED = ("seconds", "checksum")  # of the seconds too
 
 
 def jobs() -> list[Job]:
