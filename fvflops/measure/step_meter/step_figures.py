@@ -166,7 +166,7 @@ class MeterSummary:
     """Mean step of a loop: `total` of all devices, and `ranks`, each of one device in the order of the ranks.
 
     `steps` is the number of steps. `memory_predicted` are the bytes at the peak of a training step of this rank's
-    largest call, beside the measured `memory_peak`; NaN where they cannot be predicted. `mfu` and `hfu` take it.
+    largest call, without a loss outside of the model; NaN where they cannot be predicted. `mfu` and `hfu` take it.
 
     >>> ranks = [StepFigures(8, 1.0, model_flops=3e12, mfu=0.25), StepFigures(8, 1.0, model_flops=3e12, mfu=0.5)]
     >>> print(MeterSummary(8, sum_ranks(ranks), tuple(ranks)))
