@@ -36,7 +36,7 @@ _VENDORS = frozenset(
     ["nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "aws", "amazon", "intel", "apple", "gpu"]
 )
 _KINDS = ("matrix", "sparse", "vector")
-_NUMBERS = ("bandwidth", "memory")
+_NUMBERS = ("bandwidth", "memory", "multiprocessors")
 _TEXTS = ("vendor", "unit", "source", "note", "memory_source")
 _KEYS = (*_KINDS, *_NUMBERS, *_TEXTS, "aliases", "capability")
 _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
@@ -73,7 +73,8 @@ class Device:
     `matrix` is those of its matrix units for dense operands, `sparse` the same for 2:4 sparsity, `vector` those outside
     the matrix units. `bandwidth` is that of its memory in bytes/s and `memory` its size in bytes, None if unknown: as
     torch reports it where `memory_source` names where that is seen, else the vendor's. `unit` says what one device is:
-    a GPU, a die, a module. `source` names the document. `capability` is CUDA's compute capability, (9, 0) of an H100,
+    a GPU, a die, a module. `multiprocessors` are those of
+    NVIDIA, compute units of AMD. `source` names the document. `capability` is CUDA's compute capability, (9, 0) of an H100,
     which chooses kernels. Keys of the peaks are the short names in DTYPES; contradictory peaks raise ValueError.
 
     >>> mine = Device("mine", matrix={"bfloat16": 400e12}, vector={"float32": 25e12})
@@ -94,6 +95,7 @@ class Device:
     note: str = ""
     memory_source: str = ""
     capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
 
     def __post_init__(self) -> None:
         for kind in _KINDS:

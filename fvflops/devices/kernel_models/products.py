@@ -1,0 +1,109 @@
+"""Time of a matrix product on a GPU, from its tiles, waves of multiprocessors, and memory traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+# Rows and columns of a tile of the result, one thread block each; the efficiency of the matrix units falls with the size.
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (16, 64), (64, 16))
+_LARGE, _MEDIUM = 128 * 128, 64 * 64
+# Ways to split the inner dimension among thread blocks, where there are fewer tiles than multiprocessors.
+_SPLITS = (2, 4, 8, 16)
+# The inner dimension is computed in steps of this many elements; a split has at least two.
+_STEP = 64
+# Bytes of a partial sum.
+_PARTIAL = 4
+
+
+class Product(NamedTuple):
+    """`batch` products of (rows, inner) by (inner, columns); `nbytes` are those of one operand's and result's element."""
+
+    rows: int
+    columns: int
+    inner: int
+    batch: int = 1
+    operand_bytes: float = 2.0
+    result_bytes: float = 2.0
+
+
+class Processor(NamedTuple):
+    """A GPU for one dtype: its multiprocessors, peak in FLOP/s, and memory bandwidth in bytes/s."""
+
+    multiprocessors: int
+    peak: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductFigures:
+    """What a product's time depends on besides the GPU's peaks; times are in seconds.
+
+    `large` is the fraction of the peak that tiles of at least 128 x 128 reach, `medium` the factor of it for tiles from
+    64 x 64, `small` one more factor for smaller ones. `start` is the shortest time of a kernel, `tile` the time to fill
+    and empty the pipeline of one tile, `split` the time of adding partial sums besides their traffic. `bandwidth` is the
+    fraction of the memory bandwidth, `feed` the bytes/s at which one multiprocessor gets operands. `whole_waves` is 1
+    where a last wave that is not full takes as long as a full one, 0 where tiles are spread evenly. `overlap` is the
+    norm of computing and moving: 1 is one after the other, infinity the longer of both.
+    """
+
+    large: float
+    medium: float
+    small: float
+    start: float
+    tile: float
+    split: float
+    bandwidth: float
+    feed: float
+    whole_waves: float
+    overlap: float
+
+
+def product_seconds(product: Product, gpu: Processor, figures: ProductFigures) -> float:
+    """Return the seconds of a product: the fastest tiles and split of the inner dimension, as a tuned library chooses.
+
+    >>> hopper = ProductFigures(
+    ...     large=0.81, medium=1, small=0.35, start=2e-6, tile=1.1e-6, split=2.3e-6, bandwidth=0.83, feed=143e9,
+    ...     whole_waves=0.03, overlap=3,
+    ... )
+    >>> seconds = product_seconds(Product(8192, 8192, 8192), Processor(132, 989e12, 3.35e12), hopper)
+    >>> round(2 * 8192**3 / seconds / 1e12)
+    789
+    """
+    rows, columns, inner, batch, operand_bytes, result_bytes = product
+    if not rows * columns * inner * batch:
+        return figures.start
+    result = batch * rows * columns
+    operands = batch * (rows + columns) * inner
+    bandwidth = gpu.bandwidth * figures.bandwidth
+    moving = (operands * operand_bytes + result * result_bytes) / bandwidth
+    rate = gpu.peak / gpu.multiprocessors * figures.large
+    best = float("inf")
+    for height, width in _TILES:
+        area = height * width
+        share = 1.0 if area >= _LARGE else figures.medium if area >= _MEDIUM else figures.medium * figures.small
+        # Of one step of the inner dimension.
+        step = _STEP * max(2 * area / (rate * share), (height + width) * operand_bytes / figures.feed)
+        tiles = ceil(rows / height) * ceil(columns / width) * batch
+        best = min(best, combine(_waves(tiles, gpu, figures) * (ceil(inner / _STEP) * step + figures.tile), moving, figures.overlap))
+        for parts in _SPLITS:
+            if inner < 2 * _STEP * parts or tiles * parts > 2 * gpu.multiprocessors:
+                break
+            steps = ceil(ceil(inner / parts) / _STEP)
+            adding = figures.split + _PARTIAL * result * parts / bandwidth
+            computing = _waves(tiles * parts, gpu, figures) * (steps * step + figures.tile)
+            best = min(best, combine(computing, moving, figures.overlap) + adding)
+    return figures.start + best
+
+
+def _waves(blocks: int, gpu: Processor, figures: ProductFigures) -> float:
+    """Return how many times a multiprocessor's blocks follow each other."""
+    waves = blocks / gpu.multiprocessors
+    return 1.0 if waves <= 1 else figures.whole_waves * ceil(waves) + (1 - figures.whole_waves) * waves
+
+
+def combine(computing: float, moving: float, overlap: float) -> float:
+    """Return the seconds of computing and moving: their norm, 1 one after the other, infinity the longer of both."""
+    larger, smaller = (computing, moving) if computing > moving else (moving, computing)
+    return larger * (1 + (smaller / larger) ** overlap) ** (1 / overlap)
