@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple, TypeVar
 
 from fvflops.reports.display import Displayed
@@ -87,7 +88,7 @@ class Communication(Displayed):
 
     def total(self) -> Volume:
         """Return the sum over all transfers."""
-        return _sum(transfer.volume for transfer in self.transfers)
+        return reduce(Volume.plus, (transfer.volume for transfer in self.transfers), Volume())
 
     def by_collective_and_group(self) -> dict[CollectiveKey, Volume]:
         """Return (collective, axis, size of the group, dtype) → volume."""
@@ -115,13 +116,6 @@ class Communication(Displayed):
             for key in keys_of(transfer):
                 sums[key] = sums.get(key, Volume()).plus(transfer.volume)
         return sums
-
-
-def _sum(volumes: Iterable[Volume]) -> Volume:
-    total = Volume()
-    for volume in volumes:
-        total = total.plus(volume)
-    return total
 
 
 def _key_of(transfer: Transfer) -> CollectiveKey:
@@ -297,5 +291,4 @@ def communication_parts(communication: Communication) -> list[Part]:
 
 
 def communication_report(communication: Communication) -> Document:
-    """Return the report of one rank's communication."""
     return Document("communication", parts=communication_parts(communication))

@@ -43,7 +43,6 @@ def dense_axes(mesh: Mapping[str, int]) -> dict[str, int]:
 
 
 def count_ranks(mesh: Mapping[str, int]) -> int:
-    """Return the number of ranks of a mesh."""
     return math.prod(dense_axes(mesh).values())
 
 

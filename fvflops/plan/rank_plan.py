@@ -10,7 +10,7 @@ from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.model_run import bind_inputs
-from fvflops.capture.model.model_index import has_packed
+from fvflops.capture.model.model_index import has_packed, read_modules
 from fvflops.capture.model.packed_layers import elements_per_item
 from fvflops.capture.model.packed_parameters import stored_bytes
 from fvflops.capture.recorder.tensor_specs import describe
@@ -30,8 +30,8 @@ from fvflops.plan.parallel_axes import count_ranks
 from fvflops.plan.pipeline_schedules import rank_of_stage
 from fvflops.plan.plan_options import PlanOptions, order_step
 from fvflops.plan.rank_model import RankModel
-from fvflops.plan.rank_step import Action, Call, Gradient, Pass, RankStep, share_equal
-from fvflops.plan.sharding.expert_parallel import describe_routing
+from fvflops.plan.rank_step import Action, Gradient, Pass, RankStep, share_equal
+from fvflops.plan.sharding.expert_parallel import describe_routing, has_router_gradients
 from fvflops.plan.trace_changes import (
     allreduce,
     average_gradients,
@@ -202,13 +202,11 @@ def plan_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _RecordedRanks:
-    """What ranks with equal stages do, recorded of the first: the passes of each, and what is estimated."""
+    """What ranks with equal stages do, recorded of the first: the passes of each, with what is estimated."""
 
     ranks: Sequence[int]
     trace: Trace
     passes: Sequence[Mapping[Action, Pass]]
-    added: Mapping[Action, tuple[Call, ...]]
-    gradients: Mapping[Action, tuple[Gradient, ...]]
     hidden: TensorSpec | None
     group: Value  # of the pipeline
     parameters: int
@@ -228,12 +226,7 @@ class _RecordedRanks:
         for rank, order, own_passes in zip(self.ranks, orders, self.passes, strict=True):
             trace = shift_groups(self.trace, rank - self.ranks[0])
             by_action = {
-                action: replace(
-                    own_passes[local],
-                    trace=trace,
-                    added=self.added.get(local, ()),
-                    gradients=self.gradients.get(local, ()),
-                )
+                action: replace(own_passes[local], trace=trace)
                 for action, local in zip(order, _number_locally(order, rank_model.stages_of(rank)), strict=True)
             }
             schedule = options.placement[0] if options.is_pipelined else ""
@@ -247,7 +240,7 @@ class _RecordedRanks:
                 rank=rank,
                 parameters=self.parameters,
                 parameter_bytes=self.parameter_bytes,
-                model_parameters=rank_model.parameters,
+                model_parameters=read_modules(rank_model.model).count_parameters()[""],
                 trace=total_of(trace, step, transfers),
                 recorded=trace,
                 step=step,
@@ -274,7 +267,7 @@ def _record(
         stages = rank_model.make_stages(ranks[0], device_mesh, hidden, shortened=shortened)
         tensors = [parameter for stage in stages for parameter in stage.parameters()]
         local = [local_part(parameter) for parameter in tensors]
-        is_unpacked = rank_model.is_packed and not any(has_packed(stage.module) for stage in stages)
+        is_unpacked = has_packed(rank_model.model) and not any(has_packed(stage.module) for stage in stages)
         packed = {key: share for stage in stages for key, share in elements_per_item(stage.module).items()}
         local_orders = [
             _number_locally(order, rank_model.stages_of(rank)) for order, rank in zip(orders, ranks, strict=True)
@@ -282,18 +275,18 @@ def _record(
         recording = record_actions(stages, local_orders, options, rank_model.around_forward(device_mesh))
         if recording is None:
             return None
-        device = recording.trace.info.device
-        added, gradients, derived = _estimate_reductions(device, stages, options, device_mesh)
-        tied = _estimate_tied(device, stages, options, rank_model, ranks[0])
+        trace, recorded = recording
+        averaged, derived = _estimate_averages(trace.info.device, stages, options, device_mesh)
+        tied = _estimate_tied(trace.info.device, stages, options, rank_model, ranks[0])
         routed = [describe_routing(options.routing)] if any(stage.experts is not None for stage in stages) else []
         group = describe(device_mesh.get_group("pp")) if options.is_pipelined else None
-    excluded = () if options.optimizer is not None else _list_excluded(options, rank_model.has_router_gradients)
+    excluded = () if options.optimizer is not None else _list_excluded(options, rank_model.model)
+    estimated = {**tied, **averaged}
+    passes = [{action: replace(item, **estimated.get(action, {})) for action, item in own.items()} for own in recorded]
     return _RecordedRanks(
         ranks=ranks,
-        trace=recording.trace,
-        passes=recording.passes,
-        added={**tied, **added},
-        gradients=gradients,
+        trace=trace,
+        passes=passes,
         hidden=hidden,
         group=group,
         parameters=int(
@@ -317,8 +310,8 @@ def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Act
 
 def _estimate_tied(
     device: str, stages: Sequence[StageModule], options: PlanOptions, rank_model: RankModel, rank: int
-) -> dict[Action, tuple[Call, ...]]:
-    """Return the all-reduces of the gradients that the first and the last stage share, as in Megatron-LM."""
+) -> dict[Action, dict[str, Any]]:
+    """Return the Pass' all-reduces of the gradients that the first and the last stage share, as in Megatron-LM."""
     numbers = rank_model.stages_of(rank)
     schedule, ranks, stages_per_rank = options.placement
     last = ranks * stages_per_rank - 1
@@ -331,50 +324,46 @@ def _estimate_tied(
     specs = [local_spec(stages[index].module.get_parameter(name)) for name in names]
     first, other = sorted(options.pipeline_rank(rank, rank_of_stage(schedule, end, ranks)) for end in (0, last))
     group = ProcessGroupSpec("first and last stage", 2, "pp", first, other - first).symbol()
-    return {Action("tied_allreduce", index): tuple(allreduce(spec, device, group) for spec in specs)}
+    return {Action("tied_allreduce", index): {"added": tuple(allreduce(spec, device, group) for spec in specs)}}
 
 
-def _estimate_reductions(
+def _estimate_averages(
     device: str, stages: Sequence[StageModule], options: PlanOptions, device_mesh: Any
-) -> tuple[dict[Action, tuple[Call, ...]], dict[Action, tuple[Gradient, ...]], tuple[str, ...]]:
-    """Return the calls of DistributedDataParallel for each stage, the gradients that it averages, and a description."""
+) -> tuple[dict[Action, dict[str, Any]], list[str]]:
+    """Return the Pass' calls of DistributedDataParallel and the gradients that it averages, and a description."""
     replicas = None if options.is_fully_sharded else join_axes(device_mesh, options.dense, "dp", "cp")
     if replicas is None:
-        return {}, {}, ()
+        return {}, []
     group = describe(replicas.get_group())
-    added, gradients = {}, {}
+    averaged: dict[Action, dict[str, Any]] = {}
     for index, stage in enumerate(stages):
-        action = Action("allreduce", index)
         prefix = f"stage{index}." if len(stages) > 1 else ""
-        gradients[action] = tuple(_list_averaged(stage, prefix, device, group, replicas.size()))
-        added[action] = (*broadcast_buffers(stage.buffers(), device, group), *average_gradients(gradients[action]))
+        gradients = tuple(_list_averaged(stage, prefix, device, group, replicas.size()))
+        added = (*broadcast_buffers(stage.buffers(), device, group), *average_gradients(gradients))
+        averaged[Action("allreduce", index)] = {"added": added, "gradients": gradients}
     description = (
         f"DDP gradient averaging over {replicas.mesh_dim_names[0]} (all-reduce of each trainable parameter once, "
         "regardless of bucketing)"
     )
-    return added, gradients, (description,)
+    return averaged, [description]
 
 
 def _list_averaged(stage: StageModule, prefix: str, device: str, group: Value, replicas: int) -> Iterator[Gradient]:
     """Yield the gradients that replicas of a stage average: dense ones, then those of experts."""
     experts = stage.experts
     divided = set() if experts is None else experts.divided_parameters
-    of_experts = (
-        (describe(experts.mesh.get_group("edp")), experts.replicas)
-        if experts is not None and experts.replicas > 1
-        else None
-    )
+    of_experts = None
+    if experts is not None and experts.replicas > 1:
+        of_experts = describe(experts.mesh.get_group("edp")), experts.replicas
     for name, parameter in stage.named_parameters():
         averaged = of_experts if id(parameter) in divided else (group, replicas)
         if parameter.requires_grad and averaged is not None:
             yield Gradient(f"{prefix}{name}", replace(local_spec(parameter), device=device), *averaged)
 
 
-def _list_excluded(options: PlanOptions, has_router_gradients: bool) -> tuple[str, ...]:
+def _list_excluded(options: PlanOptions, model: nn.Module) -> tuple[str, ...]:
     step = "the optimizer step"
-    reduced = [
-        name for name, partial in (("norms", options.sequence_parallel), ("routers", has_router_gradients)) if partial
-    ]
+    reduced = ["norms"] * options.sequence_parallel + ["routers"] * has_router_gradients(model)
     if reduced and options.size("tp") > 1 and not options.is_fully_sharded:
         step += f", in which DTensor reduces the gradients of the {' and '.join(reduced)} over tp"
     return (step,)

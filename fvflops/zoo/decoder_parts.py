@@ -72,6 +72,25 @@ def _all_reduce(tensor: Tensor, op: str, group: dist.ProcessGroup | None) -> Non
         dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group)
 
 
+class DividedCrossEntropy(nn.Module):
+    """Cross entropy in float32 of logits; if processes of a `group` divide the vocabulary, `first` is its index here."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.group: dist.ProcessGroup | None = None
+        self.first = 0
+
+
+def check_positions(tokens: Tensor, positions: int, model: str) -> None:
+    """Raise ValueError for more tokens than positions."""
+    if tokens.ndim == 2 and tokens.shape[1] > positions:
+        raise ValueError(
+            f"tokens of shape {tuple(tokens.shape)} exceed this {model}'s context length, {positions}: "
+            "build it with more positions"
+        )
+
+
 def initialise(module: nn.Module) -> None:
     """Initialise a layer as published: normal weights with standard deviation 0.02, biases zero."""
     if isinstance(module, nn.Linear | nn.Embedding):

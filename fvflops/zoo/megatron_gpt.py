@@ -15,11 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, initialise
+from fvflops.zoo.decoder_parts import DividedCrossEntropy, VocabularyCrossEntropy, check_positions, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,17 +210,8 @@ class Embedding(nn.Module):
         return x.transpose(0, 1).contiguous()
 
 
-class CrossEntropy(nn.Module):
-    """Mean cross entropy in float32 of logits (n, b, vocabulary) and labels (b, n).
-
-    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.group: dist.ProcessGroup | None = None
-        self.first = 0
+class CrossEntropy(DividedCrossEntropy):
+    """Mean cross entropy in float32 of logits (n, b, vocabulary) and labels (b, n)."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         losses: Tensor = VocabularyCrossEntropy.apply(logits, labels.T.contiguous(), self.first, self.group)
@@ -279,11 +269,7 @@ class MegatronGPT(nn.Module):
         self.apply(initialise)
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        if tokens.ndim == 2 and tokens.shape[1] > self.config.positions:
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} exceed this GPT's context length, {self.config.positions}: "
-                "build it with more positions"
-            )
+        check_positions(tokens, self.config.positions, "GPT")
         x = self.embedding_dropout(self.embedding(tokens))
         for block in self.layers:
             x = block(x)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fvflops.torch_internals import refusal
-from fvflops.zoo.decoder_parts import KVCache
-from fvflops.zoo.llama import Attention, Llama, LlamaConfig
+from fvflops.zoo.llama import Block as LlamaBlock
+from fvflops.zoo.llama import Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +121,10 @@ class Mixture(nn.Module):
         return torch.zeros_like(tokens).index_add(0, rows, results).view_as(x)
 
 
-class Block(nn.Module):
-    """A pre-norm transformer layer: (b, n, hidden) to (b, n, hidden)."""
+class Block(LlamaBlock):
+    """A pre-norm transformer layer with a mixture in place of an MLP: (b, n, hidden) to (b, n, hidden)."""
 
-    def __init__(self, config: MixtralConfig) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = Mixture(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    inner = Mixture
 
 
 class Mixtral(Llama):

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import VocabularyCrossEntropy, initialise
+from fvflops.zoo.decoder_parts import DividedCrossEntropy, VocabularyCrossEntropy, check_positions, initialise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +115,8 @@ class Embedding(nn.Module):
         return self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
 
 
-class CrossEntropy(nn.Module):
-    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored.
-
-    If the processes of a `group` divide the vocabulary, `first` is the index of this process's first logit.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.group: dist.ProcessGroup | None = None
-        self.first = 0
+class CrossEntropy(DividedCrossEntropy):
+    """Mean cross entropy in float32 of logits (b, n, vocabulary) and labels (b, n); labels of -100 are ignored."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.group is None:
@@ -192,11 +182,7 @@ class MPT(nn.Module):
         self.apply(initialise)
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        if tokens.ndim == 2 and tokens.shape[1] > self.config.positions:
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} exceed this MPT's context length, {self.config.positions}: "
-                "build it with more positions"
-            )
+        check_positions(tokens, self.config.positions, "MPT")
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)

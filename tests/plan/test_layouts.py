@@ -124,13 +124,6 @@ def test_the_passes_are_the_step():
     assert links.sent.nbytes == HIDDEN // 2 and links.sent.shape == (2, LENGTH // 2, 32)
 
 
-def test_replicas_average_after_the_last_microbatch():
-    planned = plan({"pp": 2, "dp": 4}, microbatches=2)
-    average = planned.step.pass_of(Action("allreduce", 0))
-    assert average.begin == average.end and [call.op for call, _, _ in average.added][-1] == "c10d::allreduce_"
-    assert planned.step.actions[-1].kind == "allreduce"
-
-
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [

@@ -41,7 +41,7 @@ class LoggingStage(StandInStage):
     get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = no_transfers
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (4, 4), (3, 8)])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 2), (4, 2), (4, 4), (3, 8)])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_a_schedule_of_one_stage_per_rank_runs_in_this_order(name, ranks, microbatches):
     for rank, actions in enumerate(order_actions(name, ranks, microbatches)):
@@ -101,12 +101,6 @@ def test_every_microbatch_goes_through_every_stage_once(name):
             assert kinds["forward", stage] == 8 and kinds["reduce", stage] == 1
             assert kinds["backward", stage] + kinds["input_backward", stage] == 8
             assert kinds["input_backward", stage] == kinds["weight_backward", stage]
-
-
-def test_fewer_microbatches_than_ranks_are_all_in_flight():
-    first, last = order_actions("1f1b", 4, 2)[0], order_actions("1f1b", 4, 2)[-1]
-    assert [action.kind for action in first] == ["forward", "forward", "backward", "backward", "reduce"]
-    assert [action.kind for action in last] == ["forward", "backward", "forward", "backward", "reduce"]
 
 
 @pytest.mark.parametrize(

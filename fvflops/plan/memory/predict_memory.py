@@ -113,7 +113,6 @@ def _settings_of(source: Trace | ModelAnalysis, trace: Trace, first_step: bool) 
 
 
 def predict_drawn_memory(analysis: ModelAnalysis, *, first_step: bool = False) -> MemoryTimeline:
-    """Return the memory of a run with the current random draws."""
     return read_memory(_record(analysis), first_step=first_step)
 
 

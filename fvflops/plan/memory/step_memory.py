@@ -250,7 +250,6 @@ class EstimatedMemory:
 
 
 def estimate_memory(step: RankStep) -> EstimatedMemory:
-    """Return the memory that a step has besides what was recorded of it."""
     buckets = any(action.kind == "allreduce" for action in step.actions)
     return EstimatedMemory(buckets, max(_in_flight(step.actions), default=1), step.schedule)
 

@@ -298,7 +298,6 @@ def _peak(result: LayoutResult) -> int:
 
 
 def in_order(results: Sequence[LayoutResult]) -> tuple[LayoutResult, ...]:
-    """Return results in the order of `LayoutSearch.results`."""
     order = {"fits": 0, "slower": 1, "does not fit": 2, "failed": 3}
     return tuple(
         sorted(

@@ -20,9 +20,9 @@ from fvflops.plan.rank_step import Action
 from fvflops.plan.search.candidates import Candidate, LayoutResult
 from fvflops.plan.sharding.sharding_styles import ShardingError
 from fvflops.plan.sharding.tensor_parallel import find_sharding
-from fvflops.plan.step_time.calibration import Efficiency, KernelTimer, Network
-from fvflops.plan.step_time.estimate import estimate_step
+from fvflops.plan.step_time.calibration import Network, Timing
 from fvflops.plan.step_time.pass_program import Collective
+from fvflops.plan.step_time.step_estimate import estimate_step
 from fvflops.plan.step_time.step_program import StepProgram, read_step
 from fvflops.plan.step_time.step_tables import read_memories
 from fvflops.plan.step_time.step_time_report import judge
@@ -84,11 +84,7 @@ class Workload:
     model: nn.Module
     inputs: Inputs
     options: PlanOptions
-    device: Device
-    network: Network | None
-    efficiency: Efficiency
-    fused: tuple[str, ...] = ()
-    bucket_cap_mb: float | None = None
+    timing: Timing
 
     @cached_property
     def stages(self) -> PipelineStages | str:
@@ -137,7 +133,7 @@ class Workload:
     def measure(self, layout: Candidate) -> MicrobatchCost:
         """Return what a microbatch costs, from the plan of a layout of `Candidate.measured_on`."""
         (plan,) = self.plan(layout).ranks
-        program = read_step([plan], fused=self.fused)
+        program = read_step([plan], fused=self.timing.fused)
         items = (item for part in program.programs for item in part.items if isinstance(item, Collective))
         axis = next(axis for axis in map(_axis_of, items) if "fsdp" in axis.split("+"))
         ranks = tuple(tuple(item for item in actions if item[0].kind != "optimizer") for actions in program.ranks)
@@ -155,7 +151,7 @@ class Workload:
             and (block.end is None or block.end >= length)
         )
         return MicrobatchCost(
-            seconds=alone.simulate(KernelTimer(self.device, self.efficiency), self.network).seconds,
+            seconds=alone.simulate(self.timing.timer(), self.timing.network).seconds,
             gathered=_payload(program, "all_gather", axis),
             reduced=_payload(program, "reduce_scatter", axis),
             states=sum(at_end[kind] for kind in _STATES) * layout.size("fsdp") * layout.size("cp"),
@@ -165,24 +161,16 @@ class Workload:
 
     def evaluate(self, candidate: Candidate, limit: float | None) -> LayoutResult:
         """Plan a layout and return its time and memory; only its time if that is above a limit in seconds."""
-        step = self.plan(candidate)
-        timer = KernelTimer(self.device, self.efficiency)
-        program = read_step(step.ranks, fused=self.fused, bucket_cap_mb=self.bucket_cap_mb)
-        seconds = program.simulate(timer, self.network).seconds + self.efficiency.step
+        step, timing = self.plan(candidate), self.timing
+        program = read_step(step.ranks, fused=timing.fused, bucket_cap_mb=timing.bucket_cap_mb)
+        seconds = program.simulate(timing.timer(), timing.network).seconds + timing.efficiency.step
         if limit is not None and seconds >= limit:
             return LayoutResult(candidate=candidate, status="slower", seconds=seconds)
         peak = max(memory.reserved for memory in read_memories(step.ranks))
-        reason = describe_lack(peak, self.device, step.ranks[0].world)
+        reason = describe_lack(peak, timing.device, step.ranks[0].world)
         if reason:
             return LayoutResult(candidate=candidate, status="does not fit", reason=reason, seconds=seconds, peak=peak)
-        estimate = estimate_step(
-            step,
-            device=self.device,
-            network=self.network,
-            efficiency=self.efficiency,
-            fused=self.fused,
-            bucket_cap_mb=self.bucket_cap_mb,
-        )
+        estimate = estimate_step(step, **timing._asdict())
         figures = {name: getattr(estimate, name) for name in _FIGURES}
         return LayoutResult(candidate=candidate, status="fits", peak=peak, **figures)
 

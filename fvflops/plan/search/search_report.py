@@ -91,7 +91,6 @@ def _judge(search: LayoutSearch) -> Verdict:
 
 
 def describe(candidate: Candidate) -> str:
-    """Return the mesh of a layout."""
     return " ".join(f"{axis}{size}" for axis, size in candidate.mesh.items())
 
 

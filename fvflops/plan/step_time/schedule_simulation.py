@@ -37,7 +37,6 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """The time of the step: when the last rank has finished."""
         return max(clocks.end() for clocks in self.clocks)
 
 
@@ -146,7 +145,6 @@ class Clocks:
     log: list[tuple[str, float, float]] | None = None
 
     def end(self) -> float:
-        """Return when all streams are free."""
         return max(self.compute, *self.streams.values()) if self.streams else self.compute
 
     def finish_collectives(self) -> None:

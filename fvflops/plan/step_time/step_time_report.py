@@ -13,9 +13,15 @@ from fvflops.plan.memory.cuda_allocator import reserved_memory
 from fvflops.plan.memory.memory_report import memory_chart
 from fvflops.plan.memory.step_settings import Verdict, encode_lead, lead
 from fvflops.plan.step_time.calibration import Network
-from fvflops.plan.step_time.pipeline_picture import name_of, pipeline_picture
 from fvflops.plan.step_time.step_estimate import StepEstimate, TrainingCost
-from fvflops.plan.step_time.step_tables import RankMemory, encode, module_table, read_memories
+from fvflops.plan.step_time.step_tables import (
+    RankMemory,
+    encode,
+    module_table,
+    name_of,
+    pipeline_picture,
+    read_memories,
+)
 from fvflops.reports.document import Document, Items, Part, Table, number_column, text_column
 from fvflops.reports.escaping import list_ops, plain_name
 from fvflops.trace import PHASES, Status

@@ -102,13 +102,6 @@ def test_the_optimizer_adds_its_state_to_the_gradients():
     assert moment.by_module[""] == moment.nbytes == timeline.peak
 
 
-def test_adam_keeps_two_states_and_the_count_of_its_steps():
-    timeline = predict_step(optimizer=torch.optim.AdamW)
-    assert made(timeline, "optimizer state") == 2 * PARAMETERS + 6 * ITEM
-    kinds = timeline.at_peak().by_kind
-    assert (kinds["gradient"], kinds["parameter"]) == (PARAMETERS, PARAMETERS)
-
-
 def test_an_optimizer_that_takes_all_parameters_at_once_needs_as_much_again():
     moment = predict_step(optimizer=partial(torch.optim.AdamW, foreach=True)).at_peak()
     assert moment.op == "aten::_foreach_sqrt" and moment.nbytes == 9864
@@ -279,19 +272,6 @@ def test_autocast_keeps_its_copies_of_weights_for_the_backward_pass():
     assert timeline.at_peak().by_kind["parameter"] == ITEM * 8 * 8
 
 
-def test_optimizers_of_16_bit_parameters_keep_a_32_bit_copy():
-    model = perceptron().bfloat16()
-    step = TrainingStepAnalysis(
-        model, torch.ones(BATCH, 8, dtype=torch.bfloat16), loss=torch.sum, optimizer=MixedPrecisionAdam
-    )
-    for first_step in (False, True):
-        timeline = predict_memory(step, first_step=first_step)
-        assert made(timeline, "optimizer state") == 3 * PARAMETERS
-        assert made(timeline, "parameter") == made(timeline, "gradient") == PARAMETERS // 2
-    states = [block for block in timeline.blocks if block.kind == "optimizer state"]
-    assert sum(block.nbytes for block in states if block.module == "2") == 3 * ITEM * WEIGHTS["2"]
-
-
 def test_32_bit_copies_made_by_the_constructor_exist_before_the_first_step():
     class Copies(torch.optim.SGD):
         def __init__(self, params):
@@ -315,28 +295,6 @@ def test_32_bit_copies_made_by_the_constructor_exist_before_the_first_step():
         assert first.at(-1).by_kind["optimizer state"] == PARAMETERS
         assert later.at(-1).by_kind["optimizer state"] == 2 * PARAMETERS
         assert first.peak == first.by_phase()["optimizer"]
-
-
-def test_an_8_bit_state_takes_a_byte_a_parameter():
-    class Momentum8bit(torch.optim.Optimizer):
-        def __init__(self, params):
-            super().__init__(params, {})
-
-        @torch.no_grad()
-        def step(self):
-            for parameter in self.param_groups[0]["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["codes"] = torch.zeros_like(parameter, dtype=torch.uint8)
-                    state["scale"] = parameter.new_ones(())
-                momentum = (state["codes"].float() - 128) * state["scale"] + parameter.grad
-                state["scale"].copy_(momentum.abs().max() / 127)
-                state["codes"].copy_(momentum / state["scale"] + 128)
-                parameter.sub_(momentum)
-
-    step = TrainingStepAnalysis(perceptron(), torch.ones(BATCH, 8), loss=torch.sum, optimizer=Momentum8bit)
-    timeline = predict_memory(step)
-    assert timeline.baseline == PARAMETERS + INPUT + PARAMETERS // ITEM + 6 * ITEM
 
 
 def test_offloaded_activations_are_on_the_host():
