@@ -17,13 +17,7 @@ from fvflops.capture.restore.torch_state import model_runs
 from fvflops.capture.run import Loss, choose_device
 from fvflops.capture.session import Session
 from fvflops.capture.shortening.shorten import Shortened
-from fvflops.capture.training_step import (
-    checkpointed_calls,
-    describe_optimizers,
-    loss_of,
-    make_optimizer,
-    record_run,
-)
+from fvflops.capture.training_step import checkpointed_calls, describe_optimizers, loss_of, make_optimizer, record_run
 from fvflops.plan.checkpointing import make_contexts
 from fvflops.plan.plan_options import PlanError, PlanOptions
 from fvflops.plan.rank_step import Action, Pass

@@ -22,6 +22,11 @@ _NAME = re.compile(r"(paged)?(adamw?|lion)(?:bnb)?(8|32)?(?:bit)?")
 _CLASSES = {"adam": "Adam", "adamw": "AdamW", "lion": "Lion"}
 
 
+def _refuse(closure: Any, optimizer: Optimizer) -> None:
+    if closure is not None:
+        raise ValueError(f"{type(optimizer).__name__} takes no closure: call backward before step()")
+
+
 class BlockwiseOptimizer(Optimizer):
     """Adam, AdamW or Lion by bitsandbytes' kernels; a subclass sets the kind, the bits of the state, and where it is.
 
@@ -46,8 +51,7 @@ class BlockwiseOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters that have gradients, each by one kernel."""
-        if closure is not None:
-            raise ValueError(f"{type(self).__name__} takes no closure: call backward before step()")
+        _refuse(closure, self)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -161,8 +165,7 @@ class MasterWeights(Optimizer):
         """Update the copies of parameters with gradients, and the parameters from them."""
         from fvflops.torch_internals import foreach_copy
 
-        if closure is not None:
-            raise ValueError("MasterWeights takes no closure: call backward before step()")
+        _refuse(closure, self)
         if self._inner is None:  # as other state, the copies are made in the first step
             local = [local_part(parameter) for parameter in self._parameters]
             self.copies = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in local]
@@ -221,7 +224,6 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Take a step of both optimizers."""
-        if closure is not None:
-            raise ValueError("Muon takes no closure: call backward before step()")
+        _refuse(closure, self)
         for optimizer in self.inner:
             optimizer.step()

@@ -11,7 +11,7 @@ from torch import nn
 
 from fvflops.capture.model.meta_copy import copy_to_meta
 from fvflops.capture.run import record_call
-from fvflops.plan.sharding.sharding_styles import ShardingError
+from fvflops.plan.sharding.sharding_styles import ShardingError, name_class, parallelism_of
 from fvflops.trace import TensorSpec, tensors_in
 
 # A model's arguments, positional and by keyword.
@@ -38,33 +38,19 @@ class PipelineStages:
     last_arguments: tuple[str, ...] = ()
 
 
-STAGES: Mapping[str, PipelineStages] = {
-    "fvflops.zoo.llama.Llama": PipelineStages(
-        ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
-    ),
-    "fvflops.zoo.megatron_gpt.MegatronGPT": PipelineStages(
-        ("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens", last_arguments=("labels",)
-    ),
-    "fvflops.zoo.mpt.MPT": PipelineStages(
-        ("embedding",), "blocks", ("head",), "tokens", "tokens", last_arguments=("labels",)
-    ),
-    "fvflops.zoo.mixtral.Mixtral": PipelineStages(
-        ("embed_tokens",), "layers", ("norm", "lm_head"), "tokens", "tokens", "length"
-    ),
-}
-
-
 def find_stages(model: nn.Module) -> PipelineStages:
-    """Return how a model is split: a zoo model by `STAGES`, one of transformers by its `_pp_plan`.
+    """Return how a model is split: a zoo model by its `zoo_parallelism`, one of transformers by its `_pp_plan`.
 
     Any other raises ShardingError.
     """
-    name = f"{type(model).__module__}.{type(model).__qualname__}"
-    stages = STAGES.get(name) or _read_pp_plan(model)
+    known = parallelism_of(model)
+    if known is not None and known.stages is not None:
+        return PipelineStages(*known.stages)
+    stages = _read_pp_plan(model)
     if stages is None:
         raise ShardingError(
-            f"no pipeline stages are known for {name}: from Python pass split_by, a {PipelineStages.__module__}."
-            "PipelineStages, or omit pp"
+            f"no pipeline stages are known for {name_class(model)}: from Python pass split_by, a "
+            f"{PipelineStages.__module__}.PipelineStages, or omit pp"
         )
     return stages
 

@@ -23,7 +23,7 @@ from fvflops.plan.communication import Communication, read_communication
 from fvflops.plan.fake_process_group import fake_process_group, join_axes, make_device_mesh, torch_warnings_ignored
 from fvflops.plan.memory.memory_report import MemoryPrediction, printed
 from fvflops.plan.memory.offload import describe_offload, offloaded
-from fvflops.plan.memory.step_memory import ActionMemory, EstimatedMemory, StepMemory, estimate_memory, walk_step
+from fvflops.plan.memory.step_memory import ActionMemory, StepMemory, add_buckets, describe_estimated, walk_step
 from fvflops.plan.memory.step_settings import settings_of_trace
 from fvflops.plan.memory.storage_lifetimes import MemoryTimeline, read_memory
 from fvflops.plan.parallel_axes import count_ranks
@@ -91,9 +91,9 @@ class RankPlan(Displayed):
         return self.step.coordinates
 
     @property
-    def estimated_memory(self) -> EstimatedMemory:
-        """What `memory` adds to the recording."""
-        return estimate_memory(self.step)
+    def estimated_memory(self) -> tuple[str, ...]:
+        """What `memory` adds to the recording, one line for each part."""
+        return tuple(describe_estimated(self.step))
 
     def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
         """Return the FLOPs of the step by module, operator and phase, in a convention or that of the plan."""
@@ -150,7 +150,7 @@ class RankPlan(Displayed):
         return printed(replace(self._walk(recording).timeline, settings=settings))
 
     def _walk(self, recording: MemoryTimeline) -> StepMemory:
-        return walk_step(offloaded(self.estimated_memory.added_to(recording), self.offload), self.step)
+        return walk_step(offloaded(add_buckets(recording, self.step), self.offload), self.step)
 
     def describe_offload(self) -> list[str]:
         """Return how much is on the host, and what a plan does not include of that."""
@@ -171,12 +171,7 @@ class StepPlan(Displayed):
 
 
 def plan_ranks(
-    model: nn.Module,
-    args: Any,
-    kwargs: Mapping[str, Any] | None,
-    options: PlanOptions,
-    *,
-    whole_pipeline: bool = False,
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, options: PlanOptions, *, whole_pipeline: bool = False
 ) -> tuple[RankPlan, ...]:
     """Return the plan of a rank, or of all ranks along the pipeline axis."""
     inputs = bind_inputs(model, args, kwargs)

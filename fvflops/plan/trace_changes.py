@@ -58,19 +58,13 @@ def _change_values(trace: Trace, change: Callable[[Value], Value]) -> Trace:
     def change_all(value: Value) -> Value:
         return tuple(map(change_all, value)) if isinstance(value, tuple) else change(value)
 
-    def change_each(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple(map(change_all, values))
+    def change_signature(item: Any) -> Any:
+        return replace(item, inputs=tuple(map(change_all, item.inputs)), outputs=tuple(map(change_all, item.outputs)))
 
     return replace(
         trace,
-        signatures=tuple(
-            replace(item, inputs=change_each(item.inputs), outputs=change_each(item.outputs))
-            for item in trace.signatures
-        ),
-        region_signatures=tuple(
-            replace(item, inputs=change_each(item.inputs), outputs=change_each(item.outputs))
-            for item in trace.region_signatures
-        ),
+        signatures=tuple(map(change_signature, trace.signatures)),
+        region_signatures=tuple(map(change_signature, trace.region_signatures)),
     )
 
 

@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+
+class Parallelism(NamedTuple):
+    """How plans divide a model among ranks, by patterns of module names.
+
+    `tensor` has the styles of fvflops/plan/sharding/sharding_styles.py (Shoeybi et al., "Megatron-LM",
+    arXiv:1909.08053), and `sequence` those with the sequence sharded between attention and MLP (Korthikanti et al.,
+    "Reducing activation recomputation in large transformer models", arXiv:2205.05198). `divided` are attributes with a
+    number of heads, which is divided by the number of ranks. `stages` are the arguments of PipelineStages. `mixtures`
+    have the submodules `router`, `order` (of pairs of tokens and experts) and `experts`.
+    """
+
+    tensor: Mapping[str, str]
+    sequence: Mapping[str, str] | None = None
+    divided: tuple[str, ...] = ()
+    stages: tuple[Any, ...] | None = None
+    mixtures: str = ""
+
+
+# Style → its style where the sequence is sharded.
+OVER_SEQUENCE: Mapping[str, str] = {
+    "embedding_rowwise": "embedding_rowwise_to_sequence",
+    "replicated_input": "sequence_input",
+    "rowwise": "rowwise_to_sequence",
+    "mixture": "mixture_of_sequence",
+    "colwise_gather_output": "colwise_of_sequence_gather_output",
+}
+
+
+def change_styles(styles: Mapping[str, str], changes: Mapping[str, str], norms: Iterable[str]) -> dict[str, str]:
+    """Return the styles with some replaced, and with norms of a part of the sequence."""
+    changed = {pattern: changes.get(style, style) for pattern, style in styles.items()}
+    return {**changed, **dict.fromkeys(norms, "sequence_parallel")}
 
 
 class KVCache:
@@ -73,7 +107,7 @@ def _all_reduce(tensor: Tensor, op: str, group: dist.ProcessGroup | None) -> Non
 
 
 class DividedCrossEntropy(nn.Module):
-    """Cross entropy in float32 of logits; if processes of a `group` divide the vocabulary, `first` is its index here."""
+    """Cross entropy in float32 of logits; processes of a `group` divide the vocabulary, of which `first` is here."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()

@@ -18,7 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import DividedCrossEntropy, VocabularyCrossEntropy, check_positions, initialise
+from fvflops.zoo.decoder_parts import (
+    DividedCrossEntropy,
+    Parallelism,
+    VocabularyCrossEntropy,
+    change_styles,
+    check_positions,
+    initialise,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +239,19 @@ class Head(nn.Module):
         return logits.transpose(0, 1) if labels is None else self.loss(logits, labels)
 
 
+_STYLES = {
+    "embedding.word_embeddings": "embedding_rowwise",
+    "layers.*.self_attention.query_key_value": "colwise",
+    "layers.*.self_attention.dense": "rowwise",
+    "layers.*.mlp.dense_h_to_4h": "colwise",
+    "layers.*.mlp.bias_gelu": "colwise_bias",
+    "layers.*.mlp.dense_4h_to_h": "rowwise",
+    # The logits stay divided by the vocabulary, also where they are the model's result.
+    "head.lm_head": "colwise",
+    "head.loss": "colwise_loss",
+}
+
+
 class MegatronGPT(nn.Module):
     """A Megatron GPT of any size.
 
@@ -257,6 +277,23 @@ class MegatronGPT(nn.Module):
     >>> sum(p.numel() for p in model.parameters())
     1652230656
     """
+
+    zoo_parallelism = Parallelism(
+        _STYLES,
+        {
+            **change_styles(_STYLES, {"colwise": "colwise_of_first", "rowwise": "rowwise_to_first"}, ()),
+            "embedding": "replicated_to_first",
+            "layers.*.input_layernorm": "first_parallel",
+            "layers.*.attention_residual": "first_parallel_bias",
+            "layers.*.attention_residual.dropout": "local_input",
+            "layers.*.post_attention_layernorm": "first_parallel",
+            "layers.*.mlp_residual": "first_parallel_bias",
+            "layers.*.mlp_residual.dropout": "local_input",
+            "head.final_layernorm": "first_parallel",
+        },
+        divided=("layers.*.self_attention.heads",),
+        stages=(("embedding", "embedding_dropout"), "layers", ("head",), "tokens", "tokens", "", ("labels",)),
+    )
 
     def __init__(self, config: MegatronGPTConfig) -> None:
         super().__init__()

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fvflops.torch_internals import refusal
+from fvflops.zoo.decoder_parts import OVER_SEQUENCE, change_styles
+from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Llama, LlamaConfig
 from fvflops.zoo.llama import Block as LlamaBlock
-from fvflops.zoo.llama import Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,15 @@ class Block(LlamaBlock):
     inner = Mixture
 
 
+# As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.
+_STYLES = {
+    **ATTENTION_STYLES,
+    "layers.*.mlp": "mixture",
+    "layers.*.mlp.router.gate": "partial_gradient",
+    "layers.*.mlp.experts": "grouped_experts",
+}
+
+
 class Mixtral(Llama):
     """A Mixtral of any size.
 
@@ -149,3 +159,6 @@ class Mixtral(Llama):
     """
 
     block = Block
+    zoo_parallelism = Llama.zoo_parallelism._replace(
+        tensor=_STYLES, sequence=change_styles(_STYLES, OVER_SEQUENCE, NORMS), mixtures="layers.*.mlp"
+    )

@@ -14,7 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fvflops.zoo.decoder_parts import DividedCrossEntropy, VocabularyCrossEntropy, check_positions, initialise
+from fvflops.zoo.decoder_parts import (
+    OVER_SEQUENCE,
+    DividedCrossEntropy,
+    Parallelism,
+    VocabularyCrossEntropy,
+    change_styles,
+    check_positions,
+    initialise,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,19 @@ class Head(nn.Module):
         return logits if labels is None else self.loss(logits, labels)
 
 
+_STYLES = {
+    "embedding.wte": "embedding_rowwise",
+    # As in GPT-2, each rank's rows are its queries, then its keys, then its values.
+    "blocks.*.attn.Wqkv": "colwise",
+    "blocks.*.attn.out_proj": "rowwise",
+    "blocks.*.ffn.up_proj": "colwise",
+    "blocks.*.ffn.down_proj": "rowwise",
+    "head.lm_head": "colwise",
+    "head.loss": "colwise_loss",
+}
+_NORMS = ("blocks.*.norm_1", "blocks.*.norm_2", "head.norm_f")
+
+
 class MPT(nn.Module):
     """An MPT of any size.
 
@@ -171,6 +192,16 @@ class MPT(nn.Module):
     >>> sum(p.numel() for p in model.parameters())
     6658859008
     """
+
+    zoo_parallelism = Parallelism(
+        _STYLES,
+        {
+            **change_styles(_STYLES, {**OVER_SEQUENCE, "colwise": "colwise_of_sequence"}, _NORMS),
+            "embedding.wpe": "replicated_to_first",
+        },
+        divided=("blocks.*.attn.heads",),
+        stages=(("embedding",), "blocks", ("head",), "tokens", "tokens", "", ("labels",)),
+    )
 
     def __init__(self, config: MPTConfig) -> None:
         super().__init__()

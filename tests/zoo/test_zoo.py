@@ -265,11 +265,7 @@ def test_meta_marks_the_models_of_more_than_a_billion_parameters():
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [
-        ("resnet-50", "did you mean 'resnet50'?"),
-        ("llama3_400b", "did you mean 'llama3_405b'?"),
-        ("?", "lenet5, "),
-    ],
+    [("resnet-50", "did you mean 'resnet50'?"), ("llama3_400b", "did you mean 'llama3_405b'?"), ("?", "lenet5, ")],
 )
 def test_an_unknown_name_is_answered_in_one_line_with_the_nearest(name: str, advice: str):
     with pytest.raises(ValueError) as caught:

@@ -139,10 +139,7 @@ def settings_of_inputs(inputs: Any) -> dict[str, Any]:
     """
     tensors = [tensor for tensor in tensors_of(inputs) if tensor.ndim]
     ids = next((tensor for tensor in tensors if tensor.ndim == 2 and not tensor.is_floating_point()), None)
-    return given(
-        batch=tensors[0].shape[0] if tensors else None,
-        sequence=None if ids is None else ids.shape[1],
-    )
+    return given(batch=tensors[0].shape[0] if tensors else None, sequence=None if ids is None else ids.shape[1])
 
 
 def settings_of_trace(trace: Trace, settings: Mapping[str, Any]) -> dict[str, Any]:

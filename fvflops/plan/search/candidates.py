@@ -161,8 +161,7 @@ class Space:
             candidate.command(): candidate
             for mesh in self._list_meshes()
             for micro_batch, checkpoint in product(
-                self._values("micro-batch", _powers_of_two(self.global_batch)),
-                self._values("checkpoint", _CHECKPOINTS),
+                self._values("micro-batch", _powers_of_two(self.global_batch)), self._values("checkpoint", _CHECKPOINTS)
             )
             for candidate in self._with_policies(mesh, micro_batch, checkpoint)
         }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from fvflops.plan.step_time.step_tables import read_memories
 from fvflops.plan.step_time.step_time_report import judge
 from fvflops.trace.process_group import ProcessGroupSpec
 from fvflops.units import format_bytes
+
+T = TypeVar("T")
 
 # Kinds of memory that a rank has as many bytes of, divided by the number of ranks that share them.
 _STATES = ("parameter", "gradient", "optimizer state")
@@ -77,6 +79,13 @@ def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     return value
 
 
+def _result_or_error(find: Callable[[nn.Module], T], model: nn.Module) -> T | str:
+    try:
+        return find(model)
+    except ShardingError as error:
+        return str(error)
+
+
 @dataclass(frozen=True)
 class Workload:
     """A training step of which layouts are planned: the model, its inputs, and what all layouts have in common."""
@@ -89,10 +98,7 @@ class Workload:
     @cached_property
     def stages(self) -> PipelineStages | str:
         """How the model is split into pipeline stages, or why that is not known."""
-        try:
-            return self.options.split_by or find_stages(self.model)
-        except ShardingError as error:
-            return str(error)
+        return self.options.split_by or _result_or_error(find_stages, self.model)
 
     @property
     def blocks(self) -> str:
@@ -108,21 +114,13 @@ class Workload:
     @cached_property
     def sharding(self) -> object:
         """How tp splits the layers, or why that is not known."""
-        try:
-            return self.options.shard_by or find_sharding(self.model)
-        except ShardingError as error:
-            return str(error)
+        return self.options.shard_by or _result_or_error(find_sharding, self.model)
 
     @property
     def sequence_parallel(self) -> bool:
         """Whether tp can divide the sequence between the layers: if such a plan is known, and without `shard_by`."""
-        if self.options.shard_by is not None:
-            return False
-        try:
-            find_sharding(self.model, sequence=True)
-        except ShardingError:
-            return False
-        return True
+        found = _result_or_error(partial(find_sharding, sequence=True), self.model)
+        return self.options.shard_by is None and not isinstance(found, str)
 
     def plan(self, candidate: Candidate) -> StepPlan:
         """Plan a step of all pipeline ranks in a layout; the errors are those of `plan_step`."""

@@ -242,11 +242,7 @@ class _Search:
     def _settle(self, number: int, status: str, reason: str) -> None:
         seconds, peak = self._bounds[number]
         self._results[number] = LayoutResult(
-            candidate=self._candidates[number],
-            status=status,
-            reason=reason,
-            least_seconds=seconds,
-            least_peak=peak,
+            candidate=self._candidates[number], status=status, reason=reason, least_seconds=seconds, least_peak=peak
         )
 
     def _list_pending(self) -> Iterator[tuple[int, tuple[Candidate, float | None]]]:

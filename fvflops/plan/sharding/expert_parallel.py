@@ -28,16 +28,16 @@ from fvflops.plan.sharding.sharding_styles import (
     ShardingError,
     check_width,
     distribute_parameters,
+    join_choices,
     list_divisors,
+    name_class,
+    parallelism_of,
 )
 from fvflops.plan.sharding.tensor_parallel import Sharding, expand_plan, find_styles, matches
 from fvflops.torch_internals import disable_dispatch_modes
 
 # transformers' style of a module whose tokens are sent to the ranks of their experts.
 _DISPATCHED = "ep_dispatch_experts"
-# Class of a zoo model → its mixtures. Their submodules are `router`, `order` (of pairs of tokens and experts) and
-# `experts`.
-MIXTURES: Mapping[str, str] = {"fvflops.zoo.mixtral.Mixtral": "layers.*.mlp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,11 @@ def check_expert_axes(mesh: Mapping[str, int]) -> None:
     ranks = mesh.get(data, 1) * shared
     fitting = [size for size in range(1, ranks + 1) if ranks % size == 0 and (size == 1 or size % shared == 0)]
     if experts not in fitting:
-        *others, last = map(str, fitting)
         axes = " x ".join(axis for axis in (data, "cp", "" if etp > 1 else "tp") if axis and mesh.get(axis, 1) > 1)
         whole = f" and contain cp and tp whole ({shared})" if shared > 1 else ""
         raise ShardingError(
             f"ep={experts} must divide the {ranks} rank{'s' * (ranks > 1)} of {axes or 'fsdp'}{whole}: "
-            f"use ep={', '.join(others) + ' or ' + last if others else last}"
+            f"use ep={join_choices(fitting)}"
         )
 
 
@@ -118,8 +117,8 @@ def without_experts(model: nn.Module, sharding: Sharding, mesh: Mapping[str, int
     """Return a model's tensor-parallel sharding without what expert parallelism does instead."""
     if mesh.get("ep", 1) == 1:
         return sharding
-    mixture = MIXTURES.get(_class_name(model))
-    patterns = list(getattr(model, "_ep_plan", None) or {}) if mixture is None else [f"{mixture}.experts"]
+    mixture = _pattern_of(model)
+    patterns = [f"{mixture}.experts"] if mixture else list(getattr(model, "_ep_plan", None) or {})
     styles = {
         name: style
         for name, style in sharding.styles.items()
@@ -139,7 +138,7 @@ def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank:
     found = _find_experts(model)
     if found is None:
         if ep > 1:
-            raise ShardingError(f"no mixtures are known in {_class_name(model)}: plan it without ep")
+            raise ShardingError(f"no mixtures are known in {name_class(model)}: plan it without ep")
         return None
     library, experts = found
     numbers = {
@@ -159,7 +158,7 @@ def divide(model: nn.Module, device_mesh: Any, mesh: Mapping[str, int], *, rank:
 
 def _find_experts(model: nn.Module) -> tuple[str, dict[str, nn.Module]] | None:
     """Return the library of a model's mixtures, and name → module of their experts; None for a model without."""
-    if _class_name(model) in MIXTURES:
+    if _pattern_of(model):
         return "zoo", {name: mixture.experts for name, mixture in _mixtures(model).items()}
     plan = getattr(model, "_ep_plan", None) or {}
     if _DISPATCHED not in plan.values() or _DISPATCHED not in find_styles("expert"):
@@ -170,7 +169,7 @@ def _find_experts(model: nn.Module) -> tuple[str, dict[str, nn.Module]] | None:
 
 def has_router_gradients(model: nn.Module) -> bool:
     """Return whether each rank of tp has a part of the gradients of a model's routers."""
-    return _class_name(model) in MIXTURES
+    return bool(_pattern_of(model))
 
 
 def loops_over_experts(model: nn.Module) -> bool:
@@ -182,7 +181,7 @@ def loops_over_experts(model: nn.Module) -> bool:
 
 def _mixtures(model: nn.Module) -> dict[str, Any]:
     """Return name of the experts → the mixture of a zoo model."""
-    pattern = MIXTURES[_class_name(model)]
+    pattern = _pattern_of(model)
     return {
         f"{path}.experts": module
         for path, module in model.named_modules()
@@ -190,8 +189,9 @@ def _mixtures(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _class_name(model: nn.Module) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
+def _pattern_of(model: nn.Module) -> str:
+    known = parallelism_of(model)
+    return "" if known is None else known.mixtures
 
 
 def _divide_transformers(model: Any, device_mesh: Any, expert_mesh: Any, mesh: Mapping[str, int]) -> None:
@@ -211,9 +211,7 @@ def _divide_zoo(model: nn.Module, device_mesh: Any, expert_mesh: Any, mesh: Mapp
         if etp > 1:
             check_width(mixture.experts, "etp", etp)
             distribute_parameters(
-                mixture.experts,
-                expert_mesh["ep", "etp"],
-                lambda name: [Shard(0), Shard(EXPERT_DIMENSIONS[name])],
+                mixture.experts, expert_mesh["ep", "etp"], lambda name: [Shard(0), Shard(EXPERT_DIMENSIONS[name])]
             )
         else:
             distribute_parameters(mixture.experts, expert_mesh["ep"], lambda name: [Shard(0)])

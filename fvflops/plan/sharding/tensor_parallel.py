@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib import import_module
 from typing import Any, Literal
@@ -12,7 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fvflops.plan.sharding.sharding_styles import ShardingError, list_divisors, styles_of_zoo
+from fvflops.plan.sharding.sharding_styles import (
+    ShardingError,
+    list_divisors,
+    name_class,
+    parallelism_of,
+    styles_of_zoo,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,129 +34,8 @@ class Sharding:
     library: Literal["fvflops", "transformers"] = "fvflops"
 
 
-_ATTENTION = {
-    "embed_tokens": "embedding_rowwise",
-    # One replicated input for all projections, so that their input gradients are reduced together.
-    "layers.*.self_attn": "replicated_input",
-    "layers.*.self_attn.q_proj": "colwise",
-    "layers.*.self_attn.k_proj": "colwise",
-    "layers.*.self_attn.v_proj": "colwise",
-    "layers.*.self_attn.o_proj": "rowwise",
-    "lm_head": "colwise_gather_output",
-}
-_LLAMA = Sharding(
-    {
-        **_ATTENTION,
-        "layers.*.mlp": "replicated_input",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
-)
-# As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.
-_MIXTRAL = Sharding(
-    {
-        **_ATTENTION,
-        "layers.*.mlp": "mixture",
-        "layers.*.mlp.router.gate": "partial_gradient",
-        "layers.*.mlp.experts": "grouped_experts",
-    }
-)
-_GPT2 = Sharding(
-    {
-        # The first third of each rank's rows are queries, then keys, then values: the weight's rows are permuted.
-        "h.*.attn.c_attn": "colwise",
-        "h.*.attn.c_proj": "rowwise",
-        "h.*.mlp.c_fc": "colwise",
-        "h.*.mlp.c_proj": "rowwise",
-    },
-    divided=("h.*.attn.heads",),
-)
-_MEGATRON_GPT = Sharding(
-    {
-        "embedding.word_embeddings": "embedding_rowwise",
-        "layers.*.self_attention.query_key_value": "colwise",
-        "layers.*.self_attention.dense": "rowwise",
-        "layers.*.mlp.dense_h_to_4h": "colwise",
-        "layers.*.mlp.bias_gelu": "colwise_bias",
-        "layers.*.mlp.dense_4h_to_h": "rowwise",
-        # The logits stay divided by the vocabulary, also where they are the model's result.
-        "head.lm_head": "colwise",
-        "head.loss": "colwise_loss",
-    },
-    divided=("layers.*.self_attention.heads",),
-)
-_MPT = Sharding(
-    {
-        "embedding.wte": "embedding_rowwise",
-        # As in GPT-2, each rank's rows are its queries, then its keys, then its values.
-        "blocks.*.attn.Wqkv": "colwise",
-        "blocks.*.attn.out_proj": "rowwise",
-        "blocks.*.ffn.up_proj": "colwise",
-        "blocks.*.ffn.down_proj": "rowwise",
-        "head.lm_head": "colwise",
-        "head.loss": "colwise_loss",
-    },
-    divided=("blocks.*.attn.heads",),
-)
-# Style → its style where the sequence is sharded between attention and MLP: Korthikanti et al., "Reducing activation
-# recomputation in large transformer models" (arXiv:2205.05198).
-_OF_SEQUENCE = {
-    "embedding_rowwise": "embedding_rowwise_to_sequence",
-    "replicated_input": "sequence_input",
-    "rowwise": "rowwise_to_sequence",
-    "mixture": "mixture_of_sequence",
-    "colwise_gather_output": "colwise_of_sequence_gather_output",
-}
-_LLAMA_NORMS = ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm")
-
-
-def _over_sequence(sharding: Sharding, changed: Mapping[str, str], further: Mapping[str, str]) -> Sharding:
-    styles = {pattern: changed.get(style, style) for pattern, style in sharding.styles.items()}
-    return replace(sharding, styles={**styles, **further})
-
-
-# Class of a model → its sharding (Shoeybi et al., "Megatron-LM", arXiv:1909.08053), without and with the sequence
-# sharded between the layers.
-SHARDINGS: Mapping[str, Sharding] = {
-    "fvflops.zoo.llama.Llama": _LLAMA,
-    "fvflops.zoo.gpt2.GPT2": _GPT2,
-    "fvflops.zoo.megatron_gpt.MegatronGPT": _MEGATRON_GPT,
-    "fvflops.zoo.mpt.MPT": _MPT,
-    "fvflops.zoo.mixtral.Mixtral": _MIXTRAL,
-}
-SEQUENCE_SHARDINGS: Mapping[str, Sharding] = {
-    "fvflops.zoo.llama.Llama": _over_sequence(_LLAMA, _OF_SEQUENCE, dict.fromkeys(_LLAMA_NORMS, "sequence_parallel")),
-    "fvflops.zoo.megatron_gpt.MegatronGPT": _over_sequence(
-        _MEGATRON_GPT,
-        {"colwise": "colwise_of_first", "rowwise": "rowwise_to_first"},
-        {
-            "embedding": "replicated_to_first",
-            "layers.*.input_layernorm": "first_parallel",
-            "layers.*.attention_residual": "first_parallel_bias",
-            "layers.*.attention_residual.dropout": "local_input",
-            "layers.*.post_attention_layernorm": "first_parallel",
-            "layers.*.mlp_residual": "first_parallel_bias",
-            "layers.*.mlp_residual.dropout": "local_input",
-            "head.final_layernorm": "first_parallel",
-        },
-    ),
-    "fvflops.zoo.mpt.MPT": _over_sequence(
-        _MPT,
-        {**_OF_SEQUENCE, "colwise": "colwise_of_sequence"},
-        {
-            "embedding.wpe": "replicated_to_first",
-            **dict.fromkeys(("blocks.*.norm_1", "blocks.*.norm_2", "head.norm_f"), "sequence_parallel"),
-        },
-    ),
-    "fvflops.zoo.mixtral.Mixtral": _over_sequence(
-        _MIXTRAL, _OF_SEQUENCE, dict.fromkeys(_LLAMA_NORMS, "sequence_parallel")
-    ),
-}
-
-
 def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
-    """Return how a model is split: a zoo model by `SHARDINGS`, one of transformers by its `_tp_plan`.
+    """Return how a model is split: a zoo model by its `zoo_parallelism`, one of transformers by its `_tp_plan`.
 
     With `sequence` the sequence is sharded between the layers too. A model without a known plan raises ShardingError.
 
@@ -158,16 +43,16 @@ def find_sharding(model: nn.Module, *, sequence: bool = False) -> Sharding:
     >>> find_sharding(build("llama_tiny", device="meta")).styles["lm_head"]
     'colwise_gather_output'
     """
-    name = f"{type(model).__module__}.{type(model).__qualname__}"
-    sharding = (SEQUENCE_SHARDINGS if sequence else SHARDINGS).get(name)
-    if sharding is not None:
-        return sharding
+    known = parallelism_of(model)
+    styles = None if known is None else known.sequence if sequence else known.tensor
+    if known is not None and styles is not None:
+        return Sharding(styles, known.divided)
     tp_plan = None if sequence else getattr(model, "_tp_plan", None)
     if not tp_plan:
         kind = "sequence-parallel" if sequence else "tensor-parallel"
         raise ShardingError(
-            f"no {kind} plan is known for {name}: pass shard_by (--shard), a function of (model, mesh) that "
-            "applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
+            f"no {kind} plan is known for {name_class(model)}: pass shard_by (--shard), a function of (model, mesh) "
+            "that applies one, such as with torch.distributed.tensor.parallel.parallelize_module"
         )
     return Sharding(dict(tp_plan), library="transformers" if find_styles("tensor") else "fvflops")
 

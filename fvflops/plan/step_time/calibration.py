@@ -326,11 +326,7 @@ def _integer(node: Node, what: str) -> int:
 
 
 # Beginning of a device's name → network.
-_NETWORKS: Mapping[str, str] = {
-    "A100 SXM": "HGX A100 1600G",
-    "H100 SXM": "HGX H100 3200G",
-    "H200": "HGX H100 3200G",
-}
+_NETWORKS: Mapping[str, str] = {"A100 SXM": "HGX A100 1600G", "H100 SXM": "HGX H100 3200G", "H200": "HGX H100 3200G"}
 
 
 def assume_network(device: Device) -> Network | None:

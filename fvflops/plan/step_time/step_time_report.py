@@ -276,7 +276,7 @@ def _tabulate_memory(fullest: RankMemory, estimate: StepEstimate) -> Table:
     kinds = {**fullest.by_kind, "fragmentation": fullest.reserved - fullest.peak}
     rows = [(kind, nbytes, None if memory is None else nbytes / memory) for kind, nbytes in kinds.items()]
     total = ("total", fullest.reserved, None if memory is None else fullest.reserved / memory)
-    notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory.describe()]
+    notes = [f"Estimated: {part}." for part in fullest.plan.estimated_memory]
     otherwise = format_bytes(reserved_memory(fullest.timeline).peak)
     notes += [
         "Fragmentation: what torch's allocator reserves beyond the tensors, simulated with expandable segments; "

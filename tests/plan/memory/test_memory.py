@@ -12,14 +12,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from fvflops import (
-    FlopCountAnalysis,
-    Trace,
-    TrainingStepAnalysis,
-    predict_memory,
-    record,
-    record_call,
-)
+from fvflops import FlopCountAnalysis, Trace, TrainingStepAnalysis, predict_memory, record, record_call
 from fvflops.plan.memory.storage_lifetimes import KINDS, read_memory
 from fvflops.plan.memory.workspaces import workspace_of
 from fvflops.trace import Signature, TensorSpec, TraceError
@@ -317,10 +310,7 @@ def test_offloaded_activations_are_on_the_host():
     host = predict_memory(offloaded.trace, device="cpu")
     at = first_op(offloaded, "backward")
     # Saved are each ReLU's result, by it and by the next layer, and the weights of the later layers, transposed.
-    assert (host.baseline, host.at(at).by_kind) == (
-        0,
-        {"activation": 4 * HIDDEN + ITEM * (16 * 16 + 16 * 4)},
-    )
+    assert (host.baseline, host.at(at).by_kind) == (0, {"activation": 4 * HIDDEN + ITEM * (16 * 16 + 16 * 4)})
     assert offloaded.at(at).by_kind["activation"] == 2 * SCALAR
     assert plain.at(first_op(plain, "backward")).by_kind["activation"] == 2 * HIDDEN + 2 * SCALAR
     with pytest.raises(ValueError, match="this run used no memory on 'cpu'"):
