@@ -50,7 +50,7 @@ class StageModule:
 
     A stage that receives gets `received` as `hidden_argument`. The last stage has a `loss`. Without pp the whole model
     is the only stage. `checkpointed` are the modules whose activations are recomputed. Of equal layers a `shortened`
-    module has a few. `experts` are those of its mixtures, if it has some.
+    module has a few. `experts` are its mixtures' experts.
     """
 
     module: nn.Module
@@ -117,11 +117,11 @@ def record_actions(
 ) -> tuple[Trace, list[dict[Action, Pass]]] | None:
     """Record the actions of a rank; return its Trace, and for each of some orders the Pass of each action.
 
-    `around_forward` makes the context of forward passes. `stage` of an action is an index of `stages`. The orders are
-    those of ranks whose stages are equal. An action in a state in which its like was recorded before (the same
-    parameters are gathered, and gradients exist or not) is not run again. The order in the Trace is that of the first
-    occurrences, with a forward pass for each backward pass. It is the Trace of the full stages; None if equal layers of
-    a shortened stage did not run equally.
+    `around_forward` makes the context of forward passes. `stage` of an action is an index of `stages`. The orders
+    belong to ranks with equal stages. An action in a state in which its like was recorded before (the same parameters
+    are gathered, and gradients exist or not) is not run again. The Trace has first occurrences in order, with a forward
+    pass for each backward pass. It is the Trace of the full stages; None if equal layers of a shortened stage did not
+    run equally.
     """
     first = stages[0]
     root = first.module

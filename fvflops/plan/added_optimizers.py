@@ -124,9 +124,9 @@ class MasterWeights(Optimizer):
 
     In each step gradients are copied to float32, the norm of this rank's is clipped to `max_norm`, and the optimizer
     that `make` creates from the copies runs. With `float32_gradients` they are accumulated in float32 instead, in
-    memory of the optimizer, and those of the parameters are freed at once: Megatron-LM's
+    memory of the optimizer, and the parameters' own are freed at once: Megatron-LM's
     accumulate_allreduce_grads_in_fp32, its default for bfloat16. Source: Micikevicius et al., "Mixed Precision
-    Training" (arXiv:1710.03740); the order is that of Megatron-LM's Float16OptimizerWithFloat16Params.
+    Training" (arXiv:1710.03740); in the order of Megatron-LM's Float16OptimizerWithFloat16Params.
 
     >>> weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     >>> optimizer = MasterWeights([weight], lambda copies: torch.optim.SGD(copies, lr=2**-10), max_norm=10.0)

@@ -39,7 +39,7 @@ class Volume(NamedTuple):
 class Transfer(NamedTuple):
     """All calls of one collective with one size of payload, in one scope and phase.
 
-    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is that of the payload, "" for a
+    `collective` is "all_reduce", "all_gather" and so on, `op` the op that ran; `dtype` is the payload's, "" for a
     barrier.
     """
 
@@ -126,8 +126,8 @@ def _key_of(transfer: Transfer) -> CollectiveKey:
 
 
 # Bytes that one rank of n sends (or, for a receive, receives) for a payload of s bytes with ring algorithms, rounded up
-# to an integer. Payload and factor are those of NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring
-# all-reduce is that of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+# to an integer. Payload and factor as in NVIDIA's nccl-tests, doc/PERFORMANCE.md ("bus bandwidth"); the ring
+# all-reduce as in Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
 # (2009).
 _WIRE: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda s, n: -(-2 * (n - 1) * s // n),

@@ -23,8 +23,8 @@ class PipelineStages:
     """Names of a model's modules and arguments by which it is split into pipeline stages.
 
     `blocks` is the module list that is divided among the stages. The modules of `first` belong to the first stage only,
-    those of `last` to the last. `input_argument` is the argument of the model's forward that only the first stage has,
-    `last_arguments` are those that only the last has, such as labels. Later stages get the hidden state as
+    the modules of `last` to the last. Of the arguments of the model's forward only the first stage has
+    `input_argument`, and only the last has `last_arguments`, such as labels. Later stages get the hidden state as
     `hidden_argument`, and where that is a part of the sequence (sequence parallelism), the length of the whole as
     `length_argument`.
     """
@@ -104,7 +104,7 @@ def divide_layers(layers: int, stages: int) -> tuple[int, ...]:
 def check_layers(name: str, layers: int, stages: int, given: Sequence[int] | None) -> None:
     """Raise ShardingError where the module list `name` cannot be divided so; `given` is a number for each stage.
 
-    The first stage may have the embedding alone, and the last the head alone, as those of Llama 3.
+    The first stage may have the embedding alone, and the last the head alone, as in Llama 3's training.
     """
     if given is None and layers < stages:
         raise ShardingError(f"{name} has {layers} layers, too few for {stages} stages: use at most {layers}")

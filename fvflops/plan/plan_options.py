@@ -76,7 +76,7 @@ class PlanOptions:
 
     @property
     def axes(self) -> dict[str, int]:
-        """All axes, those of the experts last."""
+        """All axes, the experts' last."""
         return {**self.dense, **self.mesh}
 
     @property

@@ -52,8 +52,8 @@ from fvflops.units import format_parameters
 class RankPlan(Displayed):
     """One rank's work in one training step.
 
-    `mesh` is axis → size, outermost first. `parameters` and `parameter_bytes` are those of the rank's shard,
-    `model_parameters` those of the full model. `trace` is the step; `derived` describes its calls that are estimated,
+    `mesh` is axis → size, outermost first. `parameters` and `parameter_bytes` describe the rank's shard,
+    `model_parameters` the full model. `trace` is the step; `derived` describes its calls that are estimated,
     not run, and `left_out` the work of a real step that is not included. `recorded` is the part that was run, equal
     microbatches once. `step` is the order of what the rank does, `table` the convention that `flops` counts by,
     `settings` what the plan assumes, `offload` what is on the host.
@@ -96,7 +96,7 @@ class RankPlan(Displayed):
         return tuple(describe_estimated(self.step))
 
     def flops(self, table: str | FormulaTable | None = None) -> FlopCountAnalysis:
-        """Return the FLOPs of the step by module, operator and phase, in a convention or that of the plan."""
+        """Return the FLOPs of the step by module, operator and phase, in a convention, by default the plan's."""
         return FlopCountAnalysis.from_trace(self.trace, table=self.table if table is None else table, warn=False)
 
     def communication(self) -> Communication:
@@ -111,7 +111,7 @@ class RankPlan(Displayed):
         first_step: bool = False,
         workspaces: bool = True,
     ) -> MemoryPrediction:
-        """Return the memory of the rank at each event of its step; the arguments are those of `predict_memory`.
+        """Return the memory of the rank at each event of its step; the arguments are as for `predict_memory`.
 
         The step's actions follow each other in the order of `step`: each microbatch in flight holds the activations
         that its forward pass left. The events of an action that repeats an earlier one, with as much memory allocated,
@@ -127,7 +127,7 @@ class RankPlan(Displayed):
     def memory_by_action(self, *, device: str | None = None, first_step: bool = False) -> tuple[ActionMemory, ...]:
         """Return the bytes allocated before, at the peak of and after each action of `step`, in order.
 
-        The arguments are those of `memory`.
+        The arguments are as for `memory`.
 
         >>> import torch
         >>> from fvflops import plan_rank
@@ -141,7 +141,7 @@ class RankPlan(Displayed):
         return self._walk(self.recorded_memory(device=device, first_step=first_step)).actions
 
     def recorded_memory(self, **options: Any) -> MemoryTimeline:
-        """Return the memory of `recorded`, without what a step adds to it; the arguments are those of `memory`."""
+        """Return the memory of `recorded`, without what a step adds to it; the arguments are as for `memory`."""
         return read_memory(self.recorded, run_end=self.step.recorded_events, **options)
 
     def memory_of_step(self, recording: MemoryTimeline, *, first_step: bool = False) -> MemoryPrediction:
@@ -299,7 +299,7 @@ _TIED = "parameters that the first and the last stage share: a copy in each, and
 
 
 def _number_locally(order: Sequence[Action], numbers: Sequence[int]) -> list[Action]:
-    """Return the actions with stages numbered among those of the rank."""
+    """Return the actions with stages numbered within the rank."""
     return [item if item.stage < 0 else item._replace(stage=numbers.index(item.stage)) for item in order]
 
 
@@ -344,7 +344,7 @@ def _estimate_averages(
 
 
 def _list_averaged(stage: StageModule, prefix: str, device: str, group: Value, replicas: int) -> Iterator[Gradient]:
-    """Yield the gradients that replicas of a stage average: dense ones, then those of experts."""
+    """Yield the gradients that replicas of a stage average: dense ones, then the experts'."""
     experts = stage.experts
     divided = set() if experts is None else experts.divided_parameters
     of_experts = None

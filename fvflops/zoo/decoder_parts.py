@@ -55,7 +55,7 @@ class KVCache:
         return next((keys.shape[2] for keys, _ in self._pairs.values()), 0)
 
     def extend(self, attention: nn.Module, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens; return those of all."""
+        """Append the keys and values of new tokens; return all."""
         if attention in self._pairs:
             before = self._pairs[attention]
             keys, values = torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)

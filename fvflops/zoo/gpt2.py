@@ -16,7 +16,7 @@ from fvflops.zoo.decoder_parts import Decoded, KVCache, Parallelism, initialise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPT2Config:
-    """Sizes of a GPT-2; the defaults are those of the 124M model."""
+    """Sizes of a GPT-2; the defaults are the 124M model's."""
 
     vocab_size: int = 50257
     positions: int = 1024

@@ -20,7 +20,7 @@ from fvflops.zoo.decoder_parts import OVER_SEQUENCE, Decoded, KVCache, Paralleli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of a Llama; `heads` are those of the queries, `kv_heads` those of keys and values."""
+    """Sizes of a Llama; `heads` are the queries' heads, `kv_heads` the heads of keys and values."""
 
     vocab_size: int
     hidden_size: int
@@ -98,14 +98,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer layer: (b, n, hidden) to (b, n, hidden)."""
 
-    inner: Callable[[Any], nn.Module] = MLP
-
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = type(self).inner(config)
+        self.mlp = MLP(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)

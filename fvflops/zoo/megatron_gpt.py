@@ -1,7 +1,7 @@
 """GPT as Megatron-LM and Megatron-DeepSpeed train it, with attention that writes its scores to memory.
 
 Published in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
-(arXiv:2104.04473: sizes in table 1, parameters in its equation 2); the split between ranks is that of Shoeybi et al.,
+(arXiv:2104.04473: sizes in table 1, parameters in its equation 2); the split between ranks is from Shoeybi et al.,
 "Megatron-LM" (arXiv:1909.08053), and Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
 Models" (arXiv:2205.05198). Hidden states have the sequence first, (n, b, hidden), as there.
 
@@ -81,7 +81,7 @@ class MaskedSoftmax(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         n = scores.shape[-1]
         future = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu_(1)
-        # Without a gradient: that of the softmax is zero where its result is, and autograd need not keep the mask.
+        # Without a gradient: the softmax' is zero where its result is, and autograd need not keep the mask.
         scores.detach().masked_fill_(future, float("-inf"))
         return scores.softmax(-1)
 
@@ -158,7 +158,7 @@ class CoreAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Causal self-attention without the last bias: (n, b, hidden) to (n, b, hidden).
 
-    The rows of `query_key_value` are those of each head's queries, keys and values, head after head.
+    The rows of `query_key_value` are each head's queries, keys and values, head after head.
     """
 
     def __init__(self, config: MegatronGPTConfig) -> None:

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fvflops.torch_internals import refusal
-from fvflops.zoo.decoder_parts import OVER_SEQUENCE, change_styles
-from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Llama, LlamaConfig
-from fvflops.zoo.llama import Block as LlamaBlock
+from fvflops.zoo.decoder_parts import OVER_SEQUENCE, KVCache, change_styles
+from fvflops.zoo.llama import ATTENTION_STYLES, NORMS, Attention, Llama, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtralConfig(LlamaConfig):
-    """Sizes of a Mixtral; `intermediate_size` is that of one expert, and a token is sent to `experts_per_token`."""
+    """Sizes of a Mixtral; `intermediate_size` is one expert's, and a token is sent to `experts_per_token`."""
 
     experts: int
     experts_per_token: int
@@ -122,10 +121,19 @@ class Mixture(nn.Module):
         return torch.zeros_like(tokens).index_add(0, rows, results).view_as(x)
 
 
-class Block(LlamaBlock):
-    """A pre-norm transformer layer with a mixture in place of an MLP: (b, n, hidden) to (b, n, hidden)."""
+class Block(nn.Module):
+    """A pre-norm transformer layer: (b, n, hidden) to (b, n, hidden)."""
 
-    inner = Mixture
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = Mixture(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, *cache: KVCache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 # As in torchtitan: all ranks route all tokens, and their parts of the experts' results are summed at the mixture's end.

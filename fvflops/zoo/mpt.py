@@ -1,6 +1,6 @@
 """MPT, a decoder-only transformer language model of MosaicML, as its training throughput is published.
 
-Sizes, parameters and throughput are those of llm-foundry's tables of training under FSDP (scripts/train/benchmarking):
+Sizes, parameters and throughput are from llm-foundry's tables of training under FSDP (scripts/train/benchmarking):
 learned positions, fused projection of queries, keys and values, flash attention, LayerNorm in the low precision of
 autocast, biases, tied embeddings, no dropout. The released MPT-7B and MPT-30B have no biases, and ALiBi instead of
 learned positions.

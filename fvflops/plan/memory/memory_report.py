@@ -165,7 +165,7 @@ def memory_report(
 ) -> Document:
     """Return whether it fits, what that assumes, the peak with its kinds, phases and modules, the curve, the savings.
 
-    The arguments are those of `MemoryPrediction.report`; `verdict` is by default the peak on an unknown device,
+    The arguments are as for `MemoryPrediction.report`; `verdict` is by default the peak on an unknown device,
     `command` the command line of the report, and `notes` are further sentences.
     """
     moment = timeline.at_peak()
@@ -412,7 +412,7 @@ class MemorySaving(NamedTuple):
 class MemorySavings(Displayed):
     """What lowers the peak memory of a training step, the largest saving first.
 
-    `peak` is that of the step in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
+    `peak` is the step's peak in bytes, `flops` its FLOPs in the convention `table`. `useless` are changes that do not
     lower the peak, `failed` is change → error for those with which the step raises, and `untried` names further ones.
     """
 

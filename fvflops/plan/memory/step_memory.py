@@ -45,8 +45,8 @@ class ActionMemory(NamedTuple):
 class StepMemory:
     """The memory of a rank's step.
 
-    `timeline` has the events of the step's actions in order, without those of actions that repeat an earlier one with
-    as much memory allocated. `actions` has each action.
+    `timeline` has the events of the step's actions in order, once for actions that repeat an earlier one with as much
+    memory allocated. `actions` has each action.
     """
 
     timeline: MemoryTimeline

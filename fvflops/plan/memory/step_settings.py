@@ -118,7 +118,7 @@ def given(**settings: Any) -> dict[str, Any]:
 
 
 def settings_of_model(model: nn.Module, compute: torch.dtype | None = None) -> dict[str, Any]:
-    """Return the data types of a model's weights and of its compute, and what is trained if not all of it is."""
+    """Return the data types of a model's weights and of its compute, and the trained parameters if not all are."""
     sizes: Counter[str] = Counter()
     for parameter in model.parameters():
         sizes[dtype_name(parameter.dtype)] += parameter.numel()

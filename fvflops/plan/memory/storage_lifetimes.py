@@ -178,7 +178,7 @@ def read_memory(
 ) -> MemoryTimeline:
     """Return the memory of a recorded run; a Trace without ordered events raises TraceError.
 
-    The arguments are those of `predict_memory`. `run_end` is the number of events of the run: those that follow are
+    The arguments are as for `predict_memory`. `run_end` is the number of events of the run: those that follow are
     frees by the recorder. By default these are the frees at the end, but for those in a backward pass or an optimizer.
     """
     if trace.events is None:

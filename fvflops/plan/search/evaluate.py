@@ -98,7 +98,8 @@ class Workload:
     @cached_property
     def stages(self) -> PipelineStages | str:
         """How the model is split into pipeline stages, or why that is not known."""
-        return self.options.split_by or _result_or_error(find_stages, self.model)
+        given = self.options.split_by
+        return _result_or_error(find_stages, self.model) if given is None else given
 
     @property
     def blocks(self) -> str:
@@ -123,7 +124,7 @@ class Workload:
         return self.options.shard_by is None and not isinstance(found, str)
 
     def plan(self, candidate: Candidate) -> StepPlan:
-        """Plan a step of all pipeline ranks in a layout; the errors are those of `plan_step`."""
+        """Plan a step of all pipeline ranks in a layout; errors as of `plan_step`."""
         args, kwargs = resize_inputs(self.inputs, batch=candidate.micro_batch, ranks=candidate.size("cp"))
         options = replace(self.options, **candidate.plan_options())
         return StepPlan(plan_ranks(self.model, args, kwargs, options, whole_pipeline=True))
@@ -186,8 +187,8 @@ class MicrobatchCost:
 
     `seconds` is the time of its passes without FSDP2's collectives, `gathered` and `reduced` the bytes of parameters
     and gradients that these send in each of its passes. `states` are the bytes of parameters, gradients and optimizer
-    state over all ranks that share them, `kept` those of activations that the forward pass of a layer leaves, at least.
-    `settings` are those of the plan.
+    state over all ranks that share them, `kept` the bytes of activations that a layer's forward pass leaves, at least.
+    `settings` are the plan's.
     """
 
     seconds: float

@@ -50,8 +50,8 @@ def _run_in_pool(function: Callable[[Any], Any], pool: ProcessPoolExecutor, jobs
 def workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Callable[[Numbered], Numbered]]:
     """Start processes that call `function`; one job, and a system without fork, run it in this process.
 
-    So does a process whose autograd has threads, which its forks would lack: a warning says so. What is returned takes
-    numbered arguments, which are read when a call can start, and yields the number and the result of each call.
+    So does a process whose autograd has threads, which its forks would lack: a warning says so. The returned function
+    takes numbered arguments, which are read when a call can start, and yields the number and the result of each call.
     """
 
     def run_here(pending: Numbered) -> Numbered:
@@ -90,7 +90,7 @@ def _call(key: int, item: Any) -> Any:
     return _SHARED[key](item)
 
 
-# Called with what is done and the number of layouts that are left.
+# Called with the present work and the number of layouts that are left.
 Progress = Callable[[str, int], None]
 ADAMW: OptimizerMaker = partial(torch.optim.AdamW, fused=True)
 _ONE_NODE = 8  # GPUs, where the network is not known
@@ -126,7 +126,7 @@ def search_layouts(
     the size of a microbatch; `global_batch` is the number of samples in a step of all GPUs. A layer is recorded once
     for each way in which a microbatch is computed; from that follow lower bounds for the time and the memory of each
     layout. Layouts are then planned as by `plan_step` and simulated as by `estimate_step`, in the order of their bound,
-    until the `best` fastest are known. `jobs` processes share the work. The other arguments are those of `plan_step`
+    until the `best` fastest are known. `jobs` processes share the work. The other arguments are as for `plan_step`
     and `estimate_step`. A model that fails in every layout raises PlanError.
 
     >>> from fvflops.zoo import build
@@ -185,7 +185,7 @@ def _find_unknown_axes(workload: Workload, choices: Mapping[str, Sequence[Any]])
 
 
 class _Search:
-    """The layouts of a search, and what is known of each."""
+    """The layouts of a search, with the bounds and the result of each."""
 
     def __init__(self, workload: Workload, candidates: Sequence[Candidate], best: int, progress: Progress) -> None:
         self._workload = workload
@@ -282,7 +282,7 @@ class _Search:
 
 
 def _settings_of_all(settings: Mapping[str, Any], layout: Candidate) -> dict[str, Any]:
-    """Return the settings of all layouts, with the whole sequence, of those of one."""
+    """Return the settings that all layouts share, with the whole sequence, from the settings of one."""
     own = {"schedule", "stages_per_rank", *Candidate({"fsdp": 2, "tp": 2}, 1, 1).settings()}
     kept = {key: value for key, value in settings.items() if key not in own}
     return kept | ({"sequence": kept["sequence"] * layout.size("cp")} if "sequence" in kept else {})

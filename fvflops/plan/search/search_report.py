@@ -30,7 +30,7 @@ _SHOWN = 10  # layouts that do not fit, of those that were planned or come close
 
 
 def search_report(search: LayoutSearch, *, name: str = "", command: str = "", best: int | None = None) -> Document:
-    """Return the report of a search for the model `name`; `command` is that of the first layout in full."""
+    """Return the report of a search for the model `name`; `command` plans the first layout."""
     found = search.best(best)
     verdict = _judge(search)
     settings = {
@@ -75,7 +75,7 @@ def describe(candidate: Candidate) -> str:
 
 
 def _describe_policies(candidate: Candidate) -> str:
-    """Return the schedule or how parameters are sharded, and what is checkpointed."""
+    """Return the schedule or how parameters are sharded, and the checkpointing."""
     policies = [candidate.schedule] if candidate.schedule else []
     if not candidate.schedule and candidate.size("fsdp") > 1:
         policies.append("ZeRO-3" if candidate.reshard else "ZeRO-2")

@@ -224,7 +224,7 @@ def shard_experts_fully(experts: DividedExperts, **options: Any) -> None:
     """Apply `fully_shard` to a rank's experts over the ranks of efsdp, in place, with further options of it.
 
     As in torchtitan, the experts' second dimension is sharded where efsdp has more ranks than a rank has experts. Their
-    gradients are divided by the number of ranks with different tokens, as those of the dense layers are.
+    gradients are divided by the number of ranks with different tokens, as the dense layers' are.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard

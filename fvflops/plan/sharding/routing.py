@@ -153,8 +153,8 @@ def dispatching(experts: Any, group: Any) -> Callable[..., torch.Tensor]:
     """Return the forward of a rank's experts for the tokens of all ranks of a group.
 
     It takes rows that are ordered by expert, and the number of rows of each of all experts; the forward of `experts`
-    takes those of this rank's. Where a plan sends nothing, `experts.received` returns the numbers of tokens that each
-    rank would send.
+    takes this rank's rows and numbers. Where a plan sends nothing, `experts.received` returns the numbers of tokens
+    that each rank would send.
     """
     ranks, forward = dist.get_world_size(group), experts.forward
 

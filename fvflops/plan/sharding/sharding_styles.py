@@ -1,4 +1,4 @@
-"""Sharding styles of the zoo's models: those of torch.distributed.tensor.parallel, and further ones."""
+"""Sharding styles of the zoo's models: torch.distributed.tensor.parallel's, and further ones."""
 
 from __future__ import annotations
 

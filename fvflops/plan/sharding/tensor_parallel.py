@@ -26,7 +26,7 @@ class Sharding:
     """Patterns of module names with their sharding styles, as in transformers' tp_plan.
 
     `divided` are patterns of attributes with a number of heads, which is divided by the number of ranks. The styles are
-    those of `library`, fvflops or transformers.
+    defined by `library`, fvflops or transformers.
     """
 
     styles: Mapping[str, str]

@@ -212,14 +212,14 @@ class KernelTimer:
 EFFICIENCIES = paths.SCHEME + "efficiencies.yaml"
 NETWORKS = paths.SCHEME + "networks.yaml"
 _NUMBERS = tuple(item.name for item in fields(Efficiency) if item.name not in ("tile", "source"))
-# A device without an efficiency of its own is given that of this one.
+# A device without an efficiency of its own gets this one's.
 _DEFAULT = "A100 SXM 80GB"
 
 
 def find_efficiency(device: str, *, file: str = EFFICIENCIES) -> Efficiency:
     """Return the efficiency of a device by its name in devices.yaml.
 
-    One that the file does not have gets that of the A100, and says so in `source`. A mistake in the file raises
+    One that the file does not have gets the A100's, and says so in `source`. A mistake in the file raises
     TableError with the file and the line.
 
     >>> find_efficiency("A100 SXM 80GB").tile
@@ -345,7 +345,7 @@ def assume_network(device: Device) -> Network | None:
 
 
 class Timing(NamedTuple):
-    """How a step is timed: the arguments of `estimate_step`, with what is found by name or assumed."""
+    """How a step is timed: the arguments of `estimate_step`, resolved."""
 
     device: Device
     network: Network | None

@@ -99,9 +99,9 @@ def read_program(
 
     `fused` are qualified names of module classes, such as "torch.nn.LayerNorm": the ops in one call
     of such a module, other than products and collectives, are one kernel, which reads what the call reads from outside
-    and writes what is left of its results.
+    and writes the results that later ops read.
 
-    Two kinds of calls were not run: `added` follow the events, and what is after a collective of them waits for it;
+    Two kinds of calls were not run: `added` follow the events, and items after one of their collectives wait for it;
     `beside` is number of events → calls that follow these, for whose collectives only the end of the pass waits. Those
     among the ops of a fused module follow its kernel.
 
@@ -131,7 +131,7 @@ class _Compiler:
         self._last_gather: dict[str, int] = {}
         self._group: _Group | None = None
         self._created: set[int] = set()  # storages of the optimizer's state
-        self._position = 0  # of the event among those of the pass
+        self._position = 0  # of the event in the pass
         self._last_read: dict[int, int] = {}
 
     def compile(self, events: Sequence[Event], added: Sequence[Call], beside: Mapping[int, Sequence[Call]]) -> Program:
@@ -193,7 +193,7 @@ class _Compiler:
         if packet in _FIRST_STEP:
             self._created.update(event.writes)
             return True
-        # What is copied to comes first.
+        # The destination comes first.
         fills = packet in _FIRST_COPIES and not self._created.isdisjoint(event.reads[:1])
         if fills:
             self._created.difference_update(event.reads)

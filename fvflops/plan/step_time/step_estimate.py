@@ -147,7 +147,7 @@ class StepEstimate(Displayed):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the estimate assumes, by name: the settings of the plan, and those of the time."""
+        """What the estimate assumes, by name: the settings of the plan, then of the time."""
         first, network = self.plans[0].settings, self.network
         return {
             **first,
@@ -159,7 +159,7 @@ class StepEstimate(Displayed):
     def cost_to_train(self, tokens: float, *, price: float | None = None, watts: float | None = None) -> TrainingCost:
         """Return what training on a number of tokens takes on these GPUs: time, and cost and energy.
 
-        `price` is that of a GPU hour, `watts` the power of a GPU. Without token ids in the inputs it raises ValueError.
+        `price` is for a GPU hour, `watts` the power of a GPU. Without token ids in the inputs it raises ValueError.
         """
         if self.tokens is None:
             raise ValueError(
@@ -180,7 +180,7 @@ class StepEstimate(Displayed):
 class TrainingCost:
     """A training of `steps` steps in `seconds` on `gpus` GPUs, without restarts, evaluation and checkpoints.
 
-    `price` is that of a GPU hour in any currency, `watts` the power of a GPU; both are given, not estimated, and None
+    `price` is for a GPU hour in any currency, `watts` the power of a GPU; both are given, not estimated, and None
     where they are not. `cost` and `energy` follow from them.
 
     >>> cost = TrainingCost(tokens=1e12, seconds=10 * 86400, steps=250_000, gpus=1000, price=2.5, watts=700)
@@ -242,9 +242,9 @@ def estimate_step(
     Each recorded kernel takes the longer of its FLOPs and its bytes on the device at its efficiency, each collective
     the time of its algorithm on the network, which the compute stream waits for where a kernel reads its result. The
     host launches kernels one after the other. `device` is a name, as for `mfu`, or a Device; `network` a name in
-    networks.yaml, or a Network: for several ranks by default that of NVIDIA's nodes of an A100, H100 or H200;
-    `efficiency` is by default that of the device in efficiencies.yaml. `fused` and `host_waits` are those of
-    `read_program` and `simulate`.
+    networks.yaml, or a Network: for several ranks by default NVIDIA's nodes of an A100, H100 or H200;
+    `efficiency` is by default the device's in efficiencies.yaml. `fused` and `host_waits` are as in `read_program`
+    and `simulate`.
 
     Replicas without FSDP2 average their gradients as DistributedDataParallel does: in buckets of `bucket_cap_mb` MiB
     beside the last microbatch's backward pass, by default a first one of 1 MiB and others of 25 MiB; with 0 in one

@@ -197,7 +197,7 @@ def _make_slice(span: Span, stages: Sequence[int]) -> Slice:
     return Slice(span.kind, span.start, span.end, label, describe_span(span), shade)
 
 
-_COMPUTE = 1  # thread of the compute stream; those of process groups follow
+_COMPUTE = 1  # thread of the compute stream; the process groups' follow
 
 
 def write_step_trace(estimate: StepEstimate) -> Iterator[str]:

@@ -55,7 +55,7 @@ def estimate_report(
 ) -> Document:
     """Return the report of an estimated step of the model `name`.
 
-    `cost` is that of a training, `measured` the seconds that a real step took, `command` the command line of the
+    `cost` is a whole training's, `measured` the seconds that a real step took, `command` the command line of the
     report, and `finder` the one that finds what lowers the peak memory. `modules` are options of
     `module_table`. With `pictures` it has the pipeline of any number of ranks, and memory curves. A measured time whose
     MFU is above 1 raises ValueError.
@@ -399,7 +399,7 @@ def _list_unsupported(estimate: StepEstimate) -> Iterator[Part]:
 
 
 def list_unknown(unknown: Mapping[str, int], bytes_only: Mapping[str, int]) -> Iterator[str]:
-    """Yield a sentence for the ops of unknown time, and one for those of unknown FLOPs: op → calls.
+    """Yield a sentence for the ops of unknown time, and one for the ops of unknown FLOPs: op → calls.
 
     >>> list(list_unknown({"mine::scan": 2}, {}))
     ['Of unknown time, so not in the step: mine::scan (2 calls).']
