@@ -1,15 +1,24 @@
-"""Parsers of the values of arguments."""
+"""Parsers of the values of arguments, and which options were chosen."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from fvflops.analysis.trace_file import ENDINGS
 from fvflops.capture.shapes.rules.assumptions import check_assumptions
 from fvflops.units import parse_size
+
+
+def find_chosen(arguments: argparse.Namespace, names: Iterable[str]) -> str:
+    """Return the first of some options, named by their destinations, that is not at its default, "" for none."""
+    for name in names:
+        option, default = arguments.options[name]
+        if getattr(arguments, name) != default:
+            return str(option)
+    return ""
 
 
 def parse_at_least(least: int, text: str) -> int:

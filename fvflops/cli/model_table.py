@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fvflops import paths
-from fvflops.cli.argument_values import parse_assumptions
+from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.arguments import model_options
 from fvflops.cli.outputs import write
 from fvflops.cli.planning.accelerator import built_on, runs_on
@@ -36,20 +36,12 @@ from fvflops.views.ranking import check_sort
 
 # Format of this table alone, in addition to FORMATS.
 _PAPER = "paper"
-# Options of one model, with their defaults.
-_OF_ONE = {
-    "by": "module",
-    "depth": None,
-    "collapse": False,
-    "backward": False,
-    "loss": None,
-    "trace": None,
-    "speedscope": None,
-    "flamegraph": None,
-    "weight": None,
-    "save_trace": None,
-}
-_OF_TABLE = ("columns", "join", "plot", "x", "y")
+# Options of one model, and of a table.
+_OF_ONE = (
+    *("by", "depth", "collapse", "backward", "loss"),
+    *("trace", "speedscope", "flamegraph", "weight", "save_trace"),
+)
+_OF_TABLE = ("columns", "join", "plot", "x", "y", "lower", "name")
 MEMORY = "peak_memory"
 # Shorter names of columns on the command line.
 _ALIASES = {"memory": MEMORY}
@@ -105,10 +97,7 @@ def add_pareto_plot(group: argparse._ActionsContainer, *, join: str) -> None:
 
 def asks_for_table(arguments: argparse.Namespace, names: Sequence[str]) -> bool:
     """Return whether the arguments ask for a table of models: several, a pattern, or options of such a table."""
-    chosen = any(getattr(arguments, option) is not None for option in _OF_TABLE) or bool(
-        arguments.lower or arguments.name
-    )
-    return chosen or len(names) != 1 or list(names) != arguments.model
+    return bool(find_chosen(arguments, _OF_TABLE)) or len(names) != 1 or list(names) != arguments.model
 
 
 def count_models(names: Sequence[str], arguments: argparse.Namespace) -> int:
@@ -158,10 +147,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise ValueError(
             f"--format {arguments.format} is of one model: for several use {', '.join((*FORMATS, _PAPER))}"
         )
-    for option, default in _OF_ONE.items():
-        if getattr(arguments, option, default) != default:
-            name = option.replace("_", "-")
-            raise ValueError(f"--{name} is of one model: omit it in a table of models (several, --columns or --plot)")
+    if option := find_chosen(arguments, _OF_ONE):
+        raise ValueError(f"{option} is of one model: omit it in a table of models (several, --columns or --plot)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"fvflops: error: {printable(message)} ({self.prog} --help lists the arguments)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the arguments; unknown ones are an error that names the nearest option of the command."""
+        """Return the arguments; unknown ones are an error that names the nearest option of the command.
+
+        Their `options` are destination → the command's option and its default, for `find_chosen`.
+        """
         arguments, unknown = self.parse_known_args(args, namespace)
+        command = self.commands().get(getattr(arguments, "command", None) or "", self)
         if unknown:
-            command = self.commands().get(getattr(arguments, "command", None) or "", self)
             command.error(_describe_unknown(unknown, command))
+        arguments.options = {}
+        for action in command.options():
+            arguments.options.setdefault(action.dest, (action.option_strings[0], action.default))
         return arguments
 
     def commands(self) -> dict[str, Parser]:

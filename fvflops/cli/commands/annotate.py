@@ -11,6 +11,7 @@ from fvflops import paths
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.trace_file import save_trace
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.arguments import (
     add_assume,
     add_backward,
@@ -137,9 +138,8 @@ def _name_beside(path: str) -> str:
 def _check(arguments: argparse.Namespace) -> Callable[..., Any] | None:
     """Return the optimizer's class; raise ValueError for options that need others."""
     if arguments.model is None:
-        for option in _RUN_OPTIONS:
-            if getattr(arguments, option):
-                raise ValueError(f"--{option.replace('_', '-')} describes the model's run: add --model")
+        if option := find_chosen(arguments, _RUN_OPTIONS):
+            raise ValueError(f"{option} describes the model's run: add --model")
         return None
     if not arguments.backward and (arguments.optimizer is not None or arguments.micro_batches is not None):
         raise ValueError("--optimizer and --micro-batches describe a training step: add --backward")

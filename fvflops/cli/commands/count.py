@@ -10,6 +10,7 @@ from typing import Any
 from fvflops.analysis.model_analysis import analysed_run
 from fvflops.analysis.model_counts import FlopCountAnalysis, list_call_rows
 from fvflops.analysis.trace_file import save_trace
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -137,9 +138,9 @@ def _check(arguments: argparse.Namespace, report: Report) -> None:
     if format not in FORMATS and by not in report.views:
         raise ValueError(f"--format {format} supports --by {', '.join(report.views)}; got {by}")
     if (format not in FORMATS or format == "html") and by not in CALL_VIEWS:
-        for option in ("depth", "sort", "top"):
-            if getattr(arguments, option) is not None and option not in report.options:
-                raise ValueError(f"--{option} does not apply to --format {format}: omit it")
+        without = [name for name in ("depth", "sort", "top") if name not in report.options]
+        if option := find_chosen(arguments, without):
+            raise ValueError(f"{option} does not apply to --format {format}: omit it")
     if arguments.depth is not None and by in _WITHOUT_MODULES:
         raise ValueError(f"--depth is of modules: omit it, or --by {by}")
     if arguments.collapse and "collapse" not in report.options:

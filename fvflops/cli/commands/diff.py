@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.arguments import (
     add_assume,
     add_backward,
@@ -72,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Report the difference in cost from the first model to the second; return the exit code."""
-    _check(arguments)
+    if arguments.format == "html" and (option := find_chosen(arguments, ("sort", "top"))):
+        raise ValueError(f"{option} does not apply to --format html, an interactive page: omit it")
     table = load_table(arguments.table)
     options = model_options(arguments, device=built_on(arguments))
     first = open_analysis(arguments.model, arguments, table, options=options)
@@ -100,13 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     write_report(difference_report(difference, measure=arguments.measure), arguments)
     return 0
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options that the page does not have, before a model is loaded."""
-    for option, default in (("sort", None), ("top", TOP)):
-        if arguments.format == "html" and getattr(arguments, option) != default:
-            raise ValueError(f"--{option} does not apply to --format html, an interactive page: omit it")
 
 
 def _are_files_of_two_folders(*names: str) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from fvflops.analysis.model_counts import FlopCountAnalysis
 from fvflops.analysis.training_step_analysis import TrainingStepAnalysis
-from fvflops.cli.argument_values import parse_mesh
+from fvflops.cli.argument_values import find_chosen, parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,
     add_convention,
@@ -84,18 +84,11 @@ FIRST = ("--batch", "--seq", "--device", "--optimizer", "--checkpoint")
 RARE = (*RARE_OF_PLANS, "--sequence-parallel", "--schedule")
 # The memory, what finds its savings, and notes on what is estimated.
 Predicted = tuple[MemoryPrediction, Callable[[], MemorySavings | None], Sequence[str]]
-# Options for a rank of a mesh, and their defaults.
-_OF_A_MESH: Mapping[str, Any] = {
-    "rank": 0,
-    "shard": None,
-    "sequence_parallel": False,
-    "schedule": None,
-    "stages_per_rank": None,
-    "stage_layers": None,
-    "reshard_after_forward": None,
-    "reduce_each_microbatch": None,
-    "routing": None,
-}
+# Options for a rank of a mesh.
+_OF_A_MESH = (
+    *("rank", "shard", "sequence_parallel", "schedule", "stages_per_rank", "stage_layers"),
+    *("reshard_after_forward", "reduce_each_microbatch", "routing"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -217,9 +210,8 @@ def _load(arguments: argparse.Namespace, *, has_bf16: bool, for_rank: bool) -> t
 def _check(arguments: argparse.Namespace) -> None:
     """Raise ValueError for options that do not fit each other, before the model is loaded."""
     if arguments.inference:
-        for option in ("checkpoint", "master_weights", "loss", "offload", "first_step"):
-            if getattr(arguments, option):
-                raise ValueError(f"--{option.replace('_', '-')} is for a training step: omit it, or --inference")
+        if option := find_chosen(arguments, ("checkpoint", "master_weights", "loss", "offload", "first_step")):
+            raise ValueError(f"{option} is for a training step: omit it, or --inference")
         if find_optimizer(arguments.optimizer or NO_OPTIMIZER) is not None:
             raise ValueError("--optimizer is for a training step: omit it, or --inference")
         if arguments.mesh is not None or arguments.microbatches != 1:
@@ -229,18 +221,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError("--repeat runs the model on one device: omit it, or --mesh")
     if arguments.first_step and (arguments.optimizer or "").lower() == NO_OPTIMIZER:
         raise ValueError("--first-step creates the state of an optimizer: omit it, or --optimizer none")
-    if arguments.table != "default":
-        for option in ("inference", "no_savings"):
-            if getattr(arguments, option):
-                option = option.replace("_", "-")
-                raise ValueError(f"--convention counts the FLOPs of what lowers the peak: omit it, or --{option}")
-    if arguments.mesh is None:
-        for option, default in _OF_A_MESH.items():
-            if getattr(arguments, option) != default:
-                raise ValueError(f"--{option.replace('_', '-')} is for a rank of a mesh: add --mesh, such as fsdp=8")
-    for option in ("depth", "sort", "top"):
-        if arguments.format == "svg" and getattr(arguments, option) is not None:
-            raise ValueError(f"--{option} does not apply to --format svg: omit it")
+    if arguments.table != "default" and (option := find_chosen(arguments, ("inference", "no_savings"))):
+        raise ValueError(f"--convention counts the FLOPs of what lowers the peak: omit it, or {option}")
+    if arguments.mesh is None and (option := find_chosen(arguments, _OF_A_MESH)):
+        raise ValueError(f"{option} is for a rank of a mesh: add --mesh, such as fsdp=8")
+    if arguments.format == "svg" and (option := find_chosen(arguments, ("depth", "sort", "top"))):
+        raise ValueError(f"{option} does not apply to --format svg: omit it")
 
 
 def _describe_paged(timeline: MemoryTimeline, arguments: argparse.Namespace) -> Iterator[str]:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from fvflops import paths
-from fvflops.cli.argument_values import parse_amount, parse_mesh
+from fvflops.cli.argument_values import find_chosen, parse_amount, parse_mesh
 from fvflops.cli.arguments import (
     RARE_OF_PLANS,
     add_convention,
@@ -67,31 +67,19 @@ EXAMPLES = (
 )
 FIRST = ("--mesh", "--device", "--batch", "--seq", "--checkpoint")
 RARE = (
-    *RARE_OF_PLANS,
-    *[
-        "--image-size",
-        "--choices",
-        "--best",
-        "--jobs",
-        "--master-weights",
-        "--loss",
-        "--efficiency",
-        "--fused",
-        "--bucket-cap-mb",
-        "--watts",
-        "--price",
-        "--offload",
-        "--sort",
-    ],
+    *(*RARE_OF_PLANS, "--image-size", "--choices", "--best", "--jobs", "--master-weights", "--loss"),
+    *("--efficiency", "--fused", "--bucket-cap-mb", "--watts", "--price", "--offload", "--sort"),
 )
 _OPTIMIZER = "AdamW"  # default
-_OF_TIME = ("tokens", "price", "watts", "trace", "depth", "step_time")
 # Options of a plan that all layouts of a search have.
 _OF_ALL_LAYOUTS = (
     *("shard_by", "reduce_each_microbatch", "routing", "offload", "assume", "table"),
     *("optimizer", "precision", "loss"),
 )
-_NEED_ACCELERATOR = ("network", "efficiency", "fused", "bucket_cap_mb", *_OF_TIME)
+_NEED_ACCELERATOR = (
+    *("network", "efficiency", "fused", "bucket_cap_mb"),
+    *("tokens", "price", "watts", "trace", "depth", "step_time"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,10 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_mesh(parser)
     add_search(parser)
-    add_step(
-        find_group(parser, "training step"),
-        default=_OPTIMIZER,
-    )
+    add_step(find_group(parser, "training step"), default=_OPTIMIZER)
     _add_time(find_group(parser, "time"))
     find_group(parser, "additional files").add_argument(
         "--trace", metavar="PATH", help="a timeline of the simulated ranks for Perfetto, in Chrome's trace format"
@@ -192,16 +177,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace, accelerator: Device | None) -> None:
     """Raise ValueError for options that do not fit each other, before the model is loaded."""
-    if accelerator is None:
-        for option in _NEED_ACCELERATOR:
-            if getattr(arguments, option) not in (None, []):
-                raise ValueError(
-                    f"--{option.replace('_', '-')} is for the time of a step: add --device, such as --device H100"
-                )
-    if arguments.tokens is None:
-        for option in ("price", "watts"):
-            if getattr(arguments, option) is not None:
-                raise ValueError(f"--{option} is for a whole training: add --tokens, such as --tokens 15e12")
+    if accelerator is None and (option := find_chosen(arguments, _NEED_ACCELERATOR)):
+        raise ValueError(f"{option} is for the time of a step: add --device, such as --device H100")
+    if arguments.tokens is None and (option := find_chosen(arguments, ("price", "watts"))):
+        raise ValueError(f"{option} is for a whole training: add --tokens, such as --tokens 15e12")
 
 
 def _report_rank(

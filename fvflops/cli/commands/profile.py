@@ -11,6 +11,7 @@ import torch
 
 from fvflops.analysis.steps import Schedule, schedule
 from fvflops.analysis.trace_file import save_trace
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -189,10 +190,8 @@ def _check(arguments: argparse.Namespace) -> CheckedOptions:
             raise ValueError("--deepspeed writes DeepSpeed's report: omit --by, --phase, --sort and --peaks")
         if arguments.format != "text":
             raise ValueError(f"--format {arguments.format}: --deepspeed writes DeepSpeed's text; omit --format")
-    if arguments.format == "html":
-        for option, default in {"by": "module", "phase": None, "depth": None, "sort": None, "top": None}.items():
-            if getattr(arguments, option) != default:
-                raise ValueError(f"--{option} is of tables, and --format html is a page with all views: omit it")
+    if arguments.format == "html" and (option := find_chosen(arguments, ("by", "phase", "depth", "sort", "top"))):
+        raise ValueError(f"{option} is of tables, and --format html is a page with all views: omit it")
     peaks = None if arguments.peaks is None else load_peaks(arguments.peaks, "--peaks")
     table = load_table(arguments.table or ("deepspeed" if arguments.deepspeed else "default"))
     return CheckedOptions(table, peaks, _check_files(arguments))

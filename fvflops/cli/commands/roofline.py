@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fvflops.analysis.trace_file import save_trace
+from fvflops.cli.argument_values import find_chosen
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -18,8 +19,7 @@ from fvflops.cli.arguments import (
     model_options,
 )
 from fvflops.cli.open_analysis import open_analysis
-from fvflops.cli.outputs import choose_format, write, write_report
-from fvflops.cli.parser import Parser
+from fvflops.cli.outputs import write, write_report
 from fvflops.cli.progress import activity
 from fvflops.devices.device_benchmark import measure_device, write_device
 from fvflops.devices.devices import load_peaks
@@ -38,7 +38,7 @@ EXAMPLES = (
 FIRST = ("--device", "--batch", "--dtype", "--by", "--plot")
 
 # Options without a MODEL.
-_OF_MEASURING = ("measure", "device", "output")
+_OF_MEASURING = ("measure", "device", "output", "format", "debug")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         if not arguments.measure:
             raise ValueError("roofline needs a MODEL and a --device such as H100, or --measure")
-        _check_measuring(arguments)
+        others = [name for name in arguments.options if name not in _OF_MEASURING]
+        if option := find_chosen(arguments, others) or ("--format" if arguments.format != "text" else ""):
+            raise ValueError(f"{option} is about a MODEL: name one, or pass --measure without it")
         with activity("measuring the peaks of this device"):
             measured = measure_device(arguments.device)
         write(write_device(measured), arguments.output)
@@ -105,14 +107,3 @@ def run(arguments: argparse.Namespace) -> int:
         report = report.ranked(sort=arguments.sort, top=SHOWN)
     write_report(report, arguments)
     return 0
-
-
-def _check_measuring(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for an option of a model where none is named."""
-    parser = Parser(add_help=False)
-    add_arguments(parser)
-    defaults = parser.parse_args([])
-    choose_format(defaults)
-    for action in parser.options():
-        if action.dest not in _OF_MEASURING and getattr(arguments, action.dest) != getattr(defaults, action.dest):
-            raise ValueError(f"{action.option_strings[0]} is about a MODEL: name one, or pass --measure without it")

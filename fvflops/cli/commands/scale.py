@@ -15,7 +15,7 @@ from fvflops import paths
 from fvflops.analysis.model_run import bind_inputs
 from fvflops.capture.model.input_specs import InputSpec, make_arguments, parse_input
 from fvflops.capture.recorder.tensor_specs import tensors_of
-from fvflops.cli.argument_values import parse_assumptions
+from fvflops.cli.argument_values import find_chosen, parse_assumptions
 from fvflops.cli.arguments import (
     add_backward,
     add_convention,
@@ -144,9 +144,8 @@ def _scale(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document
 
 
 def _generate(arguments: argparse.Namespace, table: FormulaTable) -> tuple[Document, list[CostExpression]]:
-    for option in ("vary", "input", "assume"):
-        if getattr(arguments, option):
-            raise ValueError(f"--generate creates the model's inputs: omit --{option}")
+    if option := find_chosen(arguments, ("vary", "input", "assume")):
+        raise ValueError(f"--generate creates the model's inputs: omit {option}")
     if arguments.backward:
         raise ValueError("--generate has no backward pass: omit --backward")
     sizes = parse_generation(arguments.generate)

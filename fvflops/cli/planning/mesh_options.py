@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from fvflops.cli.argument_values import parse_layers, parse_routing
+from fvflops.cli.argument_values import find_chosen, parse_layers, parse_routing
 from fvflops.cli.planning.step_options import read_assumptions
 from fvflops.formulas import FormulaTable
 from fvflops.plan.parallel_axes import AXES
@@ -40,11 +40,9 @@ def check_mesh_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -
     """Raise ValueError for an option whose axis the mesh lacks; axes that do not exist are the plan's to report."""
     if not mesh.keys() <= set(AXES):
         return
-    for option, axis in AXIS_OF.items():
-        default = False if option == "sequence_parallel" else None
-        if getattr(arguments, option) is not default and axis not in mesh:
-            option = option.replace("_", "-")
-            raise ValueError(f"--{option} has no effect on --mesh {arguments.mesh}: omit it, or add the axis {axis}")
+    for name, axis in AXIS_OF.items():
+        if axis not in mesh and (option := find_chosen(arguments, [name])):
+            raise ValueError(f"{option} has no effect on --mesh {arguments.mesh}: omit it, or add the axis {axis}")
 
 
 def check_replica_options(arguments: argparse.Namespace, mesh: Mapping[str, int]) -> None:
