@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
@@ -327,6 +327,26 @@ class Task:
     factory: Factory | None = None
     options: SourceOptions = DEFAULT_OPTIONS
     settings: CountSettings = DEFAULT_SETTINGS
+
+
+# Yields exactly one row for each task as it is done; tasks are taken as they are needed.
+Executor = Callable[[Iterable[Task], OnTick], Iterator[ModelCount]]
+
+
+def ignore_tick(names: Sequence[str]) -> None:
+    """Show nothing of the models that are being counted."""
+
+
+def run_here(tasks: Iterable[Task], on_tick: OnTick = ignore_tick) -> Iterator[ModelCount]:
+    """Yield the row of each task, counted in this process, in their order, without limits of time and memory."""
+    for task in tasks:
+        on_tick((task.name,))
+        yield run_task(task)
+
+
+def failed_row(task: Task, failure: str, error: str) -> ModelCount:
+    """Return the row of a task that could not be run."""
+    return replace(start_row(task.name, task.options, task.settings), failure=failure, error=error)
 
 
 def run_task(task: Task) -> ModelCount:

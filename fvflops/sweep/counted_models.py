@@ -11,8 +11,7 @@ from typing import TextIO
 from fvflops import paths
 from fvflops.formulas import resolve_table
 from fvflops.sources.options import SourceOptions
-from fvflops.sweep.count_many import Executor
-from fvflops.sweep.count_model import CountSettings, OnTick, Task, describe_options
+from fvflops.sweep.count_model import CountSettings, Executor, OnTick, Task, describe_options, ignore_tick
 from fvflops.sweep.model_count import ModelCount
 from fvflops.sweep.result_files import ResultError, check_format, encode_row, parse_rows, read_rows, write_rows
 
@@ -135,7 +134,7 @@ def plan_sweep(
     return Plan(output, tuple(Task(name, None, options, settings) for name in waiting), rows)
 
 
-def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = lambda names: None) -> Iterator[ModelCount]:
+def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = ignore_tick) -> Iterator[ModelCount]:
     """Yield the row of each task once it is saved; write the output at the end, also of a sweep that is interrupted.
 
     A sweep that is killed leaves its rows in the journal, from which the next one goes on.
@@ -145,7 +144,7 @@ def run_sweep(plan: Plan, executor: Executor, on_tick: OnTick = lambda names: No
         # Another sweep of this output may have ended since the plan was made.
         rows = {**plan.rows, **read_rows(plan.output), **journal.read()}
         try:
-            for row in executor.run(plan.tasks, on_tick):
+            for row in executor(plan.tasks, on_tick):
                 append(row)
                 rows[row.model] = row
                 yield row

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fvflops.cli.argument_values import parse_assumptions, parse_count
 from fvflops.cli.arguments import (
@@ -27,13 +28,12 @@ from fvflops.formulas import load_table
 from fvflops.sources.imports import add_current_folder, import_library
 from fvflops.sources.load import check_models, find_source
 from fvflops.sources.patterns import expand_names
-from fvflops.sweep.count_many import Executor
-from fvflops.sweep.count_model import CountSettings, Task, machine_memory
+from fvflops.sweep.count_model import CountSettings, Executor, Task, ignore_tick, machine_memory
 from fvflops.sweep.counted_models import Plan, plan_sweep, run_sweep, summarise
 from fvflops.sweep.joined import Join, join, read_joined
-from fvflops.sweep.local_pool import LocalPool, WorkerLimits, import_pebble
+from fvflops.sweep.local_pool import WorkerLimits, import_pebble, run_in_workers
 from fvflops.sweep.model_count import ModelCount
-from fvflops.sweep.ray_pool import RayPool
+from fvflops.sweep.ray_pool import run_on_cluster
 from fvflops.sweep.result_files import encode_row
 from fvflops.text import printable_short
 from fvflops.units import format_bytes, format_quantity, parse_size
@@ -154,15 +154,15 @@ def _make_executor(arguments: argparse.Namespace, workers: int, memory: int | No
     limits = WorkerLimits(arguments.timeout, memory, tuple(arguments.imports))
     if arguments.ray is not None:
         import_library("ray")
-        return RayPool(arguments.ray, limits)
+        return partial(run_on_cluster, address=arguments.ray, limits=limits)
     import_pebble()
-    return LocalPool(workers, limits)
+    return partial(run_in_workers, workers=workers, limits=limits)
 
 
 def _run_to_stdout(tasks: Sequence[Task], executor: Executor) -> int:
     failed = False
     with termination_raised():
-        for row in executor.run(tasks):
+        for row in executor(tasks, ignore_tick):
             report_stream().write(encode_row(row, sealed=False))
             report_stream().flush()
             failed = failed or bool(row.failure)
